@@ -3,7 +3,7 @@
     python bench/idle_agent.py [--workers 8] [--seconds 5] [--cold]
 
 hpclaunch alone, hpclaunch as head and as member of two agents (which hear from each other every
-second) with half of the workers each, and torchrun. The workers have imported torch, met in one
+2 s) with half of the workers each, and torchrun. The workers have imported torch, met in one
 all-reduce, and sleep. PSS counts a page that several processes share in equal parts: what processes
 cost together is the sum. Helpers are all processes below the agent but the workers.
 """

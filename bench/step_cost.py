@@ -83,7 +83,7 @@ def looks(number):
         begun = time.perf_counter()
         watch.look(pids)
         times.append(time.perf_counter() - begun)
-        time.sleep(progress_watch.STILL_LOOK)
+        time.sleep(progress_watch.LOOK)
     for worker in workers:
         worker.kill()
     moving = []

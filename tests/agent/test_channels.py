@@ -56,9 +56,9 @@ class Agents:
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             speak()
-            self.poller.poll(50)
+            ready = dict(self.poller.poll(50))
             for one, inbox in self.inboxes.items():
-                inbox += one.receive(time.monotonic())
+                inbox += one.receive(time.monotonic(), ready)
             for event in self.inboxes[channels]:
                 if isinstance(event, kind):
                     self.inboxes[channels].remove(event)

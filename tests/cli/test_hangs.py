@@ -132,7 +132,7 @@ from hpclaunch.progress import step
 for number in range(8):
     step(number)
     if number == 6:
-        time.sleep(6)
+        time.sleep(12)
 (journal,) = glob.glob("hpclaunch-logs/*/journal.jsonl")
 while '"steps":[8]' not in open(journal).read():
     time.sleep(0.1)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from story import a_job, report, tell
+from story import a_job, report, run, seen, tell
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.protocol.effects import ChooseCheckpoint, Exit, OpenStore, StartWorkers
+from hpclaunch.core.protocol.effects import (
+    ChooseCheckpoint,
+    Exit,
+    KeepWorkers,
+    OpenStore,
+    Send,
+    StartWorkers,
+)
 from hpclaunch.core.protocol.events import (
     CheckpointChosen,
     ForkServerReplaced,
+    HeadReached,
+    LeaseOver,
     Received,
     SearchFailed,
     Signalled,
@@ -30,6 +41,28 @@ def test_a_job_of_one_agent():
     (started,) = tell(control, 0.2, CheckpointChosen(""))
     assert isinstance(started, StartWorkers)
     assert control.next_deadline() == float("inf"), "alone, an agent sleeps until something happens"
+
+
+def test_one_agent_with_many_workers_sleeps_while_they_make_no_steps():
+    control = Control(a_job("n0"), 0, 4, "127.0.0.1", "a0")
+    tell(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
+    assert control.next_deadline() == math.inf
+    tell(control, 5.0, seen(steps=(1, 1)))
+    assert control.next_deadline() < math.inf  # how they keep pace is asked
+
+
+def test_a_lease_that_would_hardly_be_longer_is_not_renewed():
+    control = Control(a_job(loss=100.0), 1, 1, "10.0.0.2", "a1")
+    tell(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
+
+    def renewals(now, *before):
+        (sent,) = (e for e in tell(control, now, *before, Tick()) if isinstance(e, Send))
+        effects = tell(control, now, run(0, serial=int(now), heard=sent.message.serial, keep=90.0))
+        return [e.until for e in effects if isinstance(e, KeepWorkers)]
+
+    assert [renewals(float(now)) for now in (1, 2, 3, 4, 5)] == [[91.0], [], [93.0], [], [95.0]]
+    assert renewals(6.0, ForkServerReplaced()) == [96.0]  # the new one has none
+    assert renewals(7.0, LeaseOver()) == [97.0]  # the workers are held
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():

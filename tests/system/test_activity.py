@@ -341,7 +341,7 @@ def test_ranks_that_wait_for_each_other_are_ended(client, tmp_path):
 def test_a_network_that_cannot_be_seen(monkeypatch):
     """As in a sandbox without sock_diag: then whoever has a socket may be sending."""
 
-    def refuse():
+    def refuse(_inodes):
         raise PermissionError
 
     monkeypatch.setattr(connections, "_dump", refuse)

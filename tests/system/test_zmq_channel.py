@@ -56,9 +56,9 @@ class Wiring:
             if now >= speaks_at:
                 speak()
                 speaks_at = now + 0.02
-            poller.poll(50)
+            ready = dict(poller.poll(50))
             for served, inbox in self.inboxes.items():
-                inbox += served.receive()
+                inbox += served.receive(ready)
             for item in self.inboxes[channel]:
                 if isinstance(item, kind):
                     self.inboxes[channel].remove(item)

@@ -93,6 +93,31 @@ def test_a_process_that_sleeps_is_still(watch, worker):
     assert not any(each["busy"] or each["patient"] or each["trains"] for each in told)
 
 
+def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
+    def refuse(_ranks):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(progress_watch, "SharedFiles", refuse)
+    watch.begin([{"rank": 0, "env": {}}], told=True)
+    watch.await_stillness([10.0])
+    assert watch.left() is None
+    assert watch.look({0: os.getpid()}, at_once=True) is None
+
+
+def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypatch):
+    process = worker(QUIET)
+    looks(watch, process)
+    for name in ("LOOK", "STILL_LOOK", "TELL"):
+        monkeypatch.setattr(progress_watch, name, 600.0)
+    still = watch.look({0: process.pid})["still"]
+    assert watch.look({0: process.pid}) is None
+    watch.await_stillness([still + 0.5, 500.0])
+    assert watch.left() < 1000
+    time.sleep(watch.left() / 1000)
+    assert watch.look({0: process.pid})["still"] >= still + 0.5
+    assert 400_000 < watch.left() < 500_000
+
+
 @pytest.mark.parametrize(
     "text",
     [

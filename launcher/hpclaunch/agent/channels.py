@@ -215,12 +215,12 @@ class Channels:
         inquiries = math.inf if self._inquiries is None else self._inquiries.next_deadline()
         return min(inquiries, self._spare_at if self._spare else math.inf)
 
-    def receive(self, now: float) -> list[events.Event]:
-        """Everything that is there."""
+    def receive(self, now: float, ready: Collection[Any]) -> list[events.Event]:
+        """Everything that is there on the sockets that are `ready`."""
         self._try_spare(now)
         found: list[events.Event] = []
         for channel in self._all():
-            for item in channel.receive():
+            for item in channel.receive(ready):
                 found += self._read(channel, item)
         if self._inquiries is not None:
             found += map(events.AgentGone, self._inquiries.receive(now))

@@ -258,7 +258,7 @@ class Agent:
         for complete in self.native_stacks.receive(ready):
             self._take_evidence(complete)
         if self.channels is not None:
-            self._deliver(*self.channels.receive(time.monotonic()))
+            self._deliver(*self.channels.receive(time.monotonic(), ready))
             self._deliver(*self.channels.receive_lookups(ready))
         self.metrics.receive(ready)
         self.notifying.receive(ready)
@@ -494,6 +494,8 @@ class Agent:
                 self.forkserver.keep(until)
             case effects.GatherEvidence(number=number):
                 self.forkserver.gather(number)
+            case effects.AwaitStillness(seconds=seconds):
+                self.forkserver.await_stillness(seconds)
             case effects.TakeSample(number=number):
                 self.forkserver.sample(number)
             case effects.TakeVitals(number=number):

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -64,8 +64,8 @@ def collect(
             deadline = min(deadline, now + more)
             if now >= deadline:
                 break
-        _wait(channel, deadline - now if examined else TICK)
-        for item in channel.receive():
+        ready = _wait(channel, deadline - now if examined else TICK)
+        for item in channel.receive(ready):
             if isinstance(item, zmq_channel.Closed):
                 present.discard(item.index)
             elif isinstance(item, zmq_channel.Arrived):
@@ -144,8 +144,8 @@ def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout
         if now >= send_at:
             channel.send(HEAD, packing.pack(replace(report, clock=time.time())))
             send_at = now + REPEAT
-        _wait(channel, min(send_at, deadline) - now)
-        for item in channel.receive():
+        ready = _wait(channel, min(send_at, deadline) - now)
+        for item in channel.receive(ready):
             if isinstance(item, zmq_channel.Arrived):
                 return True
             if isinstance(item, zmq_channel.Reached):
@@ -153,11 +153,12 @@ def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout
     return False
 
 
-def _wait(channel: zmq_channel.Channel, seconds: float) -> None:
+def _wait(channel: zmq_channel.Channel, seconds: float) -> Container[object]:
+    """Return the sockets on which something has come within so many seconds."""
     poller = zmq.Poller()
     for s in channel.sockets:
         poller.register(s, zmq.POLLIN)
-    poller.poll(math.ceil(max(0.0, seconds) * 1000))
+    return dict(poller.poll(math.ceil(max(0.0, seconds) * 1000)))
 
 
 def folded(hosts: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ agent sends to itself is delivered here, at once and in order.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from .protocol.events import (
     Diagnosed,
     EndFound,
     Event,
+    ForkServerReplaced,
+    LeaseOver,
     LookedAt,
     PeerClosed,
     Received,
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from .history.moment import WorkersMoment
     from .ledger.book import Book
     from .snapshot.job_snapshot import JobSnapshot
+
+KEEP_SHARE = 0.02  # of the loss timeout: by less, the worker lease is not renewed
 
 
 class Control:
@@ -79,6 +84,7 @@ class Control:
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
         self._handled_at: float | None = None  # the last event, on that clock
+        self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
         self._left: Verdict | None = None  # why this agent leaves the others to go on without it
         self.exited = False
 
@@ -136,6 +142,8 @@ class Control:
         if self.exited:
             return []
         self._wake(now)
+        if isinstance(event, ForkServerReplaced | LeaseOver):
+            self._kept_until = -math.inf  # the new one has no lease; or the workers are held
         real, now = now, self._clock.awake(now)
         self._handled_at = now
         if isinstance(event, Received) and isinstance(event.message, Order):
@@ -155,7 +163,18 @@ class Control:
             verdict = self._left or self.member.verdict
             assert verdict is not None, "an agent ends with a verdict"
             outside.append(Exit(verdict, alone=self._left is not None))
-        return [self._in_real_time(effect, real) for effect in outside]
+        return self._worth_a_wakeup([self._in_real_time(effect, real) for effect in outside])
+
+    def _worth_a_wakeup(self, effects: list[Effect]) -> list[Effect]:
+        """Leave out renewals of the worker lease that make it hardly longer: each of them wakes the
+        fork server.
+        """
+        least = self._kept_until + KEEP_SHARE * self.job.timing.loss
+        renewals = [e for e in effects if isinstance(e, KeepWorkers)]
+        if not renewals or renewals[-1].until < least:
+            return [e for e in effects if not isinstance(e, KeepWorkers)]
+        self._kept_until = renewals[-1].until
+        return effects
 
     def _wake(self, now: float) -> None:
         """If this process did not run for a while, make nothing of it."""

@@ -33,8 +33,7 @@ def connections_of(pids):
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             inodes |= sockets_of(pid)
-    known = tcp_connections() or {}
-    return {inode: known[inode] for inode in inodes & known.keys()}
+    return (inodes and tcp_connections(inodes)) or {}
 
 
 def _file_of(pid, fd):
@@ -52,20 +51,22 @@ MESSAGE = struct.Struct("=BBBB4x16s16s12xIIIII")
 AGES, DELAY, AMOUNTS = map(struct.Struct, ("=44xIIII", "=68xI", "=120xQQ"))
 
 
-def tcp_connections():
-    """{inode: Connection}; None where the kernel does not tell."""
+def tcp_connections(inodes=None):
+    """{inode: Connection}, by default of all inodes; None where the kernel does not tell."""
     try:
-        return _dump()
+        return _dump(inodes)
     except OSError:
         return None
 
 
-def _dump():
+def _dump(inodes):
     found = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), CONNECTED)
         for message in sock_diag.dump(request):
             *_, own, other, _, _, unacknowledged, _, inode = MESSAGE.unpack_from(message)
+            if inodes is not None and inode not in inodes:
+                continue
             info = sock_diag.attributes(message[MESSAGE.size :]).get(INET_DIAG_INFO, b"")
             info = info.ljust(AMOUNTS.size, b"\0")  # as long as the newest kernel would send it
             sent, _, received, _ = AGES.unpack_from(info)

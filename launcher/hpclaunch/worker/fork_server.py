@@ -25,6 +25,7 @@ blocked.
                                                        "code": C, "signal": S, "why": W}
     {"op": "sample", "number": N}                  {"event": "sample", "number": N, "ranks": [...],
                                                     "ways": {ADDRESS: SECONDS}}
+    {"op": "await-stillness", "seconds": [...]}
     {"op": "vitals", "number": N}                  {"event": "vitals", "number": N,
                                                        "ranks": [...]}
     {"op": "gather", "number": N}                  {"event": "evidence", "number": N,
@@ -216,7 +217,8 @@ class ForkServer:
                 if awaited is not None and awaited.fileno() >= 0:
                     poll.register(awaited, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self.time_left())}
-            self.continue_stopped()
+            if self.wakeup.fileno() in ready or time.monotonic() >= self.stop_watch.due:
+                self.continue_stopped()
             if self.terminals.fileno() in ready:
                 self.hear_terminals()
             while self.kept and time.monotonic() >= self.kept[0][0]:
@@ -289,6 +291,9 @@ class ForkServer:
     def on_sample(self, number):
         if self.running and self.gathering is None:
             self.sampler.ask(number, self.pids())
+
+    def on_await_stillness(self, seconds):
+        self.progress.await_stillness(seconds)
 
     def on_vitals(self, number):
         if self.running:

@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import errno
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterable
@@ -110,6 +111,7 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
 
 
 NS = 1e9
+SMALL = 1 << 16  # bytes
 # Fields of /proc/PID/stat after the name.
 STATE, PARENT, GROUP, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 20, 36
 
@@ -126,11 +128,22 @@ def threads_of(pid):
         return []
 
 
+def read_small(file):
+    """Return the content of a file of /proc that has a few lines at most. Raises OSError.
+
+    It is read with the fewest system calls: workers that stand still are looked at again and again.
+    """
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, SMALL)
+    finally:
+        os.close(fd)
+
+
 def stat(process):
     """The fields of /proc/PID/stat after the name, or of /proc/PID/task/TID/stat; [] without it."""
     try:
-        with open(f"/proc/{process}/stat", "rb") as f:
-            return f.read().rpartition(b")")[2].split()
+        return read_small(f"/proc/{process}/stat").rpartition(b")")[2].split()
     except OSError:
         return []
 
@@ -144,10 +157,22 @@ def is_stopped(pid: int) -> bool:
 def status_of(process):
     """/proc/PID/status by name, or /proc/PID/task/TID/status; {} without it."""
     try:
-        with open(f"/proc/{process}/status", "rb") as f:
-            return dict(line.split(b":\t", 1) for line in f.read().splitlines() if b":\t" in line)
+        lines = read_small(f"/proc/{process}/status").splitlines()
+        return dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
     except OSError:
         return {}
+
+
+TRACER = re.compile(rb"^TracerPid:\t([0-9]+)$", re.MULTILINE)
+
+
+def tracer_of(pid):
+    """Return the pid of the debugger that has a process; 0 for none."""
+    try:
+        found = TRACER.search(read_small(f"/proc/{pid}/status"))
+    except OSError:
+        return 0  # it has ended
+    return int(found[1]) if found else 0
 
 
 def ran(process):
@@ -164,16 +189,15 @@ def queued(process):
 
 def _scheduled(process, field):
     try:
-        with open(f"/proc/{process}/schedstat", "rb") as f:
-            return int(f.read().split()[field]) / NS
+        return int(read_small(f"/proc/{process}/schedstat").split()[field]) / NS
     except (OSError, ValueError, IndexError):
         return None
 
 
 def io_of(pid):
     """The counters of /proc/PID/io, by name. OSError if they may not be seen."""
-    with open(f"/proc/{pid}/io", "rb") as f:
-        return {name: int(n) for name, n in (line.split(b": ") for line in f.read().splitlines())}
+    lines = read_small(f"/proc/{pid}/io").splitlines()
+    return {name: int(number) for name, number in (line.split(b": ") for line in lines)}
 
 
 def catches(pid, signum, *, ignored=True):

@@ -1,7 +1,7 @@
 """How far the workers of a round have come, whether they do anything at all, and where they are.
 
 A worker tells how far it has come in shared memory (`site/_hpclaunch_progress.py`). As long as that
-moves, nothing else is looked at. For one that makes no steps, a sign of life is whatever a hanging
+moves, nothing else is looked at. While it does not, a sign of life is whatever a hanging
 worker does not do: its processes write, but for answers to us, or read more than a little, from a
 connection too, or one of them has started or ended, or the worker has allocated memory of a GPU.
 CPU time is a weaker sign, counted apart: ranks that wait for others, or for a GPU, may use it too.
@@ -21,7 +21,18 @@ import time
 from typing import Any, NamedTuple
 
 from .connections import connections_of
-from .processes import NS, STATE, VIRTUAL_MEMORY, io_of, is_stopped, queued, stat, status_of
+from .processes import (
+    NS,
+    STATE,
+    VIRTUAL_MEMORY,
+    io_of,
+    is_stopped,
+    queued,
+    read_small,
+    stat,
+    status_of,
+    tracer_of,
+)
 from .site import _hpclaunch_progress as page
 from .stack_questions import (
     APART,
@@ -34,15 +45,19 @@ from .stack_questions import (
     unheard,
 )
 
-LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
-STILL_PACE = 0.05  # of the time for which nothing has moved: if that is longer, up to LOOK
-LATE = 3.0  # a look that comes so long after the one before
+LOOK = 1.0  # seconds between two looks
+# While nothing moves, it is this share of the time for which nothing has, or all of that time if
+# nobody awaits stillness, but no more than STILL_LOOK: a look at processes costs much more than one
+# at the shared memory.
+PACE, STILL_LOOK = 0.25, 5.0
+LATE = 2.0  # seconds by which a look is late
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
-STILL_TELL = 0.04  # of the time for which nothing has moved: the same, while nothing does
 SAVES = 1 << 20  # bytes written between two looks by a worker that makes no step
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
-COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
+# What costs most to find out is asked once nothing has moved for this share of the shortest time
+# that somebody awaits, or for so many seconds if nobody does.
+COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
 GATHERING = 0.5  # seconds to find a moment in which a worker can be asked
 ANSWERING = 0.2  # seconds for one that got SIGNAL: it tells nobody when it has answered
 SPINNING = 0.2  # seconds in which it shows who uses the CPU all the time
@@ -68,6 +83,14 @@ WRITING = {
 }.get(MACHINE, set())
 # The same without a descriptor as the first argument: rename, renameat2, sync, msync.
 RENAMING = {"x86_64": {26, 82, 162, 264, 316}, "aarch64": {38, 81, 227, 276}}.get(MACHINE, set())
+
+
+class Found(NamedTuple):
+    """What the processes of workers that do not move do."""
+
+    busy: bool  # they use the CPU
+    traced: bool  # they are being debugged
+    patient: bool  # they write to files, or the kernel takes them down
 
 
 class Watched:
@@ -97,9 +120,9 @@ class ProgressWatch:
         self._moved_at = 0.0
         self._looked_at = 0.0
         self._anew_at = 0.0  # when it began to look, or began anew
+        self._awaited: Any = ()  # seconds of stillness for which somebody waits
         self._told_at = 0.0
         self._told: Any = None
-        self._told_still = False
         self._gap = 0.0  # the longest between two steps, since the last message
         self._save = 0.0  # the longest between two steps in which a worker has saved
         self._next = math.inf
@@ -122,6 +145,7 @@ class ProgressWatch:
                 worker["env"][page.VARIABLE] = self._files.variable(slot)
         self._told = None
         self._gap = self._save = 0.0
+        self._awaited = ()
         self.go_on()
 
     def born(self, rank, pid):
@@ -142,6 +166,17 @@ class ProgressWatch:
         for worker in self._workers.values():
             worker.told = worker.work = None
 
+    def await_stillness(self, seconds):
+        """Have `look` report as soon as nothing has moved for one of these times, in seconds."""
+        self._awaited = tuple(seconds)
+        if self._files is not None:
+            self._schedule(self._next, time.monotonic())
+
+    def _schedule(self, latest, now):
+        """Look again at this time, or when an awaited stillness begins."""
+        ends = (self._moved_at + still for still in self._awaited)
+        self._next = min([latest, *(end for end in ends if end > now)])
+
     def end(self):
         self._next = math.inf
         if self._files is not None:
@@ -159,50 +194,53 @@ class ProgressWatch:
 
     def look(self, pids, *, at_once=False):
         """What to tell the agent, if anything; `pids` are the living workers', by rank."""
-        if self._until() > 0 and not at_once:
+        if self._files is None or (self._until() > 0 and not at_once):
             return None
         now = time.monotonic()
+        is_late = now > max(self._next, self._looked_at) + LATE
         elapsed, self._looked_at = now - self._looked_at, now
-        if not pids or elapsed > LATE:  # this process did not run, and so perhaps nor did they
+        if not pids or is_late:  # this process did not run, and so perhaps nor did they
             self.go_on()
             return None
-        seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
-        moments = [moment for moment, _, _ in seen if moment is not None]
+        moments = [self._step(self._workers[rank], elapsed) for rank in pids]
+        moments = [moment for moment in moments if moment is not None]
         if len(pids) < self._living:
             moments.append(now)
         self._living = len(pids)
-        spent, doing = self.spent()
         if moments:
-            self._moved_at, self._traffic, self._allocated = max(moments), None, None
-        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic() | self._allocates(pids):
-            moments = [now]
-            self._moved_at = now
-        still = 0.0 if moments else now - self._moved_at
+            self._moved_at, self._allocated = max(moments), None
+            self.disregard()
+        found = None if moments else self._look_at_processes(pids, elapsed)
+        still = 0.0 if found is None else now - self._moved_at
+        pause = PACE * still if self._awaited else still
+        self._schedule(now + min(STILL_LOOK, max(LOOK, pause)), now)
+        return self._news(pids, found, still, at_once=at_once)
+
+    def _news(self, pids, found, still, *, at_once):
+        """Return the message to the agent; None if nothing but the steps has changed lately."""
+        now = self._looked_at
+        found = found or Found(busy=False, traced=False, patient=False)
+        spent, doing = self.spent()
         phases = {self._phase(rank) for rank in pids}
         state = {
-            "busy": any(busy for _, busy, _ in seen),
-            "traced": any(traced for _, _, traced in seen),
-            "patient": bool(phases & page.LONG)
-            or any(map(is_exiting, pids.values()))
-            or (still >= COSTLY_AFTER and any(map(saves, self._processes()))),
+            "busy": found.busy,
+            "traced": found.traced,
+            "patient": found.patient or bool(phases & page.LONG),
             "trains": bool(phases - {page.START, page.RENDEZVOUS}),
             "meets": page.RENDEZVOUS in phases,
             "doing": doing,
         }
-        self._next = now + (min(LOOK, max(STILL_LOOK, STILL_PACE * still)) if still else LOOK)
-        # While nothing changes, the less often the longer that has lasted.
-        pause = max(STILL_LOOK, STILL_TELL * still) if still else TELL
-        same = state == self._told and bool(still) == self._told_still
-        if same and not at_once and now < self._told_at + pause:
+        told = (state, [still >= each for each in (TELL, *self._awaited)])
+        if told == self._told and not at_once and now < self._told_at + TELL:
             return None
-        self._told, self._told_still, self._told_at = state, bool(still), now
+        self._told, self._told_at = told, now
         gap, self._gap = self._gap, 0.0
         for rank in self._workers.keys() - pids.keys():  # it has ended since it was looked at
             ended = self._workers[rank]
             ended.step = max(ended.step, self._files.slot(ended.slot)[0])
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
-        found = {"steps": steps, "still": still, "gap": gap, "save": self._save}
-        return {**found, "spent": spent, **state}
+        far = {"steps": steps, "still": still, "gap": gap, "save": self._save}
+        return {**far, "spent": spent, **state}
 
     def spent(self):
         """(milliseconds since their birth that the workers have spent on each of page.SPENDING, as
@@ -256,24 +294,52 @@ class ProgressWatch:
             return page.START  # or the worker has gone on to another program
         return worker.told[2]
 
-    def _see(self, worker, pid, elapsed):
-        """(when it has last done something, None if not since the last look; whether it uses the
-        CPU, whether it is being debugged)"""
+    def _step(self, worker, elapsed):
+        """Return when a worker has made a step, or said what it does; None if not since the last
+        look.
+        """
         told = self._files.slot(worker.slot)
-        if told != worker.told:
-            if told[0] > worker.step and worker.step:
-                since = max(worker.stepped_at, self._anew_at)  # or it stood still in between
-                each = (told[1] - since) / (told[0] - worker.step)
-                self._gap = max(self._gap, each, self._looked_at - elapsed - since)
-                if worker.saves:
-                    self._save = max(self._save, told[1] - since)
-            # As it was at its last step, if it is still at that one.
-            worker.saves = told[2] == SAVE or (worker.saves and told[0] == worker.step)
-            worker.step, worker.stepped_at = told[0], told[1]
-            worker.told, worker.work = told, None
-            # Of a step since the last look, unless the worker's clock is another.
-            since_last = self._looked_at - elapsed <= told[1] <= self._looked_at
-            return told[1] if since_last else self._looked_at, False, False
+        if told == worker.told:
+            return None
+        if told[0] > worker.step and worker.step:
+            since = max(worker.stepped_at, self._anew_at)  # or it stood still in between
+            each = (told[1] - since) / (told[0] - worker.step)
+            self._gap = max(self._gap, each, self._looked_at - elapsed - since)
+            if worker.saves:
+                self._save = max(self._save, told[1] - since)
+        # As it was at its last step, if it is still at that one.
+        worker.saves = told[2] == SAVE or (worker.saves and told[0] == worker.step)
+        worker.step, worker.stepped_at = told[0], told[1]
+        worker.told = told
+        # Of a step since the last look, unless the worker's clock is another.
+        since_last = self._looked_at - elapsed <= told[1] <= self._looked_at
+        return told[1] if since_last else self._looked_at
+
+    def _look_at_processes(self, pids, elapsed):
+        """Return what the processes of workers that make no step do; None for a sign of life, the
+        time of which is recorded.
+        """
+        now = self._looked_at
+        seen = [self._work(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
+        if any(moved for moved, _ in seen):
+            self._moved_at, self._traffic, self._allocated = now, None, None
+            return None
+        after = COSTLY_SHARE * min(self._awaited) if self._awaited else COSTLY_AFTER
+        is_long = now >= self._moved_at + after
+        if is_long and self._has_traffic() | self._allocates(pids):
+            self._moved_at = now
+            return None
+        processes = self._processes()
+        return Found(
+            busy=any(busy for _, busy in seen),
+            traced=any(map(is_traced, processes)),
+            patient=any(map(is_exiting, pids.values())) or (is_long and any(map(saves, processes))),
+        )
+
+    def _work(self, worker, pid, elapsed):
+        """Return whether the processes of a worker have done something since the last look, and
+        whether they use the CPU.
+        """
         told_us, told_us_before = self._files.sizes(worker.slot), worker.told_us
         before, worker.work = worker.work, work_of(pid)
         known, written = worker.written, sum(each.written for each in worker.work.values())
@@ -282,23 +348,25 @@ class ProgressWatch:
         anew = before is None or worker.told_us < told_us_before
         if anew or before.keys() != worker.work.keys():
             worker.written = written - told_us
-            return None if anew else self._looked_at, False, False
+            return not anew, False
         worker.written = max(known, written - worker.told_us)
         moved = worker.written > known
         for process, now in worker.work.items():
             worker.saves |= now.written - before[process].written >= SAVES
             moved |= now.read - before[process].read >= READ
-        busy = wanted(worker.work) - wanted(before) >= BUSY * elapsed
-        moment = self._looked_at if moved else None
-        return moment, busy, any(map(is_traced, worker.work))
+        return moved, wanted(worker.work) - wanted(before) >= BUSY * elapsed
 
     # How they keep pace
 
     def disregard(self):
-        """What they have done since the last look, they may have done because they were asked."""
+        """Look again soon. What they have done since the last look, they may have done because they
+        were asked.
+        """
         self._traffic = None
         for worker in self._workers.values():
             worker.work = None
+        if self._files is not None:
+            self._next = min(self._next, time.monotonic() + LOOK)
 
     def ask_arrivals(self, pids):
         """Have all of them tell when they began their last collectives: `arrivals_of` has it. The
@@ -429,9 +497,9 @@ class ProgressWatch:
 
     def evidence(self, pids):
         """What is known of each: texts, and how far it has come."""
-        return [] if self._files is None else [self._found(*each) for each in pids.items()]
+        return [] if self._files is None else [self._evidence_of(*each) for each in pids.items()]
 
-    def _found(self, rank, pid):
+    def _evidence_of(self, rank, pid):
         worker = self._workers[rank]
         step, _, phase, number = self._files.slot(worker.slot)
         text = self._files.stacks(worker.slot)
@@ -602,8 +670,8 @@ def tree(pid):
     for process in found:
         try:
             for thread in os.listdir(f"/proc/{process}/task"):
-                with open(f"/proc/{process}/task/{thread}/children", "rb") as f:
-                    found += map(int, f.read().split())
+                children = read_small(f"/proc/{process}/task/{thread}/children")
+                found += map(int, children.split())
         except OSError:
             pass  # it has ended, or the kernel was built without CONFIG_PROC_CHILDREN
         if len(found) >= MOST_PROCESSES:
@@ -648,7 +716,7 @@ def wanted(work):
 
 def is_traced(pid):
     """Whether a debugger has it. A sampler, which the agent may start, has it for moments only."""
-    tracer = int(status_of(pid).get(b"TracerPid", b"0"))
+    tracer = tracer_of(pid)
     return bool(tracer) and status_of(tracer).get(b"Name") != SAMPLER
 
 
@@ -668,8 +736,7 @@ def saves(pid):
 
 def _writes(pid, thread):
     try:
-        with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as f:
-            call, *arguments = f.read().split()
+        call, *arguments = read_small(f"/proc/{pid}/task/{thread}/syscall").split()
         if call == b"running":
             return False
         if int(call) in WRITING:

@@ -25,10 +25,11 @@ def dump(request: bytes) -> Iterator[bytes]:
         flags, size = NLM_F_REQUEST | NLM_F_DUMP, HEADER.size + len(request)
         kernel.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, flags, 1, 0) + request)
         while True:
-            data = kernel.recv(1 << 16)
-            while data:
-                length, kind, *_ = HEADER.unpack_from(data)
-                message, data = data[HEADER.size : length], data[_aligned(length) :]
+            data, at = kernel.recv(1 << 16), 0
+            while at < len(data):
+                length, kind, *_ = HEADER.unpack_from(data, at)
+                message = data[at + HEADER.size : at + length]
+                at += _aligned(length)
                 if kind == NLMSG_DONE:
                     return
                 if kind == NLMSG_ERROR:

@@ -60,6 +60,15 @@ def test_workers_are_suspected_once_they_are_still_for_so_long():
     assert not after(seen(still=1e9, trains=False)).suspected
 
 
+def test_the_agent_awaits_the_stillness_after_which_somebody_decides():
+    suspicion = Suspicion(Timing())
+    assert suspicion.awaited == ()
+    suspicion.saw(seen(gap=4.0))
+    assert suspicion.awaited == (20, 200)
+    suspicion.saw(seen(trains=False))
+    assert suspicion.awaited == ()
+
+
 def test_workers_that_are_held_are_not_suspected():
     suspicion = Suspicion(Timing())
     suspicion.saw(seen(still=9.0))

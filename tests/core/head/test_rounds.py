@@ -112,6 +112,13 @@ def test_a_first_round_begins_before_anybody_has_answered():
     assert head.stage is Stage.RUNNING
 
 
+def test_a_beat_is_done_with_the_report_that_comes_at_its_time():
+    head = running(beat=1.0)
+    at = head.next_deadline()
+    assert tell(head, at - 0.05, report(1, RUNNING, 0))
+    assert head.next_deadline() > at + 0.9
+
+
 @pytest.mark.parametrize(
     ("own", "expected"), [("", "10.0.0.7"), ("10.9.9.9", "10.9.9.9")], ids=["found", "chosen"]
 )

@@ -16,12 +16,14 @@ from story import (
     reports,
     run,
     running,
+    seen,
     stop,
     tell,
     wait,
 )
 
 from hpclaunch.core.protocol.effects import (
+    AwaitStillness,
     GiveNotice,
     KillIdleWorkers,
     KillWorkers,
@@ -491,3 +493,16 @@ def test_a_message_holds_the_last_words_of_the_first_failure_only():
     told = reports(effects)[-1].exits
     assert len(told) == 200
     assert [bool(e.tail) for e in told[:2]] == [True, False]
+
+
+def test_the_stillness_that_means_a_hang_is_awaited_in_each_round():
+    member = running()
+
+    def awaited(now, event):
+        effects = deeds(tell(member, now, event))
+        return [e.seconds for e in effects if isinstance(e, AwaitStillness)]
+
+    assert awaited(2.0, seen()) == [(10, 100)]
+    assert awaited(3.0, seen(still=3.0)) == []
+    assert awaited(4.0, seen(gap=4.0)) == [(20, 200)]
+    assert awaited(5.0, seen(traced=True)) == [()]

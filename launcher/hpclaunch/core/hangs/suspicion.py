@@ -53,6 +53,13 @@ class Suspicion:
             save=round(self._save, 3),
         )
 
+    @property
+    def awaited(self) -> tuple[float, ...]:
+        """The times without a sign of life after which somebody decides, in seconds."""
+        progress = self.report()
+        limit = 0.0 if progress is None else progress.limit
+        return (limit, PATIENCE * limit) if limit else ()
+
     def forget(self) -> None:
         """The workers stand still, by no fault of theirs."""
         self._seen = None

@@ -59,6 +59,7 @@ from .takeover import Takeover, next_unused_round
 if TYPE_CHECKING:
     from ..snapshot.job_snapshot import JobSnapshot
 
+BEAT_SLACK = 0.1  # of a beat, for which one may be late
 MOST_ASKED = 8  # agents that are not here, of those that a new head asks
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
 
@@ -133,7 +134,9 @@ class Head:
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
-        deadlines = [self._beat_at, self.losses.check_at, self.notices.ask_at]
+        # Most often a report comes right after the time of a beat, and wakes this agent anyway.
+        beat_at = self._beat_at + BEAT_SLACK * self.timing.beat
+        deadlines = [beat_at, self.losses.check_at, self.notices.ask_at]
         if self._last_search.is_open or self._hears_out_until < math.inf:
             is_running = self.stage is Stage.RUNNING
             lease = [self.lease.renewable_until] if is_running else []
@@ -220,6 +223,7 @@ class Head:
             return []
         effects: list[Effect] = []
         reporter = None  # the agent that has sent a new report, which is to be answered
+        is_fresh = isinstance(event, Tick)  # no message that was overtaken by a later one
         match event:
             case Started():
                 self._stage_since = self._tenure_since = now
@@ -235,6 +239,7 @@ class Head:
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
                 if peer.accept(report, now, follows=follows):
+                    is_fresh = True
                     # Our own agent needs an answer only to what its SIGTERM means.
                     reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(peer, report, now)
@@ -274,7 +279,7 @@ class Head:
         ticked = isinstance(event, Tick)
         if ticked and now >= self.losses.check_at:
             effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
-        beat = now >= self._beat_at
+        beat = is_fresh and now >= self._beat_at
         if beat:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
@@ -304,13 +309,11 @@ class Head:
         return snapshot_of(self, now, entered=now - self._stage_since)
 
     def _look(self, now: float) -> list[Effect]:
-        """Ask for what is only wanted while somebody looks. The other agents are asked in answer to
-        their next reports.
-        """
+        """Ask for what is only wanted while somebody looks."""
         wants_vitals = self.onlookers.look(now)
         if self.stage is not Stage.RUNNING:
             return []
-        effects: list[Effect] = [self._order(self.roster[self.me], now)] if wants_vitals else []
+        effects = self._order_all(now) if wants_vitals else []
         idle = not self.growth.is_looking and not self._last_search.is_open
         if self.job.saves and idle and self.onlookers.begin_search(now):
             effects.append(self._choosing.search)
@@ -370,6 +373,7 @@ class Head:
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
             self.onlookers.hear(peer, report, now)
+            self._stragglers.hear(peer.place.index, report)
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)

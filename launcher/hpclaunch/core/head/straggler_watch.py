@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..protocol.effects import Effect, Say
+from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Phase, Sample
 from ..protocol.timing import Timing
 from ..stragglers import causes, lateness
@@ -16,7 +17,7 @@ from .round import Round
 
 LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, that tell the same
 FORGIVEN_AFTER = 3  # samples without it
-SOON = 1.0  # seconds until the first one is tried, and again if the workers make no steps
+SOON = 1.0  # seconds until the first one is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,35 @@ class StragglerWatch:
         self._next_at = math.inf  # the next sample, or, while there is one, until when to wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
         self._without = 0  # samples in a row, since it was named
-        self._steps = 0  # of all agents, when they were last asked
+        self._agents = 0  # that take part
+        self._made: dict[int, int] = {}  # agent -> steps; none for one that makes none
+        self._total = 0  # of these
+        self._asked_total = 0  # the same when they were last asked
 
     def begin(self, current: Round, now: float) -> None:
         self.number, self.named = 0, None
         self._found.clear()
-        self._steps = 0
+        self._agents, self._made = len(current.participants), {}
+        self._total = self._asked_total = 0
         parts = [p.assignment for p in current.participants if p.assignment is not None]
         alone = sum(part.nproc for part in parts) == 1
         self._next_at = math.inf if alone else now + SOON
 
+    def hear(self, agent: int, report: Report) -> None:
+        """Record how many steps the workers of an agent that takes part have made."""
+        progress = report.progress if report.phase is Phase.RUNNING else None
+        steps = 0 if progress is None else max(progress.steps, default=0)
+        self._total += steps - self._made.pop(agent, 0)
+        if steps:
+            self._made[agent] = steps
+
+    @property
+    def _awaits_steps(self) -> bool:
+        """Whether there is nothing to compare: an agent makes no steps, or perhaps all hang."""
+        return len(self._made) < self._agents or self._total <= self._asked_total
+
     def next_deadline(self) -> float:
-        return self._next_at
+        return math.inf if self._awaits_steps and not self.number else self._next_at
 
     def check(self, current: Round, now: float) -> list[Effect] | None:
         """Return what to say, if all agents are to be sent new orders; None if they are not."""
@@ -61,13 +79,9 @@ class StragglerWatch:
             self.number = 0
             self._next_at = now + self.timing.sampling
             return self._judge(current, samples)
-        if now < self._next_at:
+        if now < self._next_at or self._awaits_steps:
             return None
-        steps = _steps(current)
-        if steps <= self._steps:  # they make none: perhaps they hang
-            self._next_at = now + SOON
-            return None
-        self._steps = steps
+        self._asked_total = self._total
         self._numbers += 1
         self.number = self._numbers
         self._next_at = now + self.timing.gathering
@@ -118,17 +132,6 @@ def _samples(current: Round, number: int) -> dict[int, Sample]:
         if sample is not None and sample.number == number:
             found[peer.place.index] = sample
     return found
-
-
-def _steps(current: Round) -> int:
-    """Of all agents; 0 if one makes none."""
-    found = []
-    for peer in current.participants:
-        report = peer.report
-        if report is None or report.round != current.number or report.phase is not Phase.RUNNING:
-            return 0
-        found.append(0 if report.progress is None else max(report.progress.steps))
-    return sum(found) if all(found) else 0
 
 
 def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:

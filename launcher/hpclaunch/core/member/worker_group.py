@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..hangs.suspicion import Suspicion
 from ..protocol.effects import (
+    AwaitStillness,
     CheckHealth,
     Effect,
     GatherEvidence,
@@ -100,6 +101,7 @@ class WorkerGroup:
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
         self._seen_at = 0.0  # when the workers were seen last
+        self._awaited: tuple[float, ...] = ()  # the stillness that the fork server awaits
         self._gathering = 0  # the number of the evidence that was asked for last
         self._sample: Sample | None = None  # what an order has asked for
         self._sampling = 0  # the number of the sample that was asked for last
@@ -180,6 +182,7 @@ class WorkerGroup:
                 self._suspicion.saw(event)
                 self._seen_at = now
                 self.spending.saw(event.spent, Doing(event.doing + 1), now)
+                return self._await_stillness()
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
                 self._evidence = Evidence(number, ranks)
             case SampleTaken(sample=sample) if sample.number == self._sampling:
@@ -236,6 +239,7 @@ class WorkerGroup:
         self.part = part
         self.exits = Exits()
         self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
+        self._awaited = ()
         self._evidence, self._gathering = None, 0
         self._sample, self._sampling = None, 0
         self._vitals, self._vitals_asked = None, 0
@@ -255,6 +259,12 @@ class WorkerGroup:
             return []
         self._evidence, self._gathering = None, order.gather
         return [GatherEvidence(order.gather)]
+
+    def _await_stillness(self) -> list[Effect]:
+        if self.phase is not Phase.RUNNING or self._suspicion.awaited == self._awaited:
+            return []
+        self._awaited = self._suspicion.awaited
+        return [AwaitStillness(self._awaited)]
 
     def _take_sample(self, order: Order) -> list[Effect]:
         """As above. An order that asks for none says that the head has what it wants."""

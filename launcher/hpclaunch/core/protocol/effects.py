@@ -112,6 +112,15 @@ class GatherEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitStillness:
+    """Report what the workers do as soon as none of them has moved for one of these times;
+    answered by WorkersSeen. This replaces the times that were awaited before.
+    """
+
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TakeSample:
     """Find out how the workers keep pace with those of other agents; answered by SampleTaken."""
 
@@ -225,6 +234,7 @@ Effect = (
     | StartWorkers
     | KeepWorkers
     | GatherEvidence
+    | AwaitStillness
     | TakeSample
     | TakeVitals
     | AskForEnd

@@ -24,7 +24,7 @@ import os
 import socket
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,16 +158,16 @@ class Channel(ABC):
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [self.socket, self.monitor]
 
-    def receive(self) -> list[Item]:
-        """Everything that is there."""
+    def receive(self, ready: Container[object]) -> list[Item]:
+        """Everything that is there on those of the sockets that are `ready`."""
         events: list[Item] = []
-        while True:
+        while self.socket in ready:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             events += self._read(frames)
-        while self.monitor.poll(0):
+        while self.monitor in ready and self.monitor.poll(0):
             frame, endpoint = self.monitor.recv_multipart()
             what, value = struct.unpack("=hi", frame)
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -250,9 +250,10 @@ class HeadChannel(Channel):
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [*super().sockets, self.zap]
 
-    def receive(self) -> list[Item]:
-        self._authenticate()
-        return super().receive()
+    def receive(self, ready: Container[object]) -> list[Item]:
+        if self.zap in ready:
+            self._authenticate()
+        return super().receive(ready)
 
     def _authenticate(self) -> None:
         """ZAP (rfc.zeromq.org/spec/27): only the job's own member key is accepted."""

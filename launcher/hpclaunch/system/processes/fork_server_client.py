@@ -116,6 +116,10 @@ class ForkServerClient(Helper):
         """Find out how the workers keep pace: "sample"."""
         self.ask(op="sample", number=number)
 
+    def await_stillness(self, seconds: Sequence[float]) -> None:
+        """Report at once when nothing has moved for one of these times: "progress"."""
+        self.ask(op="await-stillness", seconds=seconds)
+
     def vitals(self, number: int) -> None:
         """Find out what the workers do and use: "vitals"."""
         self.ask(op="vitals", number=number)
