@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.member.member import Member
-from hpclaunch.core.protocol.effects import Effect, LookAt, Send
+from hpclaunch.core.protocol.effects import Effect, LookAt, Record, Say, Send
 from hpclaunch.core.protocol.events import (
     CheckpointSeen,
     Event,
@@ -41,6 +41,7 @@ from hpclaunch.core.protocol.model import (
     WorkerExit,
 )
 from hpclaunch.core.protocol.timing import Timing
+from hpclaunch.observe.console import Console
 
 TIMES = {field.name for field in fields(Timing)}
 EVERYTHING = 10**6  # a serial number or an version that no story comes to
@@ -195,8 +196,19 @@ def reports(effects: list[Effect]) -> list[Report]:
 
 
 def deeds(effects: list[Effect]) -> list[Effect]:
-    """The effects that are not messages."""
-    return [e for e in effects if not isinstance(e, Send)]
+    """Return the effects that are not messages, and instead of each fact its words."""
+    found: list[Effect] = []
+    for effect in effects:
+        if isinstance(effect, Record):
+            found += map(Say, Console().lines(effect.fact))
+        elif not isinstance(effect, Send):
+            found.append(effect)
+    return found
+
+
+def said(effects: list[Effect]) -> list[str]:
+    """Return what the user reads of them."""
+    return [effect.text for effect in deeds(effects) if isinstance(effect, Say)]
 
 
 # One agent that is not the head

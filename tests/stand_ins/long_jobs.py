@@ -12,8 +12,9 @@ from hpclaunch.core.history.moment import (
     SavedMoment,
     WorkersMoment,
 )
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.facts import EndReason, RoundEnded
 from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Verdict
 
 BEGIN = 1_790_000_000.0
@@ -74,7 +75,7 @@ def a_launch(
         if number + 1 < rounds:
             rank = chance.randrange(nodes * per_node)
             failure = a_failure(number, rank, hosts[rank // per_node], end - 1.0, tail)
-            ends.append(RoundEnd(number, end - 1.0, end, ("failure",), (failure,)))
+            ends.append(RoundEnded(number, end - 1.0, end, (EndReason.FAILURE,), (failure,)))
             restart = {Category.RESTART: 2.0 * seats, Category.SPARE: 2.0 * per_node}
             entries.append(LedgerEntry(end, end + 2.0, seats + per_node, restart))
             end += 2.0

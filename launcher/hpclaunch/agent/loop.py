@@ -24,6 +24,7 @@ from ..core.control import Control
 from ..core.health.host_rules import Disk
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
+from ..core.protocol.facts import Fact
 from ..core.protocol.model import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -37,6 +38,7 @@ from ..core.protocol.model import (
     Verdict,
 )
 from ..core.protocol.wording import signal_name
+from ..observe.console import Console
 from ..system.logs import error_file
 from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
@@ -131,6 +133,7 @@ class Agent:
         self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.later_imports = LaterImports()
         self.last_words = LastWords()
+        self.console = Console()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
         self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
@@ -522,13 +525,21 @@ class Agent:
                 self.forkserver.kill()
             case effects.SignalLeftovers(signum=signum):
                 self.forkserver.signal_left(signum)
+            case effects.Record(fact=fact):
+                self._record(fact)
             case effects.Say(text=text):
                 self.output.say(text)
-            case effects.Notify():
-                self.notifying.tell(effect, lambda: self.control.goodput(time.monotonic()))
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
+
+    def _record(self, fact: Fact) -> None:
+        """Let all observers note a fact."""
+        now = time.monotonic()
+        for line in self.console.lines(fact):
+            self.output.say(line)
+        self.viewing.past.note(fact, now)
+        self.notifying.note(fact, lambda: self.control.goodput(now))
 
     def _look_for_history(self) -> None:
         self.health.ask_use()

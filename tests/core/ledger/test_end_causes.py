@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpclaunch.core.ledger.book import RoundEnd
 from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
 from hpclaunch.core.ledger.job_report import end_report
 from hpclaunch.core.ledger.last_lines import EndCause as Cause
+from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
 from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
 
 TRACEBACK = """\
@@ -117,10 +117,11 @@ def test_the_innermost_frames_of_an_exception():
 
 
 def end(*reasons, failures=(), lost=(), at=10.0):
-    return RoundEnd(0, at, 11.0, reasons, tuple(failures), tuple(lost))
+    return RoundEnded(0, at, 11.0, tuple(map(EndReason, reasons)), tuple(failures), tuple(lost))
 
 
-LOST = "the agent on n3 was lost: it has died, says its host"
+LOST = LostNode("n3", "the agent on n3 was lost: it has died, says its host", is_unfit=False)
+UNFIT = LostNode("n3", "a GPU is broken", is_unfit=True)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ LOST = "the agent on n3 was lost: it has died, says its host"
             Cause.EXCEPTION,
             id="a worker failed before the loss",
         ),
-        pytest.param(end("loss", lost=["a GPU is broken"]), Cause.UNFIT, id="unfit"),
+        pytest.param(end("loss", lost=[UNFIT]), Cause.UNFIT, id="unfit"),
         pytest.param(end("growth"), Cause.GROWTH, id="growth"),
         pytest.param(end("time", "verdict"), Cause.TIME_LIMIT, id="time limit"),
         pytest.param(end("asked"), Cause.USER, id="hpclaunch restart"),

@@ -9,9 +9,10 @@ import pytest
 from long_jobs import BEGIN, a_launch
 
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
 from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Ending, Failure, Verdict
 from hpclaunch.core.views import job_page as pages
 from hpclaunch.core.views.job_page import HangStacks, job_page
@@ -145,7 +146,8 @@ def test_nodes_that_are_lost_and_come_back():
 def test_a_cause_is_not_among_its_consequences():
     launch, histories = a_launch()
     lost = ("the agent on n1 was lost", "the agent on n2 was lost")
-    end = RoundEnd(0, BEGIN + 5, BEGIN + 6, ("loss",), lost=lost)
+    nodes = tuple(LostNode(f"n{i}", why, is_unfit=False) for i, why in enumerate(lost, start=1))
+    end = RoundEnded(0, BEGIN + 5, BEGIN + 6, (EndReason.LOSS,), lost=nodes)
     books = (replace(launch.books[0], ends=(end,)),)
     (card,) = page_of([replace(launch, books=books)], histories).ends
     assert (card.text, card.consequences) == (lost[0], lost[1:])

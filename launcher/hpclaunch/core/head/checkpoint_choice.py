@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..protocol.effects import ChooseCheckpoint, Effect, Say
+from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
+from ..protocol.facts import CheckpointSought, ReadersAwaited
 from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
@@ -80,7 +81,7 @@ class CheckpointChoice:
         return min(paused_until, self._notice_at, self._give_up_at)
 
     def notice(self, now: float) -> list[Effect]:
-        """Note which time-outs are over, and tell the user if it takes long. This is to be called
+        """Note which time-outs are over, and record if it takes long. This is to be called
         whether or not the round could begin.
         """
         if now >= self._give_up_at:
@@ -90,10 +91,9 @@ class CheckpointChoice:
             return []
         self._notice_at = now + self.job.timing.next_notice
         if self.choice is None:
-            return [Say(f"looking for a complete checkpoint ({now - self._since:.0f} s so far)")]
-        names, waited = hosts_of(self._waited_for), now - self._asked_at
-        text = f"waiting for {names} to look at {self.choice.path} ({waited:.0f} s so far)"
-        return [Say(text)] if names else []
+            return [Record(CheckpointSought(now - self._since))]
+        hosts, waited = hosts_of(self._waited_for), now - self._asked_at
+        return [Record(ReadersAwaited(hosts, self.choice.path, waited))] if hosts else []
 
     @property
     def _is_late(self) -> bool:
@@ -171,7 +171,7 @@ class CheckpointChoice:
         def has_answered(peer: Peer) -> bool:
             seen = self._seen(peer)
             if peer.out or seen is None:
-                return bool(peer.out)  # it no longer takes part
+                return peer.out  # it no longer takes part
             return self._is_late or not seen.missing
 
         if not self._not_answered.none_left(participants, has_answered):

@@ -52,7 +52,6 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         end=notices.left(now),
         is_preempted=notices.is_preempted,
         notice="" if current is None else notices.account,
-        past=head.onlookers.past(now),
         verdict="" if head.verdict is None else head.verdict.reason,
         code=None if head.verdict is None else head.verdict.code,
         is_complete=not head.onlookers.searching and all(_has_told(r, wanted) for r in told),
@@ -108,7 +107,7 @@ def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
         return AgentState.LOST, peer.lost
     if peer.report is None:
         return AgentState.ABSENT, ""
-    if why := peer.unfit or peer.cordoned:
+    if why := peer.why_cordoned:
         return AgentState.CORDONED, why
     if groups and peer.place.node not in groups:
         return AgentState.SPARE, ""

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..protocol.effects import AskForEnd, Effect, Say
+from ..protocol.effects import AskForEnd, Effect, Record
 from ..protocol.events import CheckpointChosen, EndFound
+from ..protocol.facts import EndAnnounced, NoticeGiven
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
@@ -84,7 +85,6 @@ class Notices:
         self._given_at = math.inf  # time of the last notice, or of the signal that it passes on
         self._given_step = self._given_number = 0
         self._given_to: list[Peer] = []  # the agents that had workers left
-        self.given_account = ""  # of notice of the end, as the user is told it
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._is_signalled = False  # the last notice passes on a signal that an agent received
         self._pending: deque[PendingNotice] = deque()
@@ -166,8 +166,7 @@ class Notices:
         if not (state in OTHER_ENDS or is_limit) or state is before:
             return []
         self._announced = state
-        how = "near its time limit" if is_limit else state.value
-        return [Say(f"the job is {how}: it ends in {left:.0f} s")]
+        return [Record(EndAnnounced(state, left))]
 
     def _announces_limit(self, left: float) -> bool:
         """Return whether SIGTERM is a warning of the time limit, as with `--signal=TERM@300`.
@@ -226,8 +225,8 @@ class Notices:
     # Notice
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
-        """Go on with the notice that is wanted, if any. Returns what to say if all agents are to be
-        sent new orders, None if they are not.
+        """Continue the notice that is wanted, if any. Returns what to record if all agents are to
+        be sent new orders, None if they are not.
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
@@ -309,16 +308,9 @@ class Notices:
             self._try_at = now + self.timing.offer
             return []
         self.knows_end, self._told_end_at = True, self._end_at
-        where = f" before step {offer.step:,}" if self._given_step else ""
         left = max(0.0, self._end_at - now)
-        self.given_account = f"the workers are given notice{where}: {self._what} in {left:.0f} s"
-        return [Say(self.given_account)]
-
-    @property
-    def _what(self) -> str:
-        if self._announced in OTHER_ENDS:
-            return f"the job is {self._announced.value}, and ends"
-        return "the time limit is"
+        state = self._announced if self._announced in OTHER_ENDS else JobState.RUNNING
+        return [Record(NoticeGiven(current.number, self._given_step, state, left))]
 
     # What is seen of it
 

@@ -291,12 +291,6 @@ class Budget:
         """Go on from the tally of another head."""
         self.tally = tally
 
-    def describe(self) -> str:
-        """Say in words how much of the budget is used up."""
-        if self.tally.pending_verdict is not None:
-            return "it ends here, unless a checkpoint was saved since the last start"
-        return f"restart {self.used} of {self.most}"
-
     def _exhausted(self) -> str:
         if self.used < self.most:
             return ""

@@ -9,8 +9,8 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
+from ..protocol.facts import EndReason, RoundEnded
 from ..protocol.model import EXIT_USAGE, Culprit, Ending, Failure, Verdict
-from .book import RoundEnd
 from .last_lines import EndCause, cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
@@ -72,32 +72,24 @@ def _exception(tail: str) -> str:
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
 
 
-def of_round(end: RoundEnd) -> Diagnosis:
+def of_round(end: RoundEnded) -> Diagnosis:
     """Why a round ended. A lost node comes before workers that failed on others for want of it."""
     reasons = set(end.reasons)
-    if reasons & {"loss", "quorum"} and not _failed_before(end):
-        lost = end.lost[0] if end.lost else "too few agents could be heard"
-        unfit = end.lost and " lost" not in lost and "has left" not in lost
-        return Diagnosis(EndCause.UNFIT if unfit else EndCause.LOST, lost)
-    if has_failed(end):
+    failed_before = end.has_failed and end.failures[0].at <= end.at
+    if reasons & {EndReason.LOSS, EndReason.QUORUM} and not failed_before:
+        if not end.lost:
+            return Diagnosis(EndCause.LOST, "too few agents could be heard")
+        lost = end.lost[0]
+        return Diagnosis(EndCause.UNFIT if lost.is_unfit else EndCause.LOST, lost.why)
+    if end.has_failed:
         return of_failure(end.failures[0])
-    if "growth" in reasons:
+    if EndReason.GROWTH in reasons:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
-    if "asked" in reasons:
+    if EndReason.ASKED in reasons:
         return Diagnosis(EndCause.USER, "the user has asked for a restart")
-    if "time" in reasons:
+    if EndReason.TIME in reasons:
         return Diagnosis(EndCause.TIME_LIMIT, "Slurm was about to end the job")
     return Diagnosis(EndCause.OTHER, "the job was ended")
-
-
-def has_failed(end: RoundEnd) -> bool:
-    """Whether a worker or the store failed while nobody was stopping it: it comes first then."""
-    return bool(end.failures) and not end.failures[0].stopped
-
-
-def _failed_before(end: RoundEnd) -> bool:
-    """Whether a worker failed by itself before a node was lost."""
-    return has_failed(end) and end.failures[0].at <= end.at
 
 
 def of_job(verdict: Verdict) -> Diagnosis:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from .facts import Fact
 from .messages import Message
-from .model import Assignment, Look, StepNotice, Topic, Verdict
-
-Detail = str | int | float
+from .model import Assignment, Look, StepNotice, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +186,17 @@ class SignalLeftovers:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Tell the user one line."""
+class Record:
+    """Something has happened: let all observers know."""
 
-    text: str
+    fact: Fact
 
 
 @dataclass(frozen=True, slots=True)
-class Notify:
-    """Tell somebody who does not watch the job. Only where `Job.notifies` asks for it."""
+class Say:
+    """Print a line for the user. Only the consensus still words its facts itself."""
 
-    topic: Topic
     text: str
-    round: int
-    details: dict[str, Detail]  # what belongs to the topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +232,7 @@ Effect = (
     | KillIdleWorkers
     | KillWorkers
     | SignalLeftovers
+    | Record
     | Say
-    | Notify
     | Exit
 )

@@ -160,7 +160,6 @@ class Job:
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
     notice_signal: int = 0  # with which workers are told; 0: the one that the script handles
     requeueing: Requeueing = Requeueing()
-    notifies: bool = False  # somebody is told of it: see `Notify`
     first_round: int = 0  # its number: rounds are counted over all runs
     timing: Timing = DEFAULTS
     elects: bool = True  # another head when one is lost; False: the job ends with the first one
@@ -502,21 +501,6 @@ class Request(str, Enum):
     STOP = "stop"  # end the job in order
     RESTART = "restart"  # end the round, and begin the next from the newest checkpoint
     NOTICE = "notice"  # give the workers notice now
-
-
-class Topic(str, Enum):
-    """What somebody may want to be told of a job."""
-
-    ROUND_BEGAN = "round_began"
-    ROUND_ENDED = "round_ended"  # before its workers were done
-    HANG = "hang"
-    STRAGGLER = "straggler"
-    NODE_CORDONED = "node_cordoned"
-    NOTICE = "notice"  # the workers are given notice of the end
-    RESTART_STORM = "restart_storm"
-    SPARES_EXHAUSTED = "spares_exhausted"
-    JOB_REQUEUED = "job_requeued"  # it is over, and goes on in another run
-    JOB_OVER = "job_over"
 
 
 class Phase(str, Enum):

@@ -10,7 +10,7 @@
     {"time", "now", "note": "position", "with": {...}}   and where it stands, if that has changed
     {"time", "now", "note": NAME, "with": ...}           something else that an incident may need
 
-`with` has the fields of the event or effect, and `of` names the type of the message in it.
+`with` has the fields of the event or effect, and `of` names the type of the message or fact in it.
 
 Ticks of the clock, and messages that repeat the last one of the same sender, are left out unless
 their effects are new. While a job trains, its progress is new every second.
@@ -25,7 +25,7 @@ from typing import Any
 
 from hpclaunch import __version__
 from hpclaunch.core.control import Control
-from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Send
+from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Record, Send
 from hpclaunch.core.protocol.events import Event, Received, Tick
 from hpclaunch.core.protocol.messages import Message
 from hpclaunch.core.protocol.model import HEAD
@@ -187,5 +187,9 @@ def _position(control: Control) -> dict[str, Any]:
 
 def entry(kind: str, value: Event | Effect) -> dict[str, Any]:
     """Return the part of a line that says what happened; `kind` is "event" or "effect"."""
-    of = {"of": type(value.message).__name__} if isinstance(value, Received | Send) else {}
+    match value:
+        case Received(message=inner) | Send(message=inner) | Record(fact=inner):
+            of = {"of": type(inner).__name__}
+        case _:
+            of = {}
     return {kind: type(value).__name__, **of, "with": value}
