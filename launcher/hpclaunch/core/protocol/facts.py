@@ -7,10 +7,11 @@ people, which nothing is decided from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from .model import Failure, JobState, Leftover, Request, Verdict
+from .values import value
 
 # The rounds
 
@@ -31,7 +32,7 @@ class EndReason(str, Enum):
 NOT_THE_PROGRAMS_FAULT = {EndReason.LOSS, EndReason.QUORUM, EndReason.GROWTH, EndReason.ASKED}
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class IsolatedGpus:
     """Nodes on which each worker sees only its own GPUs."""
 
@@ -40,7 +41,7 @@ class IsolatedGpus:
     gpus: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RoundBegan:
     round: int
     hosts: str  # in the order of the ranks, as Slurm writes it: "n3,n[1-2]"
@@ -59,7 +60,7 @@ class RoundBegan:
     isolated: tuple[IsolatedGpus, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LostNode:
     """A node that took part in a round, and no longer can."""
 
@@ -68,7 +69,7 @@ class LostNode:
     is_unfit: bool  # something is broken on it; else its agent is lost
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RoundEnded:
     """No worker of the round is left. In a ledger, times are those of its clock."""
 
@@ -103,7 +104,7 @@ class RoundEnded:
         return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RestartDecided:
     """After a failure of the program, another round follows."""
 
@@ -115,12 +116,12 @@ class RestartDecided:
     outage_delay: float  # so that a file system or a network can recover
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RequestGranted:
     request: Request  # other than STOP, which is in the verdict
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodesJoin:
     """The round ends so that these nodes can take part."""
 
@@ -130,7 +131,7 @@ class NodesJoin:
 # The workers
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HangFound:
     round: int
     still: float  # for so long there was no step
@@ -141,7 +142,7 @@ class HangFound:
     ends_in: float | None = None  # no restart is left: the round ends then; None: it ends now
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StragglerNamed:
     host: str
     rank: int  # NO_RANK: several on this host
@@ -150,7 +151,7 @@ class StragglerNamed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StragglerRecovered:
     host: str
     rank: int
@@ -164,7 +165,7 @@ class LeftoverStep(str, Enum):
     KILL = "kill"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeftoversFound:
     host: str
     step: LeftoverStep
@@ -172,7 +173,7 @@ class LeftoversFound:
     leftovers: tuple[Leftover, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WorkersSurvive:
     """The job is over, and workers are left that SIGKILL does not end."""
 
@@ -192,7 +193,7 @@ class CordonKind(str, Enum):
     DRAINING = "draining"  # Slurm drains it
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodesCordoned:
     hosts: tuple[str, ...]
     kind: CordonKind
@@ -201,27 +202,27 @@ class NodesCordoned:
     alone: bool = False  # it is the only node of the job, whose verdict says the same
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class DrainFound:
     """Slurm drains nodes of the round, for which there are spares."""
 
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodeLost:
     host: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodeCameBack:
     """The node was lost, and can take part again."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodesSilent:
     """Agents are not heard, and not lost yet."""
 
@@ -230,7 +231,7 @@ class NodesSilent:
     left: float  # until they count as lost
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodeHeard:
     """The agent was silent, and is heard again."""
 
@@ -240,7 +241,7 @@ class NodeHeard:
 # The wait for a round
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class AgentsAwaited:
     """Agents have not come yet."""
 
@@ -251,7 +252,7 @@ class AgentsAwaited:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NodesAwaited:
     """Too few nodes are left for a round."""
 
@@ -261,7 +262,7 @@ class NodesAwaited:
     left: float  # until the job ends
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class QuorumAwaited:
     """The head has no quorum without these agents."""
 
@@ -269,14 +270,14 @@ class QuorumAwaited:
     left: float  # until the job ends
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CheckpointSought:
     """The search for a complete checkpoint takes long."""
 
     waited: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ReadersAwaited:
     """Agents have not seen the checkpoint yet that the round is to begin with."""
 
@@ -288,14 +289,14 @@ class ReadersAwaited:
 # The head
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HeadChanged:
     lost: str  # the host of the head before
     head: str  # the host of this one
     round: int  # the last one that is known, which has ended; -1: none had begun
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HeadDeposed:
     """Another agent leads, with those that this one could not reach."""
 
@@ -303,7 +304,7 @@ class HeadDeposed:
     head: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HeadLeaves:
     """The head has trouble on its own node, and another agent is to lead."""
 
@@ -311,7 +312,7 @@ class HeadLeaves:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HeadAwaited:
     """An agent has not heard the head yet."""
 
@@ -324,7 +325,7 @@ class HeadAwaited:
 # The end of the job
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class EndAnnounced:
     """A SIGTERM of Slurm's means an end that comes later."""
 
@@ -332,7 +333,7 @@ class EndAnnounced:
     left: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NoticeGiven:
     """The workers have notice of the end."""
 
@@ -342,14 +343,14 @@ class NoticeGiven:
     left: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RequeueImpossible:
     """The user wants the job to be requeued, and Slurm does not do that with this job."""
 
     slurm_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class JobEnded:
     """All agents are to leave."""
 
