@@ -40,6 +40,7 @@ from ..core.protocol.model import (
 from ..core.protocol.wording import signal_name
 from ..observe.console import Console
 from ..system.logs import error_file
+from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
@@ -114,6 +115,7 @@ class Agent:
         logs_at = None if config.logs is None else config.logs.path
         self.journal = Journal(logs_at, label)
         self.journal.began(made)
+        self.facts = FactFile(logs_at, label, config.allocation.name, host)
         self.ledger = Ledger(logs_at, label, config.allocation.name)
         says = (self.output.say, self._note, self._is_replaced)
         self.health = HealthWatch(config, self._poller, *says)
@@ -176,6 +178,7 @@ class Agent:
                 ends.callback(self.output.service.close)
                 # After the callbacks below, which run before it and may still record something.
                 ends.callback(self.journal.finish, self.output.service)
+                ends.callback(self.facts.finish, self.output.service)
                 ends.callback(self.resuming.close)
                 ends.callback(self.end_watch.close)
                 ends.callback(self.native_stacks.close)
@@ -230,6 +233,7 @@ class Agent:
         self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
         self.waiting.update(now)
         self.journal.flush(self.output.service)
+        self.facts.flush(self.output.service)
 
     def _expire_answers(self, now: float) -> None:
         """Continue without the answers of helpers that are too late."""
@@ -536,6 +540,7 @@ class Agent:
     def _record(self, fact: Fact) -> None:
         """Let all observers note a fact."""
         now = time.monotonic()
+        self.facts.record(fact)
         for line in self.console.lines(fact):
             self.output.say(line)
         self.viewing.past.note(fact, now)

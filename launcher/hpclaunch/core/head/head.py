@@ -788,7 +788,7 @@ class Head:
         outage_delay = self.budget.outage_delay
         self._rendezvous.pause(now + max(node_delay, outage_delay))
         fact = RestartDecided(
-            failed.cause,
+            failed.cause.moved(-now),
             used=self.budget.used,
             most=self.budget.most,
             is_last=self.budget.tally.pending_verdict is not None,
@@ -828,7 +828,7 @@ class Head:
         facts: list[Effect] = [Record(self._current_round.ended(now))] if was_running else []
         self._enter(Stage.ENDING, now)
         unfit = {p.host: p.unfit for p in self.roster if p.unfit}
-        facts.append(Record(JobEnded(self.round, self.verdict, tuple(unfit.items()))))
+        facts.append(Record(JobEnded(self.round, self.verdict.moved(-now), tuple(unfit.items()))))
         return facts + self._order_all(now)
 
     # Orders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..protocol.facts import NOT_THE_PROGRAMS_FAULT, EndReason, LostNode, RoundEnded
 from ..protocol.messages import Report
@@ -86,7 +86,7 @@ class Round:
             self.came_to_end(seen) - now,
             seen - now,
             tuple(sorted(self.ends)),
-            tuple(replace(f, at=f.at - now) for f in failures[:MOST_FAILURES]),
+            tuple(failure.moved(-now) for failure in failures[:MOST_FAILURES]),
             tuple(lost[:MOST_LOST]),
             sum(p.assignment.nproc for p in self.participants if p.assignment is not None),
         )

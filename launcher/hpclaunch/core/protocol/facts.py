@@ -100,7 +100,7 @@ class RoundEnded:
 
     def moved(self, by: float) -> RoundEnded:
         """Return the same on a clock that is ahead by so many seconds."""
-        failures = tuple(replace(f, at=f.at + by) for f in self.failures)
+        failures = tuple(failure.moved(by) for failure in self.failures)
         return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
 
 

@@ -289,6 +289,10 @@ class Failure:
     stopped: bool = False  # it was being stopped already: a consequence, never the cause
     culprit: Culprit = Culprit.WORKER
 
+    def moved(self, by: float) -> Failure:
+        """Return the same on a clock that is ahead by so many seconds."""
+        return replace(self, at=self.at + by)
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -334,6 +338,12 @@ class Verdict:
     signum: int = signal.SIGTERM  # the signal for workers that still run
     sequel: Sequel = Sequel.LEAVE
     left: float = 0.0  # seconds until Slurm ends the job, where agents linger
+
+    def moved(self, by: float) -> Verdict:
+        """Return the same on a clock that is ahead by so many seconds."""
+        cause = None if self.cause is None else self.cause.moved(by)
+        later = tuple(failure.moved(by) for failure in self.consequences)
+        return replace(self, cause=cause, consequences=later)
 
 
 def checksum(text: str) -> int:
