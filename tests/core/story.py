@@ -34,6 +34,7 @@ from hpclaunch.core.protocol.model import (
     Goal,
     Job,
     Look,
+    Origin,
     Phase,
     Place,
     Seen,
@@ -101,7 +102,7 @@ def wait(number: int = 0, **fields: Any) -> Received:
 
 
 def end(code: int = 0, reason: str = "all workers ended with 0", **fields: Any) -> Received:
-    return an_order(Goal.END, verdict=Verdict(code, reason), **fields)
+    return an_order(Goal.END, verdict=Verdict(code, reason, Origin.TROUBLE), **fields)
 
 
 def an_order(

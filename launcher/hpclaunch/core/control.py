@@ -245,7 +245,7 @@ class Control:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host
-        self._left = Verdict(trouble.code, trouble.reason)
+        self._left = trouble.verdict()
         return [Record(HeadLeaves(here, trouble.reason))]
 
     # Who leads

@@ -13,7 +13,7 @@ from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
-from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Ending, Failure, Verdict
+from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Verdict
 from hpclaunch.core.views import job_page as pages
 from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.core.views.text_style import seat_time
@@ -75,10 +75,18 @@ def test_a_job_with_a_failure():
 @pytest.mark.parametrize(
     ("verdict", "state", "result"),
     [
-        (Verdict(1, "rank 0 on n1 exited with code 1"), "failed", "failed: other, exit code 1"),
-        (Verdict(143, "ended by SIGTERM on n1"), "ended", "ended: user, exit code 143"),
         (
-            Verdict(EXIT_SAVED, "saved, not finished", ending=Ending.TIME_LIMIT),
+            Verdict(1, "rank 0 on n1 exited with code 1", Origin.TROUBLE),
+            "failed",
+            "failed: other, exit code 1",
+        ),
+        (
+            Verdict(143, "ended by SIGTERM on n1", Origin.SIGNAL),
+            "ended",
+            "ended: user, exit code 143",
+        ),
+        (
+            Verdict(EXIT_SAVED, "saved, not finished", Origin.TIME_LIMIT),
             *("ended", "not finished: time limit, exit code 75"),
         ),
     ],
@@ -132,7 +140,9 @@ def test_nodes_that_are_lost_and_come_back():
     noted = [
         AgentMoment(BEGIN + 1, 0, None, JobMoment("3R", hosts=("n1", "n2", "n3"))),
         AgentMoment(BEGIN + 50, 0, None, JobMoment("RLR")),
-        AgentMoment(BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2")),
+        AgentMoment(
+            BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2", straggler_host="n2")
+        ),
     ]
     page = page_of([launch], [AgentHistory("71.0", 0, "n1", tuple(noted))])
     told = [(kind, text) for _, kind, text, _ in page.events]

@@ -7,13 +7,13 @@ earlier rounds have failed while they were resuming from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited
-from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
+from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict, checksum
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
 
@@ -39,7 +39,9 @@ class CheckpointChoice:
         self.asked = 0  # how often the agents were asked to look
         self._look: Look | None = None  # what the agents were asked to look at
         self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
-        self._avoid: dict[int, str] = {}  # why each is passed over, by the checksum of its mark
+        # Why each is passed over that has not failed, by the checksum of its mark.
+        self._avoid: dict[int, str] = {}
+        self._failed: set[int] = set()  # the same of those that have
         self._tally_before: Tally | None = None  # the tally before the first choice was rejected
         self._accepts_rejected = False  # there is nothing better
         self._unseen = ""  # why a checkpoint was passed over that some agent does not see
@@ -50,25 +52,22 @@ class CheckpointChoice:
         self._notice_at = math.inf
 
     def begin(self, now: float) -> list[Effect]:
-        self._avoid = self._rejected
+        self._avoid, self._failed = {}, set(self.budget.tally.avoided)
         self._tally_before, self._accepts_rejected, self._unseen = None, False, ""
         self._since = now
         self._notice_at = now + self.job.timing.first_notice
         return self._search()
 
     @property
-    def _rejected(self) -> dict[int, str]:
-        return dict.fromkeys(self.budget.tally.avoided, FAILED_TWICE)
-
-    @property
     def search(self) -> ChooseCheckpoint:
         """A search for the newest checkpoint while a round is running."""
-        return ChooseCheckpoint(tuple(self._rejected.items()))
+        return ChooseCheckpoint(_passed_over(self.budget.tally.avoided))
 
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
         self.done = False
-        return [ChooseCheckpoint(tuple(self._avoid.items()))]
+        avoid = (*_passed_over(sorted(self._failed)), *self._avoid.items())
+        return [ChooseCheckpoint(avoid)]
 
     # Time
 
@@ -116,7 +115,8 @@ class CheckpointChoice:
         if not self._accepts_rejected and self.budget.rejects(choice):
             self._tally_before = self.budget.tally
             self.budget.avoid(choice)
-            return self._pass_over(choice, FAILED_TWICE)
+            self._failed.add(checksum(choice.mark))
+            return self._search()
         if self.job.local and self.job.nodes > 1 and choice.step is None:
             return self._pass_over(choice, NO_STEP_IN_NAME)
         present = participants()
@@ -129,16 +129,17 @@ class CheckpointChoice:
         return self._search()
 
     def _none_found(self) -> list[Effect] | None:
-        if not self._accepts_rejected and FAILED_TWICE in self._avoid.values():
+        if not self._accepts_rejected and self._failed:
             # A rejected checkpoint is better than none. The rejection in this round is undone.
             self._accepts_rejected = True
             self.budget.tally = self._tally_before or self.budget.tally
-            self._avoid = {mark: why for mark, why in self._avoid.items() if why != FAILED_TWICE}
+            self._failed = set()
             return self._search()
         if self._unseen and not self.job.local:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
             reason += "that all nodes share? (--checkpoint-local is for one on each node)"
-            self.verdict = Verdict(EXIT_LOST, reason, restarts=self.budget.total)
+            total = self.budget.total
+            self.verdict = Verdict(EXIT_LOST, reason, Origin.TROUBLE, restarts=total)
             return None
         self.done = True
         return None
@@ -201,3 +202,8 @@ class CheckpointChoice:
         if self._look is None or share is None:
             return self._look
         return replace(self._look, share=share)
+
+
+def _passed_over(failed: Iterable[int]) -> tuple[tuple[int, str], ...]:
+    """Return what a search is asked to avoid; `failed` are the checksums of their marks."""
+    return tuple((mark, FAILED_TWICE) for mark in failed)

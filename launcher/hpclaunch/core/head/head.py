@@ -44,7 +44,7 @@ from ..protocol.facts import (
     RestartDecided,
 )
 from ..protocol.messages import PlaceGiven, Report
-from ..protocol.model import Ending, Grow, Job, Phase, Request, Verdict
+from ..protocol.model import Grow, Job, Origin, Phase, Request, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count
 from . import restarts
@@ -342,7 +342,8 @@ class Head:
         match request:
             case Request.STOP:
                 reason = "ended by hpclaunch stop"
-                self.verdict = Verdict(128 + signal.SIGTERM, reason, restarts=self.budget.total)
+                code, total = 128 + signal.SIGTERM, self.budget.total
+                self.verdict = Verdict(code, reason, Origin.STOP, restarts=total)
                 return []
             case Request.RESTART:
                 self._current_round.ends.add(EndReason.ASKED)
@@ -373,7 +374,7 @@ class Head:
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
-            if self.verdict is not None and self.verdict.ending is Ending.SIGTERM:
+            if self.verdict is not None and self.verdict.origin is Origin.SIGTERM:
                 self.notices.ask_again(now)
         if report.term > self.term and self.lease.holds(now):
             # The agent led in a later term, or followed such a head, but we have the quorum. It
@@ -662,7 +663,7 @@ class Head:
                 return self._end(now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         reason = f"all workers ended with 0{again}"
-        self.verdict = Verdict(0, reason, restarts=self.budget.total, ending=Ending.FINISHED)
+        self.verdict = Verdict(0, reason, Origin.DONE, restarts=self.budget.total)
         return self._end(now)
 
     @property

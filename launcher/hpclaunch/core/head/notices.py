@@ -26,6 +26,7 @@ from ..protocol.model import (
     Job,
     JobState,
     NoticeAnswer,
+    Origin,
     Phase,
     StepNotice,
     Verdict,
@@ -41,6 +42,7 @@ TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
 # Ends of a job other than the time limit, in the words of messages.
 OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
+ORIGINS = {JobState.PREEMPTED: Origin.PREEMPTION, JobState.REQUEUED: Origin.REQUEUE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +136,14 @@ class Notices:
 
     def heard_out_at(self, verdict: Verdict) -> float:
         """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
-        heeded = verdict.ending is Ending.SIGTERM and self.waits_for_slurm
+        heeded = verdict.origin is Origin.SIGTERM and self.waits_for_slurm
         return self._warned_at + self.timing.search if heeded else -math.inf
 
     def reconsidered(self, verdict: Verdict) -> Verdict:
-        """Replace Ending.SIGTERM by the ending that it stands for, according to Slurm."""
-        if verdict.ending is not Ending.SIGTERM:
+        """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
+        if verdict.origin is not Origin.SIGTERM:
             return verdict
-        return replace(verdict, ending=self._ending if self.comes_later else Ending.STOPPED)
+        return replace(verdict, origin=self._origin if self.comes_later else Origin.SIGNAL)
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
         if not event.late:
@@ -220,7 +222,7 @@ class Notices:
             return None
         signum, host = self._warned
         reason = f"ended by {signal_name(signum)} on {host}"
-        return Verdict(128 + signum, reason, restarts=restarts, ending=Ending.SIGTERM)
+        return Verdict(128 + signum, reason, Origin.SIGTERM, restarts=restarts)
 
     # Notice
 
@@ -415,7 +417,7 @@ class Notices:
             return None
         reason = f"{self._left}, and nothing was saved since"
         code = 128 + signal.SIGTERM
-        return Verdict(code, reason, restarts=restarts, ending=self._ending)
+        return Verdict(code, reason, self._origin, restarts=restarts)
 
     def verdict_of_saving(
         self, saved: CheckpointChosen | None, now: float, restarts: int
@@ -426,7 +428,7 @@ class Notices:
         if saved is None or not self._is_new(saved, now):
             return None
         reason = f"saved, {self._left}, with {saved.path}"
-        return Verdict(EXIT_SAVED, reason, restarts=restarts, ending=self._ending)
+        return Verdict(EXIT_SAVED, reason, self._origin, restarts=restarts)
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
         """The workers are ended, or there is no time for another round."""
@@ -439,11 +441,11 @@ class Notices:
             code = 128 + signal.SIGTERM
             if self._given_at < math.inf and self.job.saves:
                 reason += f"; nothing was saved after the notice{self._where}"
-        return Verdict(code, reason, restarts=restarts, ending=self._ending)
+        return Verdict(code, reason, self._origin, restarts=restarts)
 
     @property
-    def _ending(self) -> Ending:
-        return Ending.PREEMPTION if self._announced in OTHER_ENDS else Ending.TIME_LIMIT
+    def _origin(self) -> Origin:
+        return ORIGINS.get(self._announced, Origin.TIME_LIMIT)
 
     @property
     def _where(self) -> str:

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from ..protocol.facts import EndReason, RoundEnded
-from ..protocol.model import EXIT_USAGE, Culprit, Ending, Failure, Verdict
+from ..protocol.model import Culprit, Failure, Origin, Verdict
 from .last_lines import EndCause, cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
@@ -19,6 +19,20 @@ FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 # A job can end with each cause, a round with the others only.
 _OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
+# Of a job that did not fail by a worker. Others have a cause of their own, or OTHER.
+CAUSES = {
+    Origin.DONE: EndCause.DONE,
+    Origin.TIME_LIMIT: EndCause.TIME_LIMIT,
+    Origin.PREEMPTION: EndCause.PREEMPTED,
+    Origin.REQUEUE: EndCause.REQUEUED,
+    Origin.NODE_LOST: EndCause.LOST,
+    Origin.NODE_UNFIT: EndCause.UNFIT,
+    Origin.HEAD_LOST: EndCause.LOST,
+    Origin.STOP: EndCause.USER,
+    Origin.SIGNAL: EndCause.USER,
+    Origin.SIGTERM: EndCause.USER,
+    Origin.USAGE: EndCause.USAGE,
+}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -93,22 +107,8 @@ def of_round(end: RoundEnded) -> Diagnosis:
 
 
 def of_job(verdict: Verdict) -> Diagnosis:
-    """Why a job ended; the verdict's reason says the rest."""
-    reason = verdict.reason
-    if verdict.code == 0:
-        return Diagnosis(EndCause.DONE, reason)
+    """Return why a job ended."""
     if verdict.cause is not None:
         found = of_failure(verdict.cause)
-        return Diagnosis(found.cause, found.text or reason, found.evidence)
-    if verdict.ending is Ending.PREEMPTION:
-        is_requeued = "Slurm requeues it" in reason
-        return Diagnosis(EndCause.REQUEUED if is_requeued else EndCause.PREEMPTED, reason)
-    if verdict.ending is Ending.TIME_LIMIT:
-        return Diagnosis(EndCause.TIME_LIMIT, reason)
-    if verdict.code == EXIT_USAGE:
-        return Diagnosis(EndCause.USAGE, reason)
-    if "ended by " in reason:  # a signal, or hpclaunch stop
-        return Diagnosis(EndCause.USER, reason)
-    if re.search(r"\blost\b|nodes? (?:is|are) left|the head on", reason):
-        return Diagnosis(EndCause.LOST, reason)
-    return Diagnosis(EndCause.OTHER, reason)
+        return Diagnosis(found.cause, found.text or verdict.reason, found.evidence)
+    return Diagnosis(CAUSES.get(verdict.origin, EndCause.OTHER), verdict.reason)

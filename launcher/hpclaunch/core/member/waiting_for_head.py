@@ -6,7 +6,7 @@ import math
 
 from ..protocol.effects import Diagnose, Effect, Record
 from ..protocol.facts import HeadAwaited
-from ..protocol.model import EXIT_LOST, HEAD, Job, Place, Trouble, Verdict
+from ..protocol.model import EXIT_LOST, HEAD, Job, Origin, Place, Trouble, Verdict
 from ..protocol.wording import signal_name
 
 
@@ -60,15 +60,14 @@ class Waiting:
         """Return how the job ends for this agent, which has never heard a head."""
         if signum:
             name = signal_name(signum)
-            return Verdict(128 + signum, f"ended by {name} while waiting for {self.head}")
+            reason = f"ended by {name} while waiting for {self.head}"
+            return Verdict(128 + signum, reason, Origin.SIGNAL)
         if trouble:
-            return Verdict(trouble.code, trouble.reason)
-        reason = self._diagnosis or (
+            return trouble.verdict()
+        why = self._diagnosis or (
             "is hpclaunch running there, can the hosts reach each other, and do they see the same "
             "secret file?"
         )
         waited = now - self._since
-        return Verdict(
-            EXIT_LOST,
-            f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {reason}",
-        )
+        reason = f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {why}"
+        return Verdict(EXIT_LOST, reason, Origin.HEAD_LOST)

@@ -114,7 +114,41 @@ class Ending(str, Enum):
     FAILURE = "failure"
     NODE_FAILURE = "node-failure"
     STOPPED = "stopped"  # by a user, or because of a mistake
-    SIGTERM = "sigterm"  # sent by a user or by Slurm: replaced by another ending once that is known
+
+
+class Origin(str, Enum):
+    """What has ended the job. Whoever decides that it ends says so."""
+
+    DONE = "done"  # all workers ended with 0
+    FAILURE = "failure"  # of the workers
+    TIME_LIMIT = "time limit"
+    PREEMPTION = "preemption"
+    REQUEUE = "requeue"  # by somebody else
+    NODE_LOST = "node lost"  # too few are left
+    NODE_UNFIT = "node unfit"  # too few are left
+    HEAD_LOST = "head lost"  # or it has never been heard
+    ABSENT = "absent"  # agents have not come, or cannot be reached
+    STOP = "stop"  # hpclaunch stop
+    SIGNAL = "signal"  # sent by a user, or by Slurm when a job is cancelled
+    SIGTERM = "sigterm"  # replaced by another origin once Slurm has said what it means
+    USAGE = "usage"  # a mistake of the user
+    TROUBLE = "trouble"  # any other, of an agent
+
+    @property
+    def ending(self) -> Ending:
+        """The kind of end that a user knows."""
+        return ENDINGS.get(self, Ending.STOPPED)
+
+
+ENDINGS = {
+    Origin.DONE: Ending.FINISHED,
+    Origin.FAILURE: Ending.FAILURE,
+    Origin.TIME_LIMIT: Ending.TIME_LIMIT,
+    Origin.PREEMPTION: Ending.PREEMPTION,
+    Origin.REQUEUE: Ending.PREEMPTION,
+    Origin.NODE_LOST: Ending.NODE_FAILURE,
+    Origin.NODE_UNFIT: Ending.NODE_FAILURE,
+}
 
 
 class JobState(str, Enum):
@@ -301,6 +335,11 @@ class Trouble:
     code: int
     reason: str
 
+    def verdict(self, restarts: int = 0) -> Verdict:
+        """Return how the job ends because of it."""
+        origin = Origin.USAGE if self.code == EXIT_USAGE else Origin.TROUBLE
+        return Verdict(self.code, self.reason, origin, restarts=restarts)
+
 
 class Sequel(str, Enum):
     """What agents do once the job is over for them."""
@@ -331,13 +370,17 @@ class Verdict:
 
     code: int  # the exit code
     reason: str  # one line, without the name of our program
+    origin: Origin
     cause: Failure | None = None  # the first failure of the last round
     consequences: tuple[Failure, ...] = ()  # the later ones, without their output
     restarts: int = 0
-    ending: Ending = Ending.STOPPED
     signum: int = signal.SIGTERM  # the signal for workers that still run
     sequel: Sequel = Sequel.LEAVE
     left: float = 0.0  # seconds until Slurm ends the job, where agents linger
+
+    @property
+    def ending(self) -> Ending:
+        return self.origin.ending
 
     def moved(self, by: float) -> Verdict:
         """Return the same on a clock that is ahead by so many seconds."""

@@ -339,9 +339,8 @@ def _of_stragglers(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
     last = ""
     for at, job in sorted(jobs, key=lambda each: each[0]):
         if job.straggler and job.straggler != last:
-            host = job.straggler.rpartition(" ")[2]
             text = plain(f"the others wait for {job.straggler}, step after step")
-            yield _Happening(at, "straggler", text, host)
+            yield _Happening(at, "straggler", text, job.straggler_host)
         last = job.straggler
 
 
