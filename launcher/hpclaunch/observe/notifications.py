@@ -51,6 +51,7 @@ class Notifications:
     def __init__(self) -> None:
         self._round = 0
         self._nodes = 0  # of the round
+        self._keeps_spares = False
         self._spares: set[str] = set()
         self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds did
 
@@ -69,6 +70,7 @@ class Notifications:
             case facts.RoundBegan():
                 yield from self._exhausted(set(fact.spares), fact.round, fact.nodes)
                 self._round, self._nodes = fact.round, fact.nodes
+                self._keeps_spares = fact.keeps_spares
                 yield Topic.ROUND_BEGAN, _began(fact), fact.round, _details_of_begin(fact)
             case facts.RoundEnded() if fact.is_early:
                 yield from self._round_ended(fact, now)
@@ -78,15 +80,17 @@ class Notifications:
                 yield Topic.STRAGGLER, words(fact), self._round, _who(host, rank)
             case facts.NoticeGiven(left=left):
                 yield Topic.NOTICE, words(fact), fact.round, {"seconds_left": round(left, 1)}
-            case facts.NodesCordoned(kind=kind, why=unfit):
+            case facts.NodesCordoned(round=number, kind=kind, why=unfit):
                 why = unfit or CORDONED[kind]
                 for host in fact.hosts:
                     text, about = f"{host} is cordoned: {why}", {"node": host, "reason": why}
-                    yield Topic.NODE_CORDONED, text, self._round, {**about}
+                    yield Topic.NODE_CORDONED, text, number, {**about}
                 if kind is facts.CordonKind.UNFIT:
                     yield from self._exhausted(self._spares.difference(fact.hosts))
             case facts.NodeLost(host=host):
                 yield from self._exhausted(self._spares - {host})
+            case facts.NodeCameBack(host=host) if self._keeps_spares:
+                self._spares.add(host)
             case facts.JobEnded():
                 yield _job_ended(fact)
 

@@ -47,7 +47,7 @@ from hpclaunch.observe.console import Console
 
 IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE
 STOPPING = Phase.STOPPING
-BEGAN = RoundBegan(0, "n[0-1]", 2, 4, (), (), (), "", "", (), "", 1, saves=False)
+BEGAN = RoundBegan(0, "n[0-1]", 2, 4, (), (), False, (), "", "", (), "", 1, saves=False)
 ILL = "GPU 1 ECC: 3 uncorrected memory errors"
 
 

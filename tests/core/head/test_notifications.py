@@ -17,7 +17,7 @@ from hpclaunch.core.protocol.events import (
     Requested,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import Ending, Request, Requeueing
+from hpclaunch.core.protocol.model import Ending, Grow, Request, Requeueing
 from hpclaunch.observe.notifications import Topic
 
 
@@ -210,3 +210,24 @@ def test_a_job_that_is_requeued_says_so_in_place_of_its_end():
     assert requeued.topic is Topic.JOB_REQUEUED
     assert requeued.details["result"] == "time-limit"
     assert Topic.JOB_OVER not in topics(crew)
+
+
+def test_a_spare_that_comes_back_can_be_the_last_one_again():
+    crew = training("n0 n1 n2", fewest=2, most=2, grow=Grow.NEVER)
+    for _ in range(2):
+        crew.cut([2], [0, 1])
+        crew.until(crew.now + 30.0)
+        crew.mend()
+        crew.until(crew.now + 30.0)
+    assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 2
+
+
+def test_a_node_that_is_unfit_from_the_start_of_another_run():
+    crew = Crew("n0 n1 n2", fewest=2, first_round=5, health=True)
+    crew.start(0, 1, 2)
+    crew.tell(2, HealthFound("a GPU is broken"))
+    for agent in (0, 1):
+        crew.tell(agent, HealthFound())
+    crew.until(8.0)
+    (cordoned,) = [notify for notify in crew.told if notify.topic is Topic.NODE_CORDONED]
+    assert cordoned.round == 5

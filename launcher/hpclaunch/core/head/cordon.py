@@ -17,24 +17,28 @@ class UnfitNodes:
         self.job = job
         self._recorded: set[int] = set()
 
-    def note(self, peer: Peer) -> list[Effect]:
-        """Record that the agent's node is cordoned, if it is unfit and that is new."""
+    def note(self, peer: Peer, number: int) -> list[Effect]:
+        """Record that the agent's node is cordoned, if it is unfit and that is new. `number` is the
+        round, as in the fact.
+        """
         if not peer.unfit or peer.place.node in self._recorded:
             return []
         self._recorded.add(peer.place.node)
         job = self.job
-        fact = NodesCordoned((peer.host,), CordonKind.UNFIT, peer.unfit, job.slurm_id, job.alone)
-        return [Record(fact)]
+        more = (peer.unfit, job.slurm_id, job.alone)
+        return [Record(NodesCordoned(number, (peer.host,), CordonKind.UNFIT, *more))]
 
 
-def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind) -> list[Effect]:
-    """Cordon nodes for which there are spares, until too few others are left."""
+def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) -> list[Effect]:
+    """Cordon nodes for which there are spares, until too few others are left. `number` is the
+    round, as in the fact.
+    """
     hosts = tuple(hosts)
     for peer in roster:
         if peer.host in hosts:
             peer.cordoned = kind
     roster.changed()
-    return [Record(NodesCordoned(hosts, kind))]
+    return [Record(NodesCordoned(number, hosts, kind))]
 
 
 def uncordon(roster: Roster) -> None:

@@ -385,7 +385,7 @@ class Head:
         noted = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
         if (peer.lost and not was_lost) or peer.unfit:
             self._end_round_without(peer)
-        return effects + self._unfit.note(peer) + noted
+        return effects + self._unfit.note(peer, self.round) + noted
 
     def _note_save(self, newest: CheckpointChosen, now: float) -> None:
         self.onlookers.chose(newest, now)
@@ -656,7 +656,7 @@ class Head:
                 self.verdict = None
                 drained, effects = self._relievable(current), list[Effect]()
                 if drained:
-                    effects = cordon(self.roster, drained, CordonKind.DRAINING)
+                    effects = cordon(self.roster, drained, CordonKind.DRAINING, self.round)
                 self._enter(Stage.STOPPING, now)
                 return effects + self._order_all(now)
             if self.verdict is not None:
@@ -704,9 +704,9 @@ class Head:
         hosts = self.growth.newcomers(current.groups, current.number)
         slow, drained = self._replaceable_straggler(current), self._relievable(current)
         if drained and self.growth.has_new_checkpoint:
-            effects = cordon(self.roster, drained, CordonKind.DRAINING)
+            effects = cordon(self.roster, drained, CordonKind.DRAINING, self.round)
         elif slow and self.growth.has_new_checkpoint:
-            effects = cordon(self.roster, [slow], CordonKind.SLOW)
+            effects = cordon(self.roster, [slow], CordonKind.SLOW, self.round)
         elif hosts and self.growth.is_worthwhile:
             effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
         elif drained or slow or (hosts and self.job.grow is Grow.CHECKPOINT):
@@ -796,9 +796,10 @@ class Head:
             node_delay=node_delay,
             outage_delay=outage_delay,
         )
-        suspect = self.budget.suspect
-        cordoned = cordon(self.roster, [suspect], CordonKind.FAILING) if suspect else []
-        return [Record(fact), *cordoned]
+        if not self.budget.suspect:
+            return [Record(fact)]
+        hosts, kind = [self.budget.suspect], CordonKind.FAILING
+        return [Record(fact), *cordon(self.roster, hosts, kind, self.round)]
 
     def _end_in_time(self, now: float) -> list[Effect]:
         """End the job before Slurm does, once it is known what was saved since the notice."""

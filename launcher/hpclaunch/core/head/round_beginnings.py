@@ -28,8 +28,8 @@ def began(
     came, gone = changes(last, current.groups, hosts)
     is_first = current.number == 0
     differ = len({part.local_world_size for _, part in parts}) > 1
-    has_spares = 0 < job.most < job.nodes
-    spares = roster.nodes.difference(current.groups) if has_spares else ()
+    keeps_spares = 0 < job.most < job.nodes
+    spares = roster.nodes.difference(current.groups) if keeps_spares else ()
     return RoundBegan(
         current.number,
         hosts=anyone.hosts,
@@ -37,6 +37,7 @@ def began(
         ranks=anyone.world_size,
         came=came,
         gone=gone,
+        keeps_spares=keeps_spares,
         spares=tuple(hosts[node] for node in sorted(spares)),
         checkpoint=checkpoint.path,
         rule=checkpoint.rule,

@@ -49,7 +49,8 @@ class RoundBegan:
     ranks: int
     came: tuple[str, ...]  # hosts that were not in the round before
     gone: tuple[str, ...]  # hosts that were
-    spares: tuple[str, ...]  # hosts beyond the most that a round may have
+    keeps_spares: bool  # the job has more nodes than a round may have
+    spares: tuple[str, ...]  # of these, the hosts that could take part
     checkpoint: str  # "": none
     rule: str  # by which it is the newest
     passed_over: tuple[str, ...]  # newer ones, as "name: why"
@@ -195,6 +196,7 @@ class CordonKind(str, Enum):
 
 @value(frozen=True, slots=True)
 class NodesCordoned:
+    round: int  # the last one or, between two rounds, the next
     hosts: tuple[str, ...]
     kind: CordonKind
     why: str = ""  # one is unfit
