@@ -29,18 +29,8 @@ class Console:
 
     def lines(self, fact: facts.Fact) -> list[str]:
         """Return the messages; [] for a fact that is only counted."""
-        match fact:
-            case facts.RoundBegan():
-                return _round_began(fact)
-            case facts.RestartDecided():
-                return [_restart(fact), *self._advice(fact.cause)]
-            case facts.JobEnded():
-                return _job_ended(fact)
-            case facts.RoundEnded():
-                return []
-            case facts.NodesCordoned():
-                return [] if fact.alone else [cordoned(fact)]
-        return [words(fact)]
+        found = messages(fact)
+        return found + self._advice(fact.cause) if isinstance(fact, facts.RestartDecided) else found
 
     def _advice(self, cause: Failure) -> list[str]:
         """Return advice on a failure of the script, before the restart: it may fail again."""
@@ -51,107 +41,95 @@ class Console:
         return [f"advice: {advice}"]
 
 
-Worded = (
-    facts.RequestGranted
-    | facts.NodesJoin
-    | facts.HangFound
-    | facts.StragglerNamed
-    | facts.StragglerRecovered
-    | facts.LeftoversFound
-    | facts.WorkersSurvive
-    | facts.DrainFound
-    | facts.NodeLost
-    | facts.NodeCameBack
-    | facts.NodesSilent
-    | facts.NodeHeard
-    | facts.AgentsAwaited
-    | facts.NodesAwaited
-    | facts.QuorumAwaited
-    | facts.CheckpointSought
-    | facts.ReadersAwaited
-    | facts.HeadChanged
-    | facts.HeadDeposed
-    | facts.HeadLeaves
-    | facts.HeadAwaited
-    | facts.EndAnnounced
-    | facts.NoticeGiven
-    | facts.RequeueImpossible
-)
-
-
-def words(fact: Worded) -> str:
-    """Return the message of a fact that always has one."""
+def messages(fact: facts.Fact) -> list[str]:
+    """Return the messages without advice; most facts have one."""
     match fact:
         # The rounds
+        case facts.RoundBegan():
+            return _round_began(fact)
+        case facts.RoundEnded():
+            return []
+        case facts.RestartDecided():
+            return [_restart(fact)]
         case facts.RequestGranted(request=request):
-            return GRANTED[request]
+            return [GRANTED[request]]
         case facts.NodesJoin(hosts=hosts):
-            return f"ending the round, to go on with {some(hosts, NAMES)}"
+            return [f"ending the round, to go on with {some(hosts, NAMES)}"]
         # The workers
         case facts.HangFound():
-            return _hang(fact)
+            return [_hang(fact)]
         case facts.StragglerNamed(host=host, rank=rank, seconds=seconds, pace=pace, why=why):
             waits = f"the others wait for it, {seconds:.2g} s of each step of {pace:.2g} s"
             first = f"{_who(host, rank)} is a straggler: {waits}"
-            return "\n  ".join(filter(None, [first, why]))
+            return ["\n  ".join(filter(None, [first, why]))]
         case facts.StragglerRecovered(host=host, rank=rank):
-            return f"{_who(host, rank)} is no longer a straggler"
+            return [f"{_who(host, rank)} is no longer a straggler"]
         case facts.LeftoversFound():
-            return _leftovers(fact)
+            return [_leftovers(fact)]
         case facts.WorkersSurvive(host=host, why=why):
-            return f"on {host}, {why}"
+            return [f"on {host}, {why}"]
         # The nodes
+        case facts.NodesCordoned():
+            return [] if fact.alone else [_cordoned(fact)]
         case facts.DrainFound(hosts=hosts):
             then = "once they have saved, the job goes on with a spare"
-            return f"Slurm drains {some(hosts, NAMES)}: the workers are given notice, and {then}"
+            return [f"Slurm drains {some(hosts, NAMES)}: the workers are given notice, and {then}"]
         case facts.NodeLost(why=why):
-            return why
+            return [why]
         case facts.NodeCameBack(host=host):
-            return f"{host} is back"
+            return [f"{host} is back"]
         case facts.NodeHeard(host=host):
-            return f"{host} is heard again"
+            return [f"{host} is heard again"]
         case facts.NodesSilent(hosts=hosts, silent=silent, left=left):
             then = f"counts as lost in {left:.0f} s (--loss-timeout)"
-            return f"{some(hosts, NAMES)}: silent for {silent:.0f} s; {then}"
+            return [f"{some(hosts, NAMES)}: silent for {silent:.0f} s; {then}"]
         # The wait for a round
         case facts.AgentsAwaited(here=here, agents=agents, waited=waited, why=why):
             there = "; ".join(filter(None, [f"{here} of {agents} agents are here", why]))
-            return f"waiting for {some(fact.hosts, NAMES)} ({waited:.0f} s so far); {there}"
+            return [f"waiting for {some(fact.hosts, NAMES)} ({waited:.0f} s so far); {there}"]
         case facts.NodesAwaited(hosts=hosts, here=here, fewest=fewest, left=left):
             there = f"{here} of {fewest} nodes are here"
-            return f"waiting for {some(hosts, NAMES)}: {there}; {left:.0f} s more"
+            return [f"waiting for {some(hosts, NAMES)}: {there}; {left:.0f} s more"]
         case facts.QuorumAwaited(hosts=hosts, left=left):
             why = "too few are left to go on without them"
-            return f"waiting for {some(hosts, NAMES)}: {why}; {left:.0f} s more"
+            return [f"waiting for {some(hosts, NAMES)}: {why}; {left:.0f} s more"]
         case facts.CheckpointSought(waited=waited):
-            return f"looking for a complete checkpoint ({waited:.0f} s so far)"
+            return [f"looking for a complete checkpoint ({waited:.0f} s so far)"]
         case facts.ReadersAwaited(hosts=hosts, path=path, waited=waited):
-            return f"waiting for {some(hosts, NAMES)} to look at {path} ({waited:.0f} s so far)"
+            return [f"waiting for {some(hosts, NAMES)} to look at {path} ({waited:.0f} s so far)"]
         # The head
         case facts.HeadChanged(lost=lost, head=head):
-            return f"the head on {lost} was lost: {head} leads now"
+            return [f"the head on {lost} was lost: {head} leads now"]
         case facts.HeadDeposed(host=host, head=head):
             them = f"with the agents that {host} could not reach"
-            return f"{host} leads no more: {head} does, {them}"
+            return [f"{host} leads no more: {head} does, {them}"]
         case facts.HeadLeaves(host=host, why=why):
-            return f"on {host}, which leads: {why}: {host} leaves, and another leads"
+            return [f"on {host}, which leads: {why}: {host} leaves, and another leads"]
         case facts.HeadAwaited(host=host, head=head, waited=waited, why=why):
             known = f": {why}" if why else ""
-            return f"{host} has waited {waited:.0f} s for the head on {head}{known}"
+            return [f"{host} has waited {waited:.0f} s for the head on {head}{known}"]
         # The end of the job
+        case facts.JobEnded():
+            return _job_ended(fact)
         case facts.EndAnnounced(state=state, left=left):
             how = "near its time limit" if state is JobState.RUNNING else state.value
-            return f"the job is {how}: it ends in {left:.0f} s"
+            return [f"the job is {how}: it ends in {left:.0f} s"]
         case facts.NoticeGiven(step=step, state=state, left=left):
             is_limit = state is JobState.RUNNING
             what = "the time limit is" if is_limit else f"the job is {state.value}, and ends"
             where = f" before step {step:,}" if step else ""
-            return f"the workers are given notice{where}: {what} in {left:.0f} s"
+            return [f"the workers are given notice{where}: {what} in {left:.0f} s"]
         case facts.RequeueImpossible(slurm_id=job):
-            return (
+            return [
                 f"job {job} cannot be requeued, so --requeue has no effect: submit it with sbatch "
                 "--requeue, or as a chain of jobs (hpclaunch sbatch --chain)"
-            )
+            ]
+
+
+def words(fact: facts.Fact) -> str:
+    """Return the message of a fact that has one."""
+    (message,) = messages(fact)
+    return message
 
 
 def _who(host: str, rank: int) -> str:
@@ -246,7 +224,7 @@ def _leftover(leftover: Leftover) -> str:
 # The nodes
 
 
-def cordoned(fact: facts.NodesCordoned) -> str:
+def _cordoned(fact: facts.NodesCordoned) -> str:
     """Return the message, of a node that is unfit with a command for the administrator."""
     hosts = some(fact.hosts, NAMES)
     match fact.kind:
