@@ -15,12 +15,15 @@ import pytest
 
 from hpclaunch.cli import COMMANDS, main, options, run
 from hpclaunch.cli.parser import Parser
+from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
+from hpclaunch.core.protocol.model import Origin
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 from hpclaunch.system.logs.fact_files import KINDS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+INNER = (Origin.SIGTERM,)  # no verdict has it in the end
 INDEX = DOCS / "README.md"
 PAGES = [
     README,
@@ -211,3 +214,5 @@ def test_every_fact_is_described_with_all_of_its_fields() -> None:
     for name, kind in KINDS.items():
         missing = {field.name for field in dataclasses.fields(kind)} - described[name]
         assert not missing, f"{name}: {missing}"
+    for kinds in (CordonKind, EndReason, LeftoverStep, Origin):
+        assert not [each for each in kinds if f"`{each.value}`" not in table and each not in INNER]
