@@ -177,11 +177,6 @@ class Head:
         return self._takeover is None or self._takeover.is_confirmed
 
     @property
-    def taken_over(self) -> Takeover | None:
-        """How this agent has begun to lead, if in place of a head that had begun rounds."""
-        return self._takeover if self._takeover is not None and self._takeover.begun else None
-
-    @property
     def is_short(self) -> bool:
         """Whether too few nodes are there for a round."""
         return self._rendezvous.is_short
