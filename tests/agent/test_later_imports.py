@@ -16,11 +16,11 @@ from hpclaunch.agent.later_imports import AFTER, MODULES, LaterImports
 PACKAGE = Path(hpclaunch.__file__).parent
 # Imported by a start, where it is needed at all.
 NEEDED_AT_ONCE = {
-    "core.head.announcing",
     "core.placement.mps_shares",
     "core.snapshot.job_snapshot",  # with those that make one
     "core.views.live_line",
     "core.views.text_style",
+    "observe.notifications",
     "system.gpus.gpu_watcher_client",
     "system.gpus.mps",
     "system.network.lookup",
@@ -42,7 +42,7 @@ def imported_in_functions(file: Path):
                 yield below if there else base.strip(".")
 
 
-@pytest.mark.parametrize("folder", ["agent", "core"])
+@pytest.mark.parametrize("folder", ["agent", "core", "observe"])
 def test_everything_is_imported_by_then(folder):
     files = [f for f in (PACKAGE / folder).rglob("*.py") if f.name != "metrics_service.py"]
     later = {module for file in files for module in imported_in_functions(file)}

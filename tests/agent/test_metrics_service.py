@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from hpclaunch.agent.metrics_service import FRESH, Known, MetricsService
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.facts import EndReason, RoundEnded
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import JobSnapshot, LaunchSnapshot
 from hpclaunch.system.exposition import Exposition
@@ -134,7 +135,7 @@ def test_the_time_under_earlier_heads_is_told_too():
 
 def test_ends_of_rounds_are_counted_although_a_book_forgets_old_ones():
     entry = spent(0, 10, Category.TRAINING, 0)
-    ends = [RoundEnd(n, float(n), float(n), ("growth",)) for n in range(5)]
+    ends = [RoundEnded(n, float(n), float(n), (EndReason.GROWTH,)) for n in range(5)]
     look = packing.pack(LAUNCH)
     known = Known(b"nobody", ranks=False)
     for told in (ends[:3], ends[1:4], ends[3:]):

@@ -2,7 +2,7 @@
 
 from hpclaunch.agent import post_mortem
 from hpclaunch.core.head.restarts import Budget
-from hpclaunch.core.protocol.model import EXIT_USAGE, Culprit, Failure, Verdict
+from hpclaunch.core.protocol.model import EXIT_USAGE, Culprit, Failure, Origin, Verdict
 
 
 def failure(rank, tail="", code=1, signal=0, **fields):
@@ -17,7 +17,9 @@ def at_head(verdict):
 
 def test_the_whole_story_with_what_to_do():
     tail = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'"
-    verdict = Verdict(1, "rank 0 on n0 exited with code 1", failure(0, tail), (failure(1),))
+    verdict = Verdict(
+        1, "rank 0 on n0 exited with code 1", Origin.FAILURE, failure(0, tail), (failure(1),)
+    )
     lines = at_head(verdict).splitlines()
     assert lines[:4] == [
         "rank 0 on n0 exited with code 1 (exit code 1)",
@@ -36,12 +38,14 @@ def test_the_whole_story_with_what_to_do():
 
 
 def test_nothing_is_said_about_what_is_not_known():
-    verdict = Verdict(3, "rank 0 on n0 exited with code 3", failure(0, "loss is nan", code=3))
+    verdict = Verdict(
+        3, "rank 0 on n0 exited with code 3", Origin.FAILURE, failure(0, "loss is nan", code=3)
+    )
     assert "advice" not in at_head(verdict)
 
 
 def test_a_worker_that_was_killed_without_a_word():
-    verdict = Verdict(137, "rank 0 was killed", failure(0, code=137, signal=9))
+    verdict = Verdict(137, "rank 0 was killed", Origin.FAILURE, failure(0, code=137, signal=9))
     lines = at_head(verdict).splitlines()
     assert lines[1] == "  rank 0 wrote nothing"
     assert lines[2].startswith("  advice: only the kernel or a person kills like this.")
@@ -66,30 +70,32 @@ def test_a_fork_server_that_was_killed():
 
 
 def test_options_and_names_are_not_torn():
-    verdict = Verdict(1, "why", failure(0, "CUDA error: invalid device ordinal"))
+    verdict = Verdict(1, "why", Origin.FAILURE, failure(0, "CUDA error: invalid device ordinal"))
     words = at_head(verdict).split()
     assert {"LOCAL_RANK,", "CUDA_VISIBLE_DEVICES", "(--gpus-per-task=1),"} <= set(words)
 
 
 def test_the_others_say_one_line():
-    verdict = Verdict(1, "why", failure(0, "No module named 'x'"))
+    verdict = Verdict(1, "why", Origin.FAILURE, failure(0, "No module named 'x'"))
     said = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
     assert said == "n1: why (exit code 1)"
 
 
 def test_a_mistake_is_told_once():
-    verdict = Verdict(EXIT_USAGE, "no script x.py")
+    verdict = Verdict(EXIT_USAGE, "no script x.py", Origin.USAGE)
     assert at_head(verdict) == "error: no script x.py"
     assert post_mortem.account(verdict, code=EXIT_USAGE, host="n1", at_head=False, log_dir="") == ""
 
 
 def test_many_consequences_are_counted():
-    verdict = Verdict(1, "why", failure(0, "x"), tuple(failure(r) for r in range(1, 8)))
+    verdict = Verdict(
+        1, "why", Origin.FAILURE, failure(0, "x"), tuple(failure(r) for r in range(1, 8))
+    )
     (line,) = (x for x in at_head(verdict).splitlines() if "consequence" in x)
     assert line.endswith("rank 4 on n4 exited with code 1; and 3 more")
 
 
 def test_the_exit_code_is_that_of_the_launcher():
-    verdict = Verdict(137, "why", failure(0, "x", code=137, signal=9))
+    verdict = Verdict(137, "why", Origin.FAILURE, failure(0, "x", code=137, signal=9))
     said = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
     assert said == "n1: why (exit code 1)"

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hpclaunch.core.protocol.model import EXIT_SAVED, Job, Place, Sequel, Verdict
+from hpclaunch.core.protocol.model import EXIT_SAVED, Job, Origin, Place, Sequel, Verdict
 
 pytestmark = pytest.mark.starts
 
@@ -51,7 +51,7 @@ def agent(tmp_path):
             (tmp_path / name).chmod(0o755)
         environ = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
         environ |= {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-        verdict = Verdict(EXIT_SAVED, "", sequel=Sequel.REQUEUE)
+        verdict = Verdict(EXIT_SAVED, "", Origin.TIME_LIMIT, sequel=Sequel.REQUEUE)
         said = pickle.dumps((verdict, JOB, environ, leads)).hex()
         command = [sys.executable, "-c", PROGRAM, said, str(asked)]
         process = subprocess.Popen(

@@ -11,6 +11,9 @@ import pytest
 import saving
 from launching import LIMIT, hpclaunch, only_logs, outputs, script, start, until
 
+from hpclaunch.core.protocol.facts import EndReason
+from hpclaunch.core.protocol.model import Origin
+from hpclaunch.system.logs import fact_files
 from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
@@ -172,6 +175,18 @@ def test_the_journal_tells_the_story(tmp_path):
     assert [e["now"] for e in entries] == sorted(e["now"] for e in entries)
     assert only_logs(tmp_path).stat().st_mode & 0o777 == 0o700
     assert (only_logs(tmp_path) / "journal.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_facts_of_a_job(tmp_path):
+    hpclaunch("--nproc", 1, "--max-restarts", 1, script(tmp_path, "1/0"), cwd=tmp_path)
+    found = [recorded.fact for recorded in fact_files.read(only_logs(tmp_path))]
+    first, failed, restart, second, *_, over = found
+    assert (first.round, second.round, second.begins) == (0, 1, 2)
+    assert (failed.round, failed.reasons) == (0, (EndReason.FAILURE,))
+    assert failed.failures[0].tail.endswith("ZeroDivisionError: division by zero")
+    assert -60 < failed.failures[0].at <= failed.seen <= 0
+    assert (restart.used, restart.most) == (1, 1)
+    assert over.verdict.origin is Origin.FAILURE
 
 
 def test_a_log_directory_of_the_users_choice(tmp_path):

@@ -17,7 +17,7 @@ from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, living, script, 
 from hpclaunch.cli import log_directories
 from hpclaunch.cli.logs import _changed, _is_over
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
-from hpclaunch.core.protocol.model import Sequel, Verdict
+from hpclaunch.core.protocol.model import Origin, Sequel, Verdict
 from hpclaunch.system.logs import ledger_files
 from surroundings import environment
 
@@ -215,7 +215,7 @@ def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
     (directory / "launch.lock").touch()
     begin = 1.7e9 + len(directory.name)  # that of a later run is longer
     entry = LedgerEntry(begin, begin + 10, 1.0, {Category.TRAINING: 10.0}, 0)
-    verdict = Verdict(0, "all is done", sequel=sequel) if over else None
+    verdict = Verdict(0, "all is done", Origin.DONE, sequel=sequel) if over else None
     book = Book(0, entry.begin, entry.end, (entry,), verdict=verdict)
     ledger = directory / "ledger-agent-0.json"
     name = directory.name

@@ -52,7 +52,11 @@ def test_a_job_as_it_was(replayed, logs):
     assert (done.returncode, done.stderr) == (0, "")
     words = ["begins, ", "Started", "-> OpenStore", "phase idle -> running"]
     words += ["WorkerExited rank=1 code=137 signal=9", "-> StopWorkers"]
-    words += ["stage running -> stopping", "-> Say text='rank 1 on ", "-> Exit verdict="]
+    words += [
+        "stage running -> stopping",
+        "-> Record RestartDecided cause={round=0 rank=1 ",
+        "-> Exit verdict=",
+    ]
     words += [" events in "]
     at = 0
     for word in words:
@@ -230,7 +234,7 @@ def test_all_agents_of_a_job_one_of_which_was_killed(replayed, tmp_path):
     killed = family(agents[1])
     agents[1].kill()
     agents[1].wait(LIMIT)
-    until(lambda: "going on without" in _text(logs / "journal.jsonl"))
+    until(lambda: '"begins":2' in _text(logs / "journal.jsonl"))
     until(lambda: not living(killed))  # its writer too
     agents[0].terminate()
     assert agents[0].wait(LIMIT) == 143

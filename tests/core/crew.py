@@ -29,6 +29,9 @@ from hpclaunch.core.protocol.model import (
     Verdict,
     checksum,
 )
+from hpclaunch.observe.console import Console
+from hpclaunch.observe.notifications import Notification, Notifications
+from hpclaunch.observe.past_rounds import PastRounds
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes
@@ -42,7 +45,9 @@ class Crew:
         self.now = 0.0
         self.agents: dict[int, Control] = {}  # those who are alive
         self.said: list[str] = []
-        self.told: list[effects.Notify] = []  # of which somebody is notified
+        self.told: list[Notification] = []  # of all agents that have led
+        self.past = PastRounds()  # under all agents that have led
+        self._observers: dict[int, tuple[Console, Notifications]] = {}
         self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
         self.older: list[str] = []  # the newest first
         self.unseen: dict[int, str] = {}  # agents that do not see one that is named like this
@@ -215,8 +220,12 @@ class Crew:
                 self._todo.append((i, events.WorkersGone()))
             case effects.Say(text=text):
                 self.said.append(text)
-            case effects.Notify():
-                self.told.append(effect)
+            case effects.Record(fact=fact):
+                self.past.note(fact, self.now)
+                fresh = (Console(), Notifications())
+                console, notifications = self._observers.setdefault(i, fresh)
+                self.said += console.lines(fact)
+                self.told += notifications.note(fact, self.now)
             case effects.Exit(verdict=verdict):
                 self.verdicts[i] = verdict
                 self._leave(i)

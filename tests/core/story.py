@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.member.member import Member
-from hpclaunch.core.protocol.effects import Effect, LookAt, Send
+from hpclaunch.core.protocol.effects import Effect, LookAt, Record, Say, Send
 from hpclaunch.core.protocol.events import (
     CheckpointSeen,
     Event,
@@ -34,6 +34,7 @@ from hpclaunch.core.protocol.model import (
     Goal,
     Job,
     Look,
+    Origin,
     Phase,
     Place,
     Seen,
@@ -41,6 +42,7 @@ from hpclaunch.core.protocol.model import (
     WorkerExit,
 )
 from hpclaunch.core.protocol.timing import Timing
+from hpclaunch.observe.console import Console
 
 TIMES = {field.name for field in fields(Timing)}
 EVERYTHING = 10**6  # a serial number or an version that no story comes to
@@ -100,7 +102,7 @@ def wait(number: int = 0, **fields: Any) -> Received:
 
 
 def end(code: int = 0, reason: str = "all workers ended with 0", **fields: Any) -> Received:
-    return an_order(Goal.END, verdict=Verdict(code, reason), **fields)
+    return an_order(Goal.END, verdict=Verdict(code, reason, Origin.TROUBLE), **fields)
 
 
 def an_order(
@@ -195,8 +197,19 @@ def reports(effects: list[Effect]) -> list[Report]:
 
 
 def deeds(effects: list[Effect]) -> list[Effect]:
-    """The effects that are not messages."""
-    return [e for e in effects if not isinstance(e, Send)]
+    """Return the effects that are not messages, and instead of each fact its words."""
+    found: list[Effect] = []
+    for effect in effects:
+        if isinstance(effect, Record):
+            found += map(Say, Console().lines(effect.fact))
+        elif not isinstance(effect, Send):
+            found.append(effect)
+    return found
+
+
+def said(effects: list[Effect]) -> list[str]:
+    """Return what the user reads of them."""
+    return [effect.text for effect in deeds(effects) if isinstance(effect, Say)]
 
 
 # One agent that is not the head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from story import a_job, report, run, seen, tell
+from story import a_job, deeds, report, run, seen, tell
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.effects import (
@@ -38,7 +38,7 @@ def test_a_job_of_one_agent():
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
     assert tell(control, 0.0, Started()) == [OpenStore()]
     assert tell(control, 0.1, StoreListening(4000)) == [ChooseCheckpoint()]
-    (started,) = tell(control, 0.2, CheckpointChosen(""))
+    (started,) = deeds(tell(control, 0.2, CheckpointChosen("")))
     assert isinstance(started, StartWorkers)
     assert control.next_deadline() == float("inf"), "alone, an agent sleeps until something happens"
 
@@ -111,7 +111,7 @@ def test_the_head_loses_its_fork_server_between_two_rounds():
     tell(control, 0.0, Started(), StoreListening(4000))
     assert tell(control, 0.1, ForkServerReplaced()) == [OpenStore()]
     assert tell(control, 0.2, CheckpointChosen("")) == []
-    (started,) = tell(control, 0.3, StoreListening(4001))
+    (started,) = deeds(tell(control, 0.3, StoreListening(4001)))
     assert (started.assignment.round, started.assignment.store_port) == (0, 4001)
 
 

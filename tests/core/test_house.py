@@ -1,4 +1,6 @@
-"""The rooms of the house, and the direction of the imports: cli -> agent -> system -> core."""
+"""The rooms of the house, and the direction of the imports:
+cli -> agent -> {system, observe} -> core.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,9 @@ ALLOWED = {
         "core.member",
     },
     "core": set(),
+    "observe": NOUNS | {"core.snapshot", "core.ledger", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
-    "agent": CORE | {"system", "system.shared", "worker.json_lines", "__init__"},
+    "agent": CORE | {"observe", "system", "system.shared", "worker.json_lines", "__init__"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
@@ -91,7 +94,9 @@ ALLOWED = {
     "__init__": NOUNS | {"launching"},
 }
 # One thing of the outside that takes several files: these may know each other.
-TOGETHER = ("system.checkpoints", "system.logs", "system.network", "agent", "cli", "worker")
+TOGETHER = (
+    *("system.checkpoints", "system.logs", "system.network", "observe", "agent", "cli", "worker"),
+)
 
 
 def imports(file: Path) -> list[str]:
@@ -153,8 +158,8 @@ def test_consensus_knows_nothing_of_training(file):
     assert OF_TRAINING.findall(text) == []
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
-def test_core_is_pure(file):
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] in ("core", "observe")], ids=str)
+def test_core_and_observers_are_pure(file):
     foreign = {name.split(".")[0] for name in imports(file)} - {"hpclaunch"}
     assert foreign <= PURE
 
@@ -204,3 +209,67 @@ def test_an_agent_does_not_load_torch():
     """It would cost the agent over a second and hundreds of megabytes."""
     program = "import sys, hpclaunch.agent.loop, hpclaunch.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# Texts that we have made for people: in which no decision, figure or report may search.
+OUR_TEXTS = {
+    *("account", "advice", "lost", "message", "notice", "reason", "said", "straggler", "unfit"),
+    *("verdict", "why", "words"),
+}
+SEARCHES = {
+    *("count", "endswith", "find", "fullmatch", "index", "match", "partition", "removeprefix"),
+    *("rfind", "rpartition", "search", "split", "splitlines", "startswith"),
+}
+# Texts of others, and formats in which our processes talk, that bear such a name.
+OTHERS_TEXTS = {
+    "cli/sbatch.py": "what sbatch says",
+    "core/ledger/last_lines.py": "the table of what workers' last lines mean",
+    "system/logs/error_file.py": "the message of a worker's exception",
+    "system/network/death_notices.py": "the format of a death notice",
+    "system/network/launches.py": "the format in which steps answer",
+}
+
+
+def our_text(node: ast.AST) -> bool:
+    """Whether an expression bears the name of such a text."""
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name.lstrip("_") in OUR_TEXTS
+
+
+def is_search(node: ast.AST) -> bool:
+    match node:
+        case ast.Compare(left=left, ops=ops, comparators=[*right]):
+            operands = [left, *right]
+            for operator, one, other in zip(ops, operands, right, strict=False):
+                constant = isinstance(one, ast.Constant | ast.JoinedStr)
+                if isinstance(operator, ast.In | ast.NotIn) and constant and our_text(other):
+                    return True
+                equal = isinstance(operator, ast.Eq | ast.NotEq)
+                if equal and our_text(one) and isinstance(other, ast.Constant) and other.value:
+                    return True
+        case ast.Call(func=ast.Attribute(attr=attr, value=value), args=args) if attr in SEARCHES:
+            return our_text(value) or any(map(our_text, args))
+    return False
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)
+def test_nothing_is_found_out_from_a_text_of_ours(file):
+    tree = ast.parse((PACKAGE / file).read_text())
+    found = [node.lineno for node in ast.walk(tree) if is_search(node)]
+    assert bool(found) == (str(file) in OTHERS_TEXTS), found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"Slurm requeues it" in verdict.reason',
+        '" lost" not in lost',
+        'f"{host} is" in why',
+        'job.notice.startswith("given")',
+        'job.straggler.rpartition(" ")[2]',
+        're.search(r"\\blost\\b", reason)',
+        'self._why == "it leads no more"',
+    ],
+)
+def test_searches_are_found(code):
+    assert any(map(is_search, ast.walk(ast.parse(code))))

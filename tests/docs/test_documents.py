@@ -4,6 +4,7 @@ found, and the commands and options that they show are understood."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import re
 import shlex
@@ -14,11 +15,15 @@ import pytest
 
 from hpclaunch.cli import COMMANDS, main, options, run
 from hpclaunch.cli.parser import Parser
+from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
+from hpclaunch.core.protocol.model import Origin
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
+from hpclaunch.system.logs.fact_files import KINDS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+INNER = (Origin.SIGTERM,)  # no verdict has it in the end
 INDEX = DOCS / "README.md"
 PAGES = [
     README,
@@ -200,3 +205,14 @@ def test_times_that_the_page_on_faults_states() -> None:
         f"up to {DEFAULTS.goodbye:g} s longer",
     ):
         assert said in text
+
+
+def test_every_fact_is_described_with_all_of_its_fields() -> None:
+    table = section(DOCS / "output.md", "The facts")
+    described = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(table)[2:]}
+    assert described.keys() == KINDS.keys()
+    for name, kind in KINDS.items():
+        missing = {field.name for field in dataclasses.fields(kind)} - described[name]
+        assert not missing, f"{name}: {missing}"
+    for kinds in (CordonKind, EndReason, LeftoverStep, Origin):
+        assert not [each for each in kinds if f"`{each.value}`" not in table and each not in INNER]

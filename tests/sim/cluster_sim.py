@@ -24,6 +24,7 @@ from sim_training import Training
 
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import JobState
+from hpclaunch.observe.console import Console
 
 
 class Simulation:
@@ -199,6 +200,11 @@ class Simulation:
         else:
             text = str(value)
         self.say(f"agent {index} {arrow} {text}")
+        said = [value.text] if isinstance(value, effects.Say) else []
+        if isinstance(value, effects.Record):
+            said = Console().lines(value.fact)
+        for line in said:
+            self.say(f"agent {index} says: {line}")
 
     def say(self, text: str) -> None:
         self.transcript.append(f"{self.now:10.4f}  {text}")

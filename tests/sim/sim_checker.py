@@ -15,8 +15,9 @@ from sim_plan import Kind
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.head.roster import Peer
-from hpclaunch.core.head.round import End, Round
+from hpclaunch.core.head.round import Round
 from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.facts import EndReason, Fact, StragglerNamed
 from hpclaunch.core.protocol.messages import Hint, PlaceGiven, Report
 from hpclaunch.core.protocol.model import (
     EXIT_SAVED,
@@ -32,6 +33,8 @@ from hpclaunch.core.protocol.model import (
     Verdict,
 )
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.observe.console import Console
+from hpclaunch.observe.notifications import Notifications
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
@@ -76,6 +79,7 @@ class Checker:
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.asked: set[int] = set()  # rounds that were ended because the user has asked for it
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
+        self.observers: dict[int, tuple[Console, Notifications]] = {}  # of each agent
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.first = ""  # the process that began the job's first round
         self.done: set[int] = set()  # agents that have left with success
@@ -143,10 +147,10 @@ class Checker:
         current = None if control.head is None else control.head.current
         if current is not None:
             self._hangs(agent, current)
-        if control.head is not None and current is not None and End.GROWTH in current.ends:
+        if control.head is not None and current is not None and EndReason.GROWTH in current.ends:
             self.grown.add(control.head.round)
             self.lost.add(control.head.round)
-        if control.head is not None and current is not None and End.ASKED in current.ends:
+        if control.head is not None and current is not None and EndReason.ASKED in current.ends:
             self.asked.add(current.number)
             self.lost.add(current.number)
         if isinstance(event, events.LeaseOver):
@@ -164,8 +168,8 @@ class Checker:
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
             elif isinstance(effect, effects.KillWorkers):
                 self._patient(agent)
-            elif isinstance(effect, effects.Say) and "is a straggler" in effect.text:
-                self._names_straggler(agent, effect.text)
+            elif isinstance(effect, effects.Record):
+                self._observe(agent, effect.fact)
         if control.head is not None:
             self._budget(agent, took_over=was.state[3] is None)
             self._nobody_lost_in_error(agent)
@@ -200,10 +204,19 @@ class Checker:
             self.lost.add(current.number)
             self.hung.add(current.number)
 
-    def _names_straggler(self, agent: Agent, text: str) -> None:
+    def _observe(self, agent: Agent, fact: Fact) -> None:
+        """Whatever happens, there are words for it."""
+        console, notifications = self.observers.setdefault(
+            agent.index, (Console(), Notifications())
+        )
+        self._require(all(console.lines(fact)), agent, f"has no words for {fact}")
+        notifications.note(fact, self.sim.now)
+        if isinstance(fact, StragglerNamed):
+            self._names_straggler(agent, fact.host)
+
+    def _names_straggler(self, agent: Agent, named: str) -> None:
         slow = self.sim.plan.slow_agent
         host = self.sim.plan.job.places[slow].host if slow >= 0 else None
-        named = text.split(" is a straggler")[0].split(" on ")[-1]
         self._require(named == host, agent, f"calls {named} a straggler, and {host} is one")
         self.stragglers.add(named)
 

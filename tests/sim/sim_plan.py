@@ -346,7 +346,6 @@ def _draw(seed: int) -> Plan:
         places,
         max_restarts=rng.choice((0, 1, 3)),
         timing=Timing(grace=rng.choice((0.0, 2.0, 5.0, 20.0)), join=120.0),
-        notifies=True,
     )
     latest = rng.choice((0.5, 3.0, LATEST_START))
     starts = tuple(rng.choice((0.0, rng.uniform(0.0, latest))) for _ in places)

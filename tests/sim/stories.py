@@ -71,7 +71,7 @@ _STARTS = re.compile(
     r"agent (\d+) -> StartWorkers\(.*?round=(\d+), .*?first_rank=(\d+), nproc=(\d+), "
     r"world_size=(\d+)"
 )
-_SAYS = re.compile(r"agent (\d+) -> Say\(text=(['\"])(.*)\2\)")
+_SAYS = re.compile(r"agent (\d+) says: (.*)")
 _FAULT = re.compile(r"agent (\d+): (.*)")
 
 
@@ -86,7 +86,7 @@ def tell(plan: Plan) -> list[str]:
             what = Kind[fault[2].split()[0]].value
             lines.append(f"{float(when):6.2f} s  ! n{int(fault[1]) + 1}: {what}")
         elif says := _SAYS.match(text):
-            lines.append(f"{float(when):6.2f} s    n{int(says[1]) + 1} says: {says[3]}")
+            lines.append(f"{float(when):6.2f} s    n{int(says[1]) + 1} says: {says[2]}")
         elif starts := _STARTS.match(text):
             agent, number, first, nproc, world = map(int, starts.groups())
             ranks = f"ranks {first} to {first + nproc - 1} of {world}"

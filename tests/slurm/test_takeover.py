@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
+from hpclaunch.core.protocol.facts import (
+    HeadChanged,
+    JobEnded,
+    NodesSilent,
+    RoundBegan,
+    RoundEnded,
+)
 from hpclaunch.system.hosts import job_end
+from hpclaunch.system.logs import fact_files
 
 from .asking import PAUSE, PORT, Metrics, logs, report, running, scraped, told
 from .cluster import Cluster, Job, eventually
@@ -140,6 +148,14 @@ def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
     histories = list(logs(job).glob("history-*.jsonl"))
     assert len(histories) == 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in histories} == {0o600}
+
+
+def test_the_facts_of_both_heads_make_one_story(traces: Traces) -> None:
+    found = [(each.host, each.fact) for each in fact_files.read(logs(traces.job))]
+    heads = [(host, type(fact)) for host, fact in found if not isinstance(fact, NodesSilent)]
+    assert heads[:1] == [("n1", RoundBegan)]
+    assert heads[-2:] == [("n2", RoundEnded), ("n2", JobEnded)]
+    assert ("n2", HeadChanged("n1", "n2", 0)) in found
 
 
 def test_the_page_names_the_lost_node(cluster: Cluster, traces: Traces) -> None:

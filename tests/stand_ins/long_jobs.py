@@ -12,9 +12,10 @@ from hpclaunch.core.history.moment import (
     SavedMoment,
     WorkersMoment,
 )
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Verdict
+from hpclaunch.core.protocol.facts import EndReason, RoundEnded
+from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Origin, Verdict
 
 BEGIN = 1_790_000_000.0
 GIB = 1 << 30
@@ -74,7 +75,7 @@ def a_launch(
         if number + 1 < rounds:
             rank = chance.randrange(nodes * per_node)
             failure = a_failure(number, rank, hosts[rank // per_node], end - 1.0, tail)
-            ends.append(RoundEnd(number, end - 1.0, end, ("failure",), (failure,)))
+            ends.append(RoundEnded(number, end - 1.0, end, (EndReason.FAILURE,), (failure,)))
             restart = {Category.RESTART: 2.0 * seats, Category.SPARE: 2.0 * per_node}
             entries.append(LedgerEntry(end, end + 2.0, seats + per_node, restart))
             end += 2.0
@@ -85,7 +86,7 @@ def a_launch(
         AgentHistory(name, index, each, tuple(moments))
         for index, (each, moments) in enumerate(zip(hosts, noted, strict=True))
     ]
-    verdict = Verdict(0, "all workers are done", restarts=rounds - 1) if over else None
+    verdict = Verdict(0, "all workers are done", Origin.DONE, restarts=rounds - 1) if over else None
     seat = "GPU" if gpus else "worker"
     book = Book(1, begin, at, tuple(entries), tuple(ends), verdict, tuple(hosts), seat)
     return Launch(name, (book,), begin - 5.0, over), histories

@@ -21,7 +21,7 @@ from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, StoreListening, Tick
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import Goal, Job, Place
-from hpclaunch.system.logs import journal, log_client
+from hpclaunch.system.logs import appended_lines, journal, log_client
 from hpclaunch.system.logs.journal import Journal, Recorder
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.shared import packing
@@ -145,15 +145,15 @@ def test_without_a_directory_there_is_none():
 
 @pytest.mark.starts
 def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "MOST", 100_000)
-    monkeypatch.setattr(journal, "CHUNK", 1000)
+    monkeypatch.setattr(appended_lines, "MOST", 100_000)
+    monkeypatch.setattr(appended_lines, "CHUNK", 1000)
     service, recorded = LogServiceClient(), Journal(tmp_path, "1")
     os.kill(service._process.pid, signal.SIGSTOP)
-    while not recorded._lost:
+    while not recorded._lines._lost:
         recorded.note("said", "x" * 1000)
         recorded.flush(service)
     os.kill(service._process.pid, signal.SIGCONT)
-    while recorded._lost:
+    while recorded._lines._lost:
         service.flush()
         recorded.flush(service)
     recorded.note("last", {})
@@ -166,7 +166,7 @@ def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch)
 @pytest.fixture
 def stalled(tmp_path, monkeypatch, capfd):
     """A log service that is stopped and has more to read than it is given, and a journal."""
-    monkeypatch.setattr(journal, "MOST", 10_000)
+    monkeypatch.setattr(appended_lines, "MOST", 10_000)
     monkeypatch.setattr(log_client, "MOST", 1000)
     service, recorded = LogServiceClient(), Journal(tmp_path, "1")
     os.kill(service._process.pid, signal.SIGSTOP)
@@ -179,7 +179,7 @@ def stalled(tmp_path, monkeypatch, capfd):
 def test_at_the_end_it_has_all_that_is_kept_and_counts_what_is_lost(tmp_path, stalled):
     service, recorded = stalled
     noted = 0
-    while not recorded._lost:
+    while not recorded._lines._lost:
         recorded.note("said", "x" * 1000)
         noted += 1
         recorded.flush(service)

@@ -8,7 +8,7 @@ import pytest
 
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
-from hpclaunch.core.protocol.model import Verdict
+from hpclaunch.core.protocol.model import Origin, Verdict
 from hpclaunch.system.logs import ledger_files
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.shared import packing
@@ -22,7 +22,7 @@ def text(book, over=False):
 
 
 def test_names_that_are_no_text(tmp_path):
-    verdict = Verdict(2, "no such file: tr\udce4in.py")
+    verdict = Verdict(2, "no such file: tr\udce4in.py", Origin.USAGE)
     book = Book(0, BEGIN, BEGIN + 10, (TRAINED,), verdict=verdict)
     (tmp_path / "ledger-agent-0.json").write_text(text(book, over=True))
     (launch,), unknown = ledger_files.read(tmp_path)
@@ -31,7 +31,13 @@ def test_names_that_are_no_text(tmp_path):
 
 
 def test_a_launch_is_over_when_the_head_that_leads_says_so(tmp_path):
-    cut_off = Book(0, BEGIN, BEGIN + 10, (TRAINED,), verdict=Verdict(1, "too few nodes are left"))
+    cut_off = Book(
+        0,
+        BEGIN,
+        BEGIN + 10,
+        (TRAINED,),
+        verdict=Verdict(1, "too few nodes are left", Origin.NODE_LOST),
+    )
     leads = Book(1, BEGIN, BEGIN + 10, (TRAINED,))
     (tmp_path / "ledger-agent-0.json").write_text(text(cut_off, over=True))
     (tmp_path / "ledger-agent-1.json").write_text(text(leads))

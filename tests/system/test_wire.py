@@ -19,6 +19,7 @@ from hpclaunch.core.protocol.model import (
     Failure,
     Goal,
     GpuUse,
+    Origin,
     Phase,
     RankVitals,
     Tally,
@@ -79,13 +80,23 @@ def with_tally(tally):
 ORDERS = [
     Order(1, 1, "f00d", Goal.WAIT, 0),
     Order(1, 2, "f00d", Goal.RUN, 1, assignment=ASSIGNMENT),
-    Order(1, 3, "f00d", Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
+    Order(
+        1,
+        3,
+        "f00d",
+        Goal.END,
+        1,
+        verdict=Verdict(137, "why", Origin.FAILURE, FAILURE, (FAILURE,), 3),
+    ),
     Order(1, 4, "f00d", Goal.WAIT, 1, configuration=CONFIGURATION),
     Order(1, 4, "f00d", Goal.RUN, 1, vitals=3),
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
         configuration=with_tally(
-            replace(CONFIGURATION.record.tally, pending_verdict=Verdict(137, "why", FAILURE))
+            replace(
+                CONFIGURATION.record.tally,
+                pending_verdict=Verdict(137, "why", Origin.FAILURE, FAILURE),
+            )
         ),
     ),
 ]

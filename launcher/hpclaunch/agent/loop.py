@@ -24,6 +24,7 @@ from ..core.control import Control
 from ..core.health.host_rules import Disk
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
+from ..core.protocol.facts import Fact
 from ..core.protocol.model import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -37,7 +38,9 @@ from ..core.protocol.model import (
     Verdict,
 )
 from ..core.protocol.wording import signal_name
+from ..observe.console import Console
 from ..system.logs import error_file
+from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
@@ -112,6 +115,7 @@ class Agent:
         logs_at = None if config.logs is None else config.logs.path
         self.journal = Journal(logs_at, label)
         self.journal.began(made)
+        self.facts = FactFile(logs_at, label, config.allocation.name, host)
         self.ledger = Ledger(logs_at, label, config.allocation.name)
         says = (self.output.say, self._note, self._is_replaced)
         self.health = HealthWatch(config, self._poller, *says)
@@ -131,6 +135,7 @@ class Agent:
         self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.later_imports = LaterImports()
         self.last_words = LastWords()
+        self.console = Console()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
         self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
@@ -173,6 +178,7 @@ class Agent:
                 ends.callback(self.output.service.close)
                 # After the callbacks below, which run before it and may still record something.
                 ends.callback(self.journal.finish, self.output.service)
+                ends.callback(self.facts.finish, self.output.service)
                 ends.callback(self.resuming.close)
                 ends.callback(self.end_watch.close)
                 ends.callback(self.native_stacks.close)
@@ -227,6 +233,7 @@ class Agent:
         self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
         self.waiting.update(now)
         self.journal.flush(self.output.service)
+        self.facts.flush(self.output.service)
 
     def _expire_answers(self, now: float) -> None:
         """Continue without the answers of helpers that are too late."""
@@ -524,13 +531,22 @@ class Agent:
                 self.forkserver.kill()
             case effects.SignalLeftovers(signum=signum):
                 self.forkserver.signal_left(signum)
+            case effects.Record(fact=fact):
+                self._record(fact)
             case effects.Say(text=text):
                 self.output.say(text)
-            case effects.Notify():
-                self.notifying.tell(effect, lambda: self.control.goodput(time.monotonic()))
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
+
+    def _record(self, fact: Fact) -> None:
+        """Let all observers note a fact."""
+        now = time.monotonic()
+        self.facts.record(fact)
+        for line in self.console.lines(fact):
+            self.output.say(line)
+        self.viewing.past.note(fact, now)
+        self.notifying.note(fact, lambda: self.control.goodput(now))
 
     def _look_for_history(self) -> None:
         self.health.ask_use()

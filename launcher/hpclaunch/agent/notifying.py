@@ -7,18 +7,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ..core.protocol.effects import Detail, Notify
-from ..core.protocol.model import Topic
+from ..core.protocol.facts import Fact, JobEnded
 from ..core.protocol.wording import count, harmless, plain
 from ..system.notifier import NotifierClient
 from .config import Config
 
+if TYPE_CHECKING:
+    from ..observe.notifications import Detail, Notification, Notifications
+
 FORMAT = 1  # of an event
-OVER = (Topic.JOB_OVER, Topic.JOB_REQUEUED)
 MOST = 64  # events that wait; beyond that, the oldest are dropped
 END_LIMIT = 10.0  # seconds for what is left at the end
 
@@ -33,28 +34,40 @@ class Notifying:
     ) -> None:
         self._config, self._poller, self._say = config, poller, say
         self._is_replaced = is_replaced
+        self._notifications: Notifications | None = None  # None: the user asks for none
         self._client: NotifierClient | None = None
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
         self._has_failed = False  # and the user knows
 
-    def tell(self, notify: Notify, goodput: Callable[[], float | None]) -> None:
-        """`goodput` is asked once the job is over."""
+    def note(self, fact: Fact, goodput: Callable[[], float | None]) -> None:
+        """Send what this fact gives reason for. `goodput` is asked once the job is over."""
+        if not self._config.notify:
+            return
+        if self._notifications is None:
+            from ..observe.notifications import Notifications  # no other job's start pays for it
+
+            self._notifications = Notifications()
+        for notification in self._notifications.note(fact, time.monotonic()):
+            so_far = goodput() if isinstance(fact, JobEnded) else None
+            self._send(notification, so_far)
+
+    def _send(self, notification: Notification, goodput: float | None) -> None:
         allocation, job = self._config.allocation, self._config.job
         event: dict[str, Detail] = {
             "format": FORMAT,
-            "event": notify.topic.value,
+            "event": notification.topic.value,
             "job": allocation.name,
             "slurm_id": job.slurm_id,
             "time": round(time.time(), 3),
             "host": job.places[allocation.index].host,
-            "round": notify.round,
-            "text": notify.text,
+            "round": notification.round,
+            "text": notification.text,
         }
-        event |= notify.details
-        if notify.topic in OVER and (so_far := goodput()) is not None:
-            event["goodput"] = round(so_far, 4)
+        event |= notification.details
+        if goodput is not None:
+            event["goodput"] = round(goodput, 4)
         self._waiting.append({k: _readable(v) for k, v in event.items()})
         if len(self._waiting) > MOST:
             self._waiting.popleft()

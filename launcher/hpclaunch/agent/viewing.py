@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -17,6 +18,7 @@ import zmq
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.model import Request
+from ..observe.past_rounds import PastRounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
 from .config import Config
@@ -84,6 +86,7 @@ class Viewing:
         self._config, self._control, self._output = config, control, output
         self._ledger, self._health = ledger, health
         self._poller, self._deliver = poller, deliver
+        self.past = PastRounds()
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
@@ -179,6 +182,7 @@ class Viewing:
         from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
 
         config, control, now = self._config, self._control, time.monotonic()
+        job = control.snapshot(now)
         launch = LaunchSnapshot(
             name=config.allocation.name,
             slurm_id=config.job.slurm_id,
@@ -188,7 +192,7 @@ class Viewing:
             logs="" if config.logs is None else str(config.logs.path),
             time=time.time(),
             age=now - self._began,
-            job=control.snapshot(now),
+            job=None if job is None else replace(job, past=self.past.rounds(now)),
             head=control.head_host,
             gpus=tuple(
                 NodeGpu(gpu.index, gpu.uuid, use)

@@ -146,7 +146,6 @@ def _job(
         elects=where.is_step,
         notice_signal=options.notice_signal or 0,
         requeueing=_requeueing(options, environ),
-        notifies=bool(options.notify),
         first_round=0 if logs is None else logs.first_round,
         timing=Timing(
             join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),

@@ -239,6 +239,8 @@ class _Agent:
         body = dict(entry["with"])
         if "of" not in entry:
             return f"{name} {self._fields(body)}".rstrip()
+        if "fact" in body:
+            return f"{name} {entry['of']} {self._fields(body['fact'])}".rstrip()
         other, message = body.pop(peer), body.pop("message")
         key = (f"{way} {entry['of']}", str(other))
         last, self._seen[key] = self._seen.get(key), message

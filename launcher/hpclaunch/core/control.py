@@ -17,7 +17,7 @@ from .consensus.election import Candidate
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
 from .member.member import Member
-from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
+from .protocol.effects import Effect, Exit, KeepWorkers, Record, Send
 from .protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -35,13 +35,13 @@ from .protocol.events import (
     Tick,
     TroubleFound,
 )
+from .protocol.facts import HeadDeposed, HeadLeaves, RoundEnded
 from .protocol.messages import Hint, Order, Report
 from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
 from .stragglers.clock_offset import ClockOffset
 
 if TYPE_CHECKING:
-    from .head.announcing import Announcer
     from .history.moment import WorkersMoment
     from .ledger.book import Book
     from .snapshot.job_snapshot import JobSnapshot
@@ -79,7 +79,6 @@ class Control:
         self.member = Member(job, index, *own, task=task, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
         self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
-        self._announcer: Announcer | None = None  # the same, where somebody is to be told
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -156,8 +155,7 @@ class Control:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._ask_around(now), outside, now)
-        self._keep_book(event, real)
-        outside += self._announce(now)
+        self._keep_book(event, outside, real)
         if self._left is not None or self._is_over():
             self.exited = True
             verdict = self._left or self.member.verdict
@@ -248,10 +246,7 @@ class Control:
             effects += [Send(agent, hint) for agent in others]
             self.head = None
             here, there = self.job.places[self.index].host, follower.host
-            said = (
-                f"{here} leads no more: {there} does, with the agents that {here} could not reach"
-            )
-            effects.append(Say(said))
+            effects.append(Record(HeadDeposed(here, there)))
         return effects
 
     def _hear_report(self, sender: int, report: Report, now: float) -> list[Effect]:
@@ -269,8 +264,8 @@ class Control:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host
-        self._left = Verdict(trouble.code, trouble.reason)
-        return [Say(f"on {here}, which leads: {trouble.reason}: {here} leaves, and another leads")]
+        self._left = trouble.verdict()
+        return [Record(HeadLeaves(here, trouble.reason))]
 
     # Who leads
 
@@ -313,26 +308,17 @@ class Control:
 
     # The ledger
 
-    def _keep_book(self, event: Event, now: float) -> None:
-        """Whatever this agent was told while it leads; `now` is real time."""
+    def _keep_book(self, event: Event, effects: Sequence[Effect], now: float) -> None:
+        """Note what has happened while this agent leads; `now` is real time."""
         if self.head is None:
             self._keeper = None
             return
         if self._keeper is None:
             self._keeper = Bookkeeper(self.head, now)
+        for effect in effects:
+            if isinstance(effect, Record) and isinstance(effect.fact, RoundEnded):
+                self._keeper.note_end(effect.fact, now)
         self._keeper.note(self.head, event, now, self._clock.missed)
-
-    def _announce(self, now: float) -> list[Effect]:
-        """What there is to tell by now. The keeper has noted the event before."""
-        head, keeper = self.head, self._keeper
-        if head is None or keeper is None or not self.job.notifies:
-            self._announcer = None
-            return []
-        if self._announcer is None:
-            from .head.announcing import Announcer  # no other job's start pays for it
-
-            self._announcer = Announcer()
-        return [*self._announcer.note(head, keeper.last_end, now)]
 
     def goodput(self, now: float) -> float | None:
         """Of the launch so far; None if that is not known here. `now` is real time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from story import (
     a_job,
@@ -15,18 +16,19 @@ from story import (
     report,
     reports,
     run,
+    said,
     tell,
     wait,
 )
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.head.preface import layout
+from hpclaunch.core.head.round_beginnings import isolation
 from hpclaunch.core.protocol.effects import (
     CheckHealth,
     ChooseCheckpoint,
     OpenStore,
     PrepareGpus,
-    Say,
+    Send,
     StartWorkers,
     StopWorkers,
 )
@@ -39,10 +41,13 @@ from hpclaunch.core.protocol.events import (
     StoreListening,
     WorkersGone,
 )
+from hpclaunch.core.protocol.facts import RoundBegan
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Share, Shares
+from hpclaunch.observe.console import Console
 
 IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE
 STOPPING = Phase.STOPPING
+BEGAN = RoundBegan(0, "n[0-1]", 2, 4, (), (), False, (), "", "", (), "", 1, saves=False)
 ILL = "GPU 1 ECC: 3 uncorrected memory errors"
 
 
@@ -50,10 +55,6 @@ def a_head(hosts, **settings):
     head = Head(a_job(hosts, **{"loss": 100.0, "beat": 100.0} | settings))
     tell(head, 0.0, Started())
     return head
-
-
-def said(effects):
-    return [e.text for e in effects if isinstance(e, Say)]
 
 
 # The head
@@ -70,7 +71,7 @@ def test_a_node_that_is_unfit_from_the_start_gets_no_workers():
     assert words == ["scontrol", "update", "NodeName=n1", f"Comment=job 71: {ILL}"]
     effects = tell(head, 0.3, CheckpointChosen(""))
     assert orders(effects) == [(0, "run", 0), (1, "run", 0), (2, "run", 0)]
-    parts = {e.to: e.message.assignment for e in effects if not isinstance(e, Say)}
+    parts = {e.to: e.message.assignment for e in effects if isinstance(e, Send)}
     assert parts[1] is None
     assert {parts[i].group_world_size for i in (0, 2)} == {2}
 
@@ -178,14 +179,23 @@ def test_workers_wait_for_their_gpus():
 # What is said of GPUs
 
 
+def worded(isolated):
+    """The message of a round on nodes that are alike."""
+    (line,) = Console().lines(replace(BEGAN, isolated=isolated))
+    return line
+
+
+def test_nodes_with_different_numbers_of_workers():
+    lines = Console().lines(replace(BEGAN, layout="1,2"))
+    assert lines == ["the nodes have different numbers of workers: 1,2"]
+
+
 def test_hosts_that_share_gpus_alike_are_one_line():
     shared = Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True)
     own = Shares((Share((0,)), Share((1,))), isolated=True)
     alike = [("n0", a_part(shares=shared)), ("n1", a_part(shares=shared))]
-    (line,) = layout(alike, asked=False)
+    line = worded(isolation(alike, asked=False))
     assert line.startswith("2 workers share 1 GPU on n0, n1; each worker sees its own only")
-    (line,) = layout([("n0", a_part(shares=own))], asked=False)
+    line = worded(isolation([("n0", a_part(shares=own))], asked=False))
     assert line.startswith("GPUs on n0 are dealt out: each worker sees its own only")
-    assert layout([("n0", a_part(shares=own))], asked=True) == []
-    uneven = [("n0", a_part(local_world_size=1, layout="1,2")), ("n1", a_part(layout="1,2"))]
-    assert layout(uneven, asked=False) == ["the nodes have different numbers of workers: 1,2"]
+    assert isolation([("n0", a_part(shares=own))], asked=True) == ()

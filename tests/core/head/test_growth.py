@@ -6,13 +6,14 @@ import pytest
 from story import a_job, orders, report, tell
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.protocol.effects import ChooseCheckpoint, Say
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Record
 from hpclaunch.core.protocol.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
+from hpclaunch.core.protocol.facts import NodesJoin
 from hpclaunch.core.protocol.model import Grow, Phase, WorkerExit
 from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING = Phase.IDLE, Phase.RUNNING
-SAID = Say("ending the round, to go on with n2")
+SAID = Record(NodesJoin(("n2",)))
 
 
 def smaller(grow, **settings):

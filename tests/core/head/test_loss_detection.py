@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from story import a_job, a_member, deeds, failed, orders, report, reports, run, stop, tell, wait
+from story import (
+    a_job,
+    a_member,
+    deeds,
+    failed,
+    orders,
+    report,
+    reports,
+    run,
+    said,
+    stop,
+    tell,
+    wait,
+)
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
     KeepWorkers,
     KillWorkers,
-    Say,
     Send,
     StopWorkers,
 )
@@ -48,10 +60,6 @@ def running(hosts, **settings):
 def parts(effects):
     sent = [e for e in effects if isinstance(e, Send)]
     return {e.to: e.message.assignment for e in sent if e.message.assignment is not None}
-
-
-def said(effects):
-    return [e.text for e in effects if isinstance(e, Say)]
 
 
 def keep_up(head, now, *agents, number=0):

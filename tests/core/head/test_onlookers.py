@@ -31,6 +31,10 @@ def training(hosts="n0 n1", **settings):
     return crew
 
 
+def past_rounds(crew):
+    return crew.past.rounds(crew.now)
+
+
 def snapshot(crew, agent=0):
     return crew.agents[agent].snapshot(crew.now)
 
@@ -127,14 +131,14 @@ def test_rounds_that_are_over():
     fail(crew)
     job = snapshot(crew)
     assert (job.round, job.restarts) == (1, 1)
-    (past,) = job.past
+    (past,) = past_rounds(crew)
     assert past.why == "rank 2 on n1 exited with code 1"
     assert (past.round, past.ranks, past.is_fault) == (0, 4, True)
     assert past.ended < 3.0
     for _ in range(20):
         crew.checkpoint = f"/c/{crew.now}.pt"
         fail(crew)
-    assert len(snapshot(crew).past) <= 8
+    assert len(past_rounds(crew)) <= 8
 
 
 def test_the_round_of_a_head_that_is_lost_is_over():
@@ -142,7 +146,7 @@ def test_the_round_of_a_head_that_is_lost_is_over():
     crew.kill(0)
     crew.until(crew.now + 10.0)
     (new,) = crew.heads
-    (past,) = snapshot(crew, new).past
+    (past,) = past_rounds(crew)
     assert (past.round, past.why) == (0, f"the head on n0 was lost: n{new} leads now")
     assert not past.is_fault
 
@@ -154,8 +158,9 @@ def test_a_lost_node_is_named_with_the_reason():
     job = snapshot(crew)
     assert job.agents[2].state is AgentState.LOST
     assert job.agents[2].why.startswith("the agent on n2 was lost: ")
-    assert job.past[0].why == job.agents[2].why
-    assert not job.past[0].is_fault
+    (past,) = past_rounds(crew)
+    assert past.why == job.agents[2].why
+    assert not past.is_fault
 
 
 def test_a_cordoned_node():
@@ -241,7 +246,7 @@ def test_restart_is_counted_as_no_failure():
     assert ask(crew, Request.RESTART) == ""
     job = snapshot(crew)
     assert (job.round, job.restarts, job.resumed) == (1, 0, "/c/10.pt")
-    assert job.past[0].why == "the user has asked for a restart"
+    assert past_rounds(crew)[0].why == "the user has asked for a restart"
     assert crew.running == {0: 1, 1: 1}
     assert not crew.clashes
 

@@ -203,7 +203,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
             for budget in (one, other)
         ]
         assert said[0] == said[1]
-        assert (one.describe(), one.node_delay) == (other.describe(), other.node_delay)
+        assert (one.tally, one.node_delay) == (other.tally, other.node_delay)
         if not isinstance(step, str):  # for the one who has just asked
             assert one.suspect == other.suspect
         if said[0] is not None:

@@ -8,7 +8,7 @@ import pytest
 from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Say, Send
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Record, Say, Send
 from hpclaunch.core.protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -27,6 +27,7 @@ from hpclaunch.core.protocol.model import (
     WorkerExit,
 )
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.observe.console import Console
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
 DONE, ENDED, PREPARING = Phase.DONE, Phase.ENDED, Phase.PREPARING
@@ -501,14 +502,16 @@ def test_a_search_that_takes_long_is_mentioned():
 
 def test_a_script_at_fault_is_advised_upon_once():
     head = running(max_restarts=2)
-    said = []
+    facts = []
     for number in range(2):
         words = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {number}.00 GiB"
         exits = (WorkerExit(2, 1, 0, 0.0, stopped=False, tail=words),)
-        said += deeds(tell(head, 1.0, report(1, STOPPING, number, exits=exits)))
-        said += deeds(tell(head, 1.0, *all_report(IDLE, number)))
-        said += deeds(tell(head, 1.0, CheckpointChosen(""), *all_report(RUNNING, number + 1)))
-    lines = [s.text for s in said if isinstance(s, Say)]
+        effects = tell(head, 1.0, report(1, STOPPING, number, exits=exits))
+        effects += tell(head, 1.0, *all_report(IDLE, number))
+        effects += tell(head, 1.0, CheckpointChosen(""), *all_report(RUNNING, number + 1))
+        facts += [effect.fact for effect in effects if isinstance(effect, Record)]
+    console = Console()
+    lines = [line for fact in facts for line in console.lines(fact)]
     assert [line.partition(":")[0] for line in lines] == [
         "rank 2 on n1 exited with code 1; restart 1 of 2",
         "advice",

@@ -20,7 +20,7 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
 )
 from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
-from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Trouble, Verdict
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Origin, Phase, Trouble, Verdict
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -77,7 +77,7 @@ FAILED = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints in /c: Inp
 def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():
     crew = searching("n0 n1 n2")
     crew.tell(0, FAILED)
-    assert crew.verdicts[0] == Verdict(EXIT_LOST, FAILED.trouble.reason)
+    assert crew.verdicts[0] == Verdict(EXIT_LOST, FAILED.trouble.reason, Origin.TROUBLE)
     assert any(s.endswith("Input/output error: n0 leaves, and another leads") for s in crew.said)
     crew.until(8.0)
     assert crew.heads == [1]

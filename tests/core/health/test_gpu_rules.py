@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.head.cordon import for_administrator
 from hpclaunch.core.health import gpu_rules
 from hpclaunch.core.health.findings import Finding, Grade, reason
 from hpclaunch.core.health.gpu_rules import (
@@ -21,6 +20,7 @@ from hpclaunch.core.health.gpu_rules import (
 )
 from hpclaunch.core.health.host_rules import Disk, Host, judge_checkpoints, judge_host
 from hpclaunch.core.health.xids import XIDS, Fault, xid
+from hpclaunch.observe.console import for_administrator
 
 WELL = GpuReading(
     "GPU 0",

@@ -12,11 +12,11 @@ from hpclaunch.core.ledger.book import (
     Category,
     LedgerEntry,
     Pages,
-    RoundEnd,
     cut_off,
     moved,
     rewound,
 )
+from hpclaunch.core.protocol.facts import EndReason, RoundEnded
 
 TRAINING, REDONE, RESTART = Category.TRAINING, Category.REDONE, Category.RESTART
 
@@ -86,7 +86,7 @@ def test_pages_are_of_bounded_size_and_lose_no_second():
     for number in range(rounds):
         pages.add(a_round(10.0 * number, 10.0 * number + 6.0, number))
         pages.add(between(10.0 * number + 6.0, 10.0 * (number + 1)))
-        pages.note_end(RoundEnd(number, 0.0, 0.0, ("failure",)))
+        pages.note_end(RoundEnded(number, 0.0, 0.0, (EndReason.FAILURE,)))
     assert len(pages.entries) <= MOST_ENTRIES
     total = sum(sum(entry.spent.values()) for entry in pages.entries)
     assert total == pytest.approx(rounds * 10.0 * 2)

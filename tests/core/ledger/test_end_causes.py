@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hpclaunch.core.ledger.book import RoundEnd
 from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
 from hpclaunch.core.ledger.job_report import end_report
 from hpclaunch.core.ledger.last_lines import EndCause as Cause
-from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
+from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
+from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Failure, Origin, Verdict
 
 TRACEBACK = """\
 [rank1]: Traceback (most recent call last):
@@ -117,10 +117,11 @@ def test_the_innermost_frames_of_an_exception():
 
 
 def end(*reasons, failures=(), lost=(), at=10.0):
-    return RoundEnd(0, at, 11.0, reasons, tuple(failures), tuple(lost))
+    return RoundEnded(0, at, 11.0, tuple(map(EndReason, reasons)), tuple(failures), tuple(lost))
 
 
-LOST = "the agent on n3 was lost: it has died, says its host"
+LOST = LostNode("n3", "the agent on n3 was lost: it has died, says its host", is_unfit=False)
+UNFIT = LostNode("n3", "a GPU is broken", is_unfit=True)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ LOST = "the agent on n3 was lost: it has died, says its host"
             Cause.EXCEPTION,
             id="a worker failed before the loss",
         ),
-        pytest.param(end("loss", lost=["a GPU is broken"]), Cause.UNFIT, id="unfit"),
+        pytest.param(end("loss", lost=[UNFIT]), Cause.UNFIT, id="unfit"),
         pytest.param(end("growth"), Cause.GROWTH, id="growth"),
         pytest.param(end("time", "verdict"), Cause.TIME_LIMIT, id="time limit"),
         pytest.param(end("asked"), Cause.USER, id="hpclaunch restart"),
@@ -157,28 +158,28 @@ def test_workers_that_were_stopped_are_not_to_blame(reason):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "ending", "cause"),
+    ("origin", "cause"),
     [
-        (0, "all workers ended with 0", Ending.FINISHED, Cause.DONE),
-        (143, "ended by SIGTERM on n1", Ending.STOPPED, Cause.USER),
-        (143, "ended by hpclaunch stop", Ending.STOPPED, Cause.USER),
-        (143, "ended 20 s before the time limit", Ending.TIME_LIMIT, Cause.TIME_LIMIT),
-        (
-            75,
-            "saved, not finished: the workers left after the notice, with ckpt",
-            Ending.TIME_LIMIT,
-            Cause.TIME_LIMIT,
-        ),
-        (143, "ended 20 s before its preemption", Ending.PREEMPTION, Cause.PREEMPTED),
-        (75, "ended 6 s before Slurm requeues it", Ending.PREEMPTION, Cause.REQUEUED),
-        (2, "on n1: no such file: train.py", Ending.STOPPED, Cause.USAGE),
-        (1, "only 1 of 2 nodes are left: n2 was lost", Ending.NODE_FAILURE, Cause.LOST),
+        (Origin.DONE, Cause.DONE),
+        (Origin.SIGNAL, Cause.USER),
+        (Origin.STOP, Cause.USER),
+        (Origin.TIME_LIMIT, Cause.TIME_LIMIT),
+        (Origin.PREEMPTION, Cause.PREEMPTED),
+        (Origin.REQUEUE, Cause.REQUEUED),
+        (Origin.USAGE, Cause.USAGE),
+        (Origin.NODE_LOST, Cause.LOST),
+        (Origin.NODE_UNFIT, Cause.UNFIT),
+        (Origin.HEAD_LOST, Cause.LOST),
+        (Origin.ABSENT, Cause.OTHER),
+        (Origin.TROUBLE, Cause.OTHER),
     ],
 )
-def test_a_job(code, reason, ending, cause):
-    assert of_job(Verdict(code, reason, ending=ending)).cause is cause
+def test_a_job(origin, cause):
+    """Whatever the words are."""
+    for reason in ("ended by SIGTERM on n1", "the head on n1 was lost", "Slurm requeues it"):
+        assert of_job(Verdict(1, reason, origin)).cause is cause
 
 
 def test_a_job_that_failed_has_the_cause_of_its_last_round():
-    found = of_job(Verdict(1, "rank 1 on n2 exited with code 1", failed(TRACEBACK)))
+    found = of_job(Verdict(1, "rank 1 on n2 exited with code 1", Origin.FAILURE, failed(TRACEBACK)))
     assert (found.cause, found.text) == (Cause.EXCEPTION, "ValueError: a bad batch")

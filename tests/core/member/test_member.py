@@ -55,6 +55,7 @@ from hpclaunch.core.protocol.model import (
     Goal,
     Leftover,
     NoticeAnswer,
+    Origin,
     Phase,
     StepNotice,
     Trouble,
@@ -360,7 +361,7 @@ def test_an_interrupt_that_comes_here_as_well():
 def test_the_workers_get_the_signal_that_ends_the_job(signum, heard):
     """Whether this agent got it, or hears of it from the head."""
     member = running(wave=0.0)
-    verdict = Verdict(128 + signum, f"ended by {signum.name} on n0", signum=signum)
+    verdict = Verdict(128 + signum, f"ended by {signum.name} on n0", Origin.SIGNAL, signum=signum)
     event = {
         "here": Signalled(signum),
         "elsewhere": stop(0, serial=900_000, signum=signum),

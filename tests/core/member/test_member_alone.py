@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from story import TERM, a_member, deeds, idle, reports, run, running, stop, tell, wait
+from story import TERM, a_member, deeds, idle, reports, run, running, said, stop, tell, wait
 
 from hpclaunch.core.protocol.configuration import NOBODY
-from hpclaunch.core.protocol.effects import Diagnose, Probe, Say, StopWorkers
+from hpclaunch.core.protocol.effects import Diagnose, Probe, StopWorkers
 from hpclaunch.core.protocol.events import (
     AgentGone,
     Diagnosed,
@@ -27,11 +27,10 @@ def test_the_head_never_comes():
     member = a_member(join=120.0)
     tell(member, 0.0, Started(), StoreListening(4001))
     assert Diagnose() in tell(member, 10.0, Tick())
-    (said,) = deeds(tell(member, 10.0, Diagnosed("")))
-    assert said == Say("n1 has waited 10 s for the head on n0")
+    assert said(tell(member, 10.0, Diagnosed(""))) == ["n1 has waited 10 s for the head on n0"]
     assert Diagnose() in tell(member, 70.0, Tick())
-    (said,) = deeds(tell(member, 70.0, Diagnosed("n0 refuses the connection")))
-    assert said == Say("n1 has waited 70 s for the head on n0: n0 refuses the connection")
+    waits = said(tell(member, 70.0, Diagnosed("n0 refuses the connection")))
+    assert waits == ["n1 has waited 70 s for the head on n0: n0 refuses the connection"]
     tell(member, 120.0, Tick())
     assert member.phase is Phase.ENDED
     assert member.verdict.code == EXIT_LOST
@@ -68,8 +67,8 @@ def test_a_silent_head_is_lost():
     member = running(loss=10.0, wait=60.0)  # last heard at 1.0, and the vote lease is of 13 s
     assert deeds(tell(member, 13.9, Tick())) == []
     assert {Probe(0)} == set(deeds(tell(member, 14.0, Tick())))
-    (said,) = [e.text for e in tell(member, 19.0, Tick()) if isinstance(e, Say)]
-    assert said == (
+    (waits,) = said(tell(member, 19.0, Tick()))
+    assert waits == (
         "n1 waits for a head: the one on n0 was lost (it has been silent for 13 s), and there is "
         "no majority for another; 55 s more"
     )

@@ -103,11 +103,9 @@ def test_a_job_in_trouble():
     assert (values["over",], values["exit_code",]) == (1, 143)
 
 
-@pytest.mark.parametrize(
-    ("notice", "given"), [("", 0), ("offered before step 9", 0), ("given before step 9", 1)]
-)
-def test_whether_notice_is_given(notice, given):
-    launch = a_launch(a_job(an_agent(0), notice=notice))
+@pytest.mark.parametrize("given", [False, True])
+def test_whether_notice_is_given(given):
+    launch = a_launch(a_job(an_agent(0), is_notice_given=given))
     assert told(launch)["notice_given",] == given
 
 

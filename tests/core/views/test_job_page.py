@@ -9,10 +9,11 @@ import pytest
 from long_jobs import BEGIN, a_launch
 
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Ending, Failure, Verdict
+from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
+from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Verdict
 from hpclaunch.core.views import job_page as pages
 from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.core.views.text_style import seat_time
@@ -74,10 +75,18 @@ def test_a_job_with_a_failure():
 @pytest.mark.parametrize(
     ("verdict", "state", "result"),
     [
-        (Verdict(1, "rank 0 on n1 exited with code 1"), "failed", "failed: other, exit code 1"),
-        (Verdict(143, "ended by SIGTERM on n1"), "ended", "ended: user, exit code 143"),
         (
-            Verdict(EXIT_SAVED, "saved, not finished", ending=Ending.TIME_LIMIT),
+            Verdict(1, "rank 0 on n1 exited with code 1", Origin.TROUBLE),
+            "failed",
+            "failed: other, exit code 1",
+        ),
+        (
+            Verdict(143, "ended by SIGTERM on n1", Origin.SIGNAL),
+            "ended",
+            "ended: user, exit code 143",
+        ),
+        (
+            Verdict(EXIT_SAVED, "saved, not finished", Origin.TIME_LIMIT),
             *("ended", "not finished: time limit, exit code 75"),
         ),
     ],
@@ -131,7 +140,9 @@ def test_nodes_that_are_lost_and_come_back():
     noted = [
         AgentMoment(BEGIN + 1, 0, None, JobMoment("3R", hosts=("n1", "n2", "n3"))),
         AgentMoment(BEGIN + 50, 0, None, JobMoment("RLR")),
-        AgentMoment(BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2")),
+        AgentMoment(
+            BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2", straggler_host="n2")
+        ),
     ]
     page = page_of([launch], [AgentHistory("71.0", 0, "n1", tuple(noted))])
     told = [(kind, text) for _, kind, text, _ in page.events]
@@ -145,7 +156,8 @@ def test_nodes_that_are_lost_and_come_back():
 def test_a_cause_is_not_among_its_consequences():
     launch, histories = a_launch()
     lost = ("the agent on n1 was lost", "the agent on n2 was lost")
-    end = RoundEnd(0, BEGIN + 5, BEGIN + 6, ("loss",), lost=lost)
+    nodes = tuple(LostNode(f"n{i}", why, is_unfit=False) for i, why in enumerate(lost, start=1))
+    end = RoundEnded(0, BEGIN + 5, BEGIN + 6, (EndReason.LOSS,), lost=nodes)
     books = (replace(launch.books[0], ends=(end,)),)
     (card,) = page_of([replace(launch, books=books)], histories).ends
     assert (card.text, card.consequences) == (lost[0], lost[1:])

@@ -7,8 +7,7 @@ those of a real clock: time for which this process did not run is spent as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
@@ -18,17 +17,17 @@ from ..ledger.book import (
     Category,
     LedgerEntry,
     Pages,
-    RoundEnd,
     SeatSeconds,
     sums,
 )
 from ..ledger.round_shares import Holder, RoundPart, seats_of, together
 from ..protocol.events import CheckpointChosen, Event
+from ..protocol.facts import EndReason, LostNode, RoundEnded
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.model import NO_RANK, Doing
 from ..protocol.stages import Stage
 from .restarts import failed, failure, in_order
-from .round import End, Round
+from .round import MOST_FAILURES, Round
 
 if TYPE_CHECKING:
     from .head import Head
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
 NAMED = 64  # nodes
-MOST_FAILURES = 9  # of a round, the cause among them
-MOST_LOST = 8  # agents
 
 
 @dataclass(slots=True)
@@ -94,8 +91,10 @@ class Bookkeeper:
         )
         at = min([heard, *(f.at for f in failures if not f.stopped)])
         self._stretch = _Stretch(None, last, begin, status, [], None, end=now, cut=max(begin, at))
-        lost = f"the head on {head.roster[election.old].host} was lost"
-        self._pages.note_end(_round_end(last, at, now, (End.LOSS,), failures, (lost,)))
+        host = head.roster[election.old].host
+        lost = LostNode(host, f"the head on {host} was lost", is_unfit=False)
+        ended = (last, at, now, (EndReason.LOSS,), failures[:MOST_FAILURES], (lost,))
+        self._pages.note_end(RoundEnded(*ended))
 
     def note(self, head: Head, event: Event, now: float, missed: float) -> None:
         """After each event. `now` is real time, which is `missed` ahead of the head's clock."""
@@ -110,18 +109,20 @@ class Bookkeeper:
         self._open(head, now)
         self.changes += 1
 
-    @property
-    def last_end(self) -> RoundEnd | None:
-        """Why the last round that ended early did so."""
-        return self._pages.ends[-1] if self._pages.ends else None
+    def note_end(self, end: RoundEnded, now: float) -> None:
+        """Note the end of a round, which was recorded now, in real time."""
+        if end.is_early:
+            self._pages.note_end(end.moved(now))
 
     def book(self, head: Head, now: float, missed: float) -> Book:
         """As it is now."""
         pages = Pages(list(self._pages.entries), list(self._pages.ends))
         for entry in self._entries(head, now, missed):
             pages.add(entry)
-        if (end := _end_of(self._stretch, missed)) is not None:
-            pages.note_end(end)
+        stopping = None if self._stretch is None else self._stretch.round
+        if stopping is not None and stopping.is_stopped:
+            end = stopping.ended(now - missed)
+            pages.ends += [end.moved(now)] if end.is_early else []
         names = [peer.host for peer in head.roster if peer.report is not None]
         nodes = tuple(dict.fromkeys(names))[:NAMED]
         entries, ends = tuple(pages.entries), tuple(pages.ends)
@@ -164,7 +165,7 @@ class Bookkeeper:
         current, same = stretch.round, stretch.round is head.current
         if self._stage is Stage.RUNNING and not (same and head.stage is Stage.RUNNING):
             assert current is not None, "another head's round has ended before"
-            stretch.end, stretch.cut = now, _came_to_end(current, now - missed) + missed
+            stretch.end, stretch.cut = now, current.came_to_end(now - missed) + missed
         if self._stage is Stage.RUNNING:
             stretch.beside = sums((stretch.beside, self._statuses(self._seats(head), now)))
         else:
@@ -176,8 +177,6 @@ class Bookkeeper:
         for entry in self._entries(head, now, missed):
             self._pages.add(entry)
         self._stretch = None
-        if (end := _end_of(stretch, missed)) is not None:
-            self._pages.note_end(end)
 
     def _entries(self, head: Head, now: float, missed: float) -> list[LedgerEntry]:
         """That are not among the pages yet."""
@@ -203,7 +202,7 @@ class Bookkeeper:
         ]
         came_to_end = stretch.cut
         if current is not None:
-            came_to_end = min(came_to_end, _came_to_end(current, end - missed) + missed)
+            came_to_end = min(came_to_end, current.came_to_end(end - missed) + missed)
         cut = min(elapsed, max(0.0, came_to_end - begin))
         mine, trained = together(parts, elapsed, cut)
         if current is None:
@@ -270,40 +269,3 @@ def _part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
     heard = peer.presence.contact.heard
     left = () if heard is None else tuple(max(0.0, heard - e.age - begin) for e in by_itself)
     return RoundPart(report.spent[:ELAPSED], seats, is_done, left, max(1, report.nproc))
-
-
-def _came_to_end(current: Round, now: float) -> float:
-    """When something happened that ended the round, on the head's clock; now, if nothing has."""
-    failed = (f for f in current.failures.values() if f.culprit is not Culprit.HANG)
-    found = [now, current.still_since, *(f.at for f in failed if not f.stopped)]
-    for peer in current.participants:
-        heard = peer.presence.contact.heard
-        if peer.lost and heard is not None:
-            found.append(heard)
-    return min(found)
-
-
-def _end_of(stretch: _Stretch | None, missed: float) -> RoundEnd | None:
-    """Why a round of this head has ended; None if it runs, or did not end early."""
-    ended = None if stretch is None else stretch.round
-    if stretch is None or stretch.end is None or ended is None or not ended.ends - {End.VERDICT}:
-        return None
-    seen = stretch.end
-    failures = [replace(f, at=f.at + missed) for f in in_order(ended.failures.values())]
-    at = min(stretch.cut, _came_to_end(ended, seen - missed) + missed)
-    lost = [p.lost or p.unfit for p in ended.participants if p.lost or p.unfit]
-    return _round_end(ended.number, at, seen, ended.ends, failures, lost)
-
-
-def _round_end(
-    number: int,
-    at: float,
-    seen: float,
-    ends: Iterable[End],
-    failures: Sequence[Failure],
-    lost: Sequence[str],
-) -> RoundEnd:
-    reasons = tuple(sorted(end.name.lower() for end in ends))
-    return RoundEnd(
-        number, at, seen, reasons, tuple(failures[:MOST_FAILURES]), tuple(lost[:MOST_LOST])
-    )

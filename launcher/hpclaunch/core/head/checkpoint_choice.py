@@ -7,12 +7,13 @@ earlier rounds have failed while they were resuming from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ..protocol.effects import ChooseCheckpoint, Effect, Say
+from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
-from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
+from ..protocol.facts import CheckpointSought, ReadersAwaited
+from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict, checksum
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
 
@@ -38,7 +39,9 @@ class CheckpointChoice:
         self.asked = 0  # how often the agents were asked to look
         self._look: Look | None = None  # what the agents were asked to look at
         self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
-        self._avoid: dict[int, str] = {}  # why each is passed over, by the checksum of its mark
+        # Why each is passed over that has not failed, by the checksum of its mark.
+        self._avoid: dict[int, str] = {}
+        self._failed: set[int] = set()  # the same of those that have
         self._tally_before: Tally | None = None  # the tally before the first choice was rejected
         self._accepts_rejected = False  # there is nothing better
         self._unseen = ""  # why a checkpoint was passed over that some agent does not see
@@ -49,25 +52,22 @@ class CheckpointChoice:
         self._notice_at = math.inf
 
     def begin(self, now: float) -> list[Effect]:
-        self._avoid = self._rejected
+        self._avoid, self._failed = {}, set(self.budget.tally.avoided)
         self._tally_before, self._accepts_rejected, self._unseen = None, False, ""
         self._since = now
         self._notice_at = now + self.job.timing.first_notice
         return self._search()
 
     @property
-    def _rejected(self) -> dict[int, str]:
-        return dict.fromkeys(self.budget.tally.avoided, FAILED_TWICE)
-
-    @property
     def search(self) -> ChooseCheckpoint:
         """A search for the newest checkpoint while a round is running."""
-        return ChooseCheckpoint(tuple(self._rejected.items()))
+        return ChooseCheckpoint(_passed_over(self.budget.tally.avoided))
 
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
         self.done = False
-        return [ChooseCheckpoint(tuple(self._avoid.items()))]
+        avoid = (*_passed_over(sorted(self._failed)), *self._avoid.items())
+        return [ChooseCheckpoint(avoid)]
 
     # Time
 
@@ -80,7 +80,7 @@ class CheckpointChoice:
         return min(paused_until, self._notice_at, self._give_up_at)
 
     def notice(self, now: float) -> list[Effect]:
-        """Note which time-outs are over, and tell the user if it takes long. This is to be called
+        """Note which time-outs are over, and record if it takes long. This is to be called
         whether or not the round could begin.
         """
         if now >= self._give_up_at:
@@ -90,10 +90,9 @@ class CheckpointChoice:
             return []
         self._notice_at = now + self.job.timing.next_notice
         if self.choice is None:
-            return [Say(f"looking for a complete checkpoint ({now - self._since:.0f} s so far)")]
-        names, waited = hosts_of(self._waited_for), now - self._asked_at
-        text = f"waiting for {names} to look at {self.choice.path} ({waited:.0f} s so far)"
-        return [Say(text)] if names else []
+            return [Record(CheckpointSought(now - self._since))]
+        hosts, waited = hosts_of(self._waited_for), now - self._asked_at
+        return [Record(ReadersAwaited(hosts, self.choice.path, waited))] if hosts else []
 
     @property
     def _is_late(self) -> bool:
@@ -116,7 +115,8 @@ class CheckpointChoice:
         if not self._accepts_rejected and self.budget.rejects(choice):
             self._tally_before = self.budget.tally
             self.budget.avoid(choice)
-            return self._pass_over(choice, FAILED_TWICE)
+            self._failed.add(checksum(choice.mark))
+            return self._search()
         if self.job.local and self.job.nodes > 1 and choice.step is None:
             return self._pass_over(choice, NO_STEP_IN_NAME)
         present = participants()
@@ -129,16 +129,17 @@ class CheckpointChoice:
         return self._search()
 
     def _none_found(self) -> list[Effect] | None:
-        if not self._accepts_rejected and FAILED_TWICE in self._avoid.values():
+        if not self._accepts_rejected and self._failed:
             # A rejected checkpoint is better than none. The rejection in this round is undone.
             self._accepts_rejected = True
             self.budget.tally = self._tally_before or self.budget.tally
-            self._avoid = {mark: why for mark, why in self._avoid.items() if why != FAILED_TWICE}
+            self._failed = set()
             return self._search()
         if self._unseen and not self.job.local:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
             reason += "that all nodes share? (--checkpoint-local is for one on each node)"
-            self.verdict = Verdict(EXIT_LOST, reason, restarts=self.budget.total)
+            total = self.budget.total
+            self.verdict = Verdict(EXIT_LOST, reason, Origin.TROUBLE, restarts=total)
             return None
         self.done = True
         return None
@@ -171,7 +172,7 @@ class CheckpointChoice:
         def has_answered(peer: Peer) -> bool:
             seen = self._seen(peer)
             if peer.out or seen is None:
-                return bool(peer.out)  # it no longer takes part
+                return peer.out  # it no longer takes part
             return self._is_late or not seen.missing
 
         if not self._not_answered.none_left(participants, has_answered):
@@ -201,3 +202,8 @@ class CheckpointChoice:
         if self._look is None or share is None:
             return self._look
         return replace(self._look, share=share)
+
+
+def _passed_over(failed: Iterable[int]) -> tuple[tuple[int, str], ...]:
+    """Return what a search is asked to avoid; `failed` are the checksums of their marks."""
+    return tuple((mark, FAILED_TWICE) for mark in failed)

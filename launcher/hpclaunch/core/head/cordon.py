@@ -2,66 +2,43 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable
 
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import CordonKind, NodesCordoned
 from ..protocol.model import Job
-from ..protocol.wording import some
-from .roster import NAMES, Peer, Roster
-
-AGAIN = "its workers, and no others, have failed again and again"
-SLOW = "the others have waited for its workers, step after step"
-DRAINING = "Slurm drains it"
+from .roster import Peer, Roster
 
 
-class Cordon:
-    """Tells the user of each cordoned node, once."""
+class UnfitNodes:
+    """The nodes that are cordoned for good. Each is recorded once."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._announced: set[int] = set()
+        self._recorded: set[int] = set()
 
-    def announce(self, peer: Peer) -> list[str]:
-        """Return the line that tells the user why the agent's node is cordoned, with a command for
-        the cluster's administrator; [] if it is not cordoned for good, or was announced before.
+    def note(self, peer: Peer, number: int) -> list[Effect]:
+        """Record that the agent's node is cordoned, if it is unfit and that is new. `number` is the
+        round, as in the fact.
         """
-        if not peer.unfit or self.job.alone or peer.place.node in self._announced:
+        if not peer.unfit or peer.place.node in self._recorded:
             return []
-        self._announced.add(peer.place.node)
-        said = f"{peer.host} is cordoned: {peer.unfit}"
-        if self.job.slurm_id:
-            line = for_administrator(peer.host, peer.unfit, self.job.slurm_id)
-            said += f"\n  for the administrator: {line}"
-        return [said]
+        self._recorded.add(peer.place.node)
+        job = self.job
+        more = (peer.unfit, job.slurm_id, job.alone)
+        return [Record(NodesCordoned(number, (peer.host,), CordonKind.UNFIT, *more))]
 
 
-def cordon(roster: Roster, host: str) -> str:
-    """Cordon a node whose workers alone have failed in the last rounds. Returns the line for the
-    user.
+def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) -> list[Effect]:
+    """Cordon nodes for which there are spares, until too few others are left. `number` is the
+    round, as in the fact.
     """
-    _cordon(roster, host, AGAIN)
-    return f"{host} is cordoned: its workers have failed again, and there is a spare"
-
-
-def relieve(roster: Roster, host: str) -> str:
-    """The same for one with a straggler, for which a spare is there."""
-    _cordon(roster, host, SLOW)
-    return f"ending the round: a spare takes the place of {host}, for whose workers the others wait"
-
-
-def relieve_drained(roster: Roster, hosts: Sequence[str]) -> str:
-    """The same for nodes that Slurm drains."""
-    for host in hosts:
-        _cordon(roster, host, DRAINING)
-    place = "a spare takes the place" if len(hosts) == 1 else "spares take the places"
-    return f"{place} of {some(hosts, NAMES)}, which Slurm drains"
-
-
-def _cordon(roster: Roster, host: str, why: str) -> None:
+    hosts = tuple(hosts)
     for peer in roster:
-        if peer.host == host:
-            peer.cordoned = why
+        if peer.host in hosts:
+            peer.cordoned = kind
     roster.changed()
+    return [Record(NodesCordoned(number, hosts, kind))]
 
 
 def uncordon(roster: Roster) -> None:
@@ -69,21 +46,5 @@ def uncordon(roster: Roster) -> None:
     left. Nodes that are unfit stay cordoned.
     """
     for peer in roster:
-        peer.cordoned = ""
+        peer.cordoned = None
     roster.changed()
-
-
-def at_the_end(roster: Roster) -> list[str]:
-    """Remind the user at the end of a long job: one line for each node that was cordoned."""
-    unfit = {p.host: p.unfit for p in roster if p.unfit}
-    return [
-        f"the job has ended without {host}, which was cordoned: {unfit[host]}" for host in unfit
-    ]
-
-
-def for_administrator(host: str, why: str, job: str) -> str:
-    """Return a command to paste into a shell on the cluster. We never run it ourselves: whether to
-    drain a node is for the administrator to decide.
-    """
-    comment = " ".join(f"job {job}: {why}".split())
-    return f"scontrol update NodeName={shlex.quote(host)} Comment={shlex.quote(comment)}"

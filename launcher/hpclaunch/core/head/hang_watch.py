@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..hangs.judgement import Judgement, judge
 from ..hangs.suspicion import PATIENCE
-from ..protocol.effects import Effect, Say
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import HangFound
 from ..protocol.messages import Report
 from ..protocol.model import (
     EXIT_HUNG,
@@ -30,7 +32,6 @@ class HangWatch:
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
-        self.account = ""  # of the last hang, as the user is told it
         self.gather = 0  # the number of the evidence that is asked for; 0: none
         self._numbers = 0
         self._asked_at = math.inf
@@ -45,10 +46,10 @@ class HangWatch:
         return self._asked_at + self.timing.gathering
 
     def check(self, current: Round, now: float, *, is_last: bool) -> list[Effect] | None:
-        """Return what to say, if all agents are to be sent new orders; None if they are not. A hang
-        is noted as the failure of the round.
+        """Return what to record, if all agents are to be sent new orders; None if they are not. A
+        hang is noted as the failure of the round.
 
-        `is_last`: no other round could follow. Then the user is told at once, but the round is
+        `is_last`: no other round could follow. Then it is recorded at once, but the round is
         given more time: what a stalled file system holds up may go on after all.
         """
         suspects, ended = _suspects(current), _ended(current)
@@ -70,22 +71,19 @@ class HangWatch:
         judgement = self._judge(current)
         limit = max(progress.limit for progress in suspects)
         usual = max(progress.usual for progress in suspects)
-        where = f"where all of them are: round-{current.number}/evidence in the log directory"
-        account = [_first(still, usual), *judgement.lines, where]
+        rank = judgement.culprits[0] if judgement.culprits else NO_RANK
+        host = _host(current, rank)
+        hang = HangFound(current.number, still, usual, judgement.lines, rank, host)
         if judgement.is_debugged:
             self._not_before = math.inf
             return []
         if still < PATIENCE * limit and (is_last or judgement.may_take_long):
             self._not_before = PATIENCE * limit
-            left = f"unless they go on, the job ends in {self._not_before - still:.0f} s"
-            return (
-                [] if judgement.may_take_long else [_say(*account, f"no restart is left: {left}")]
-            )
-        failure = _failure(current, judgement, now)
-        current.failures[failure.rank] = failure
-        said = _say(*account)
-        self.account = said.text
-        return [said]
+            left = self._not_before - still
+            return [] if judgement.may_take_long else [Record(replace(hang, ends_in=left))]
+        where = (current.number, rank, host)
+        current.failures[rank] = Failure(*where, EXIT_HUNG, 0, now, "", culprit=Culprit.HANG)
+        return [Record(hang)]
 
     def _has_answers(self, current: Round) -> bool:
         reports = [p.report for p in current.participants]
@@ -135,18 +133,3 @@ def _host(current: Round, rank: int) -> str:
 def _ranks(peer: Peer) -> range:
     part = peer.assignment
     return range(0) if part is None else range(part.first_rank, part.first_rank + part.nproc)
-
-
-def _failure(current: Round, judgement: Judgement, now: float) -> Failure:
-    rank = judgement.culprits[0] if judgement.culprits else NO_RANK
-    host = _host(current, rank)
-    return Failure(current.number, rank, host, EXIT_HUNG, 0, now, "", culprit=Culprit.HANG)
-
-
-def _first(still: float, usual: float) -> str:
-    took = f" (usual: {usual:.1f} s)" if usual else ""
-    return f"no step for {still:.0f} s{took}: the workers hang"
-
-
-def _say(*lines: str) -> Say:
-    return Say("\n  ".join(lines))

@@ -16,9 +16,9 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..placement.assigning import assign
 from ..placement.ranks import next_groups
-from ..protocol import ranges
-from ..protocol.configuration import Configuration, Record
-from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
+from ..protocol import configuration, ranges
+from ..protocol.configuration import Configuration
+from ..protocol.effects import Effect, KeepWorkers, Probe, Record, Send
 from ..protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -33,14 +33,23 @@ from ..protocol.events import (
     Started,
     Tick,
 )
+from ..protocol.facts import (
+    CordonKind,
+    DrainFound,
+    EndReason,
+    JobEnded,
+    NodeLost,
+    NodesJoin,
+    RequestGranted,
+    RestartDecided,
+)
 from ..protocol.messages import PlaceGiven, Report
-from ..protocol.model import Ending, Grow, Job, Phase, Request, Verdict
+from ..protocol.model import Grow, Job, Origin, Phase, Request, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
-from ..protocol.wording import count, some
+from ..protocol.wording import count
 from . import restarts
 from .checkpoint_choice import CheckpointChoice
-from .cordon import Cordon, at_the_end, cordon, relieve, relieve_drained
-from .explanations import Explanations
+from .cordon import UnfitNodes, cordon
 from .growth import Growth
 from .hang_watch import HangWatch
 from .last_search import LastSearch
@@ -48,11 +57,11 @@ from .loss_detection import LossDetector
 from .notices import Notices
 from .onlookers import Onlookers
 from .orders import Orders
-from .preface import NAMES, preface
 from .rendezvous import Rendezvous
 from .requeueing import RequeueDecision
 from .roster import Awaited, Peer, Roster, all_in
-from .round import End, Round
+from .round import Round
+from .round_beginnings import began
 from .straggler_watch import Straggler, StragglerWatch
 from .takeover import Takeover, next_unused_round
 
@@ -107,8 +116,7 @@ class Head:
         self._orders = Orders(self.lease, self.roster[me])
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
-        self._cordon = Cordon(job)
-        self._explanations = Explanations(self.budget)
+        self._unfit = UnfitNodes(job)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
         self._asked_at = -math.inf  # when `choose_whom_to_ask` was called last
@@ -172,11 +180,6 @@ class Head:
         return self._takeover is None or self._takeover.is_confirmed
 
     @property
-    def taken_over(self) -> Takeover | None:
-        """How this agent has begun to lead, if in place of a head that had begun rounds."""
-        return self._takeover if self._takeover is not None and self._takeover.begun else None
-
-    @property
     def is_short(self) -> bool:
         """Whether too few nodes are there for a round."""
         return self._rendezvous.is_short
@@ -206,8 +209,6 @@ class Head:
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
         self._begins = int(takeover.begun)
-        if takeover.begun:
-            self.onlookers.took_over(takeover, now)
         self._stage_since = self._tenure_since = now
         self.notices.begin_to_ask(now)
         self.round = max(takeover.next_round, self.job.first_round)
@@ -323,11 +324,6 @@ class Head:
     def straggler(self) -> Straggler | None:
         return self._stragglers.named if self.stage is Stage.RUNNING else None
 
-    @property
-    def hang_account(self) -> str:
-        """Of the last hang that was judged."""
-        return self._hangs.account
-
     def refusal(self, request: Request) -> str:
         """Why it cannot be done now; "" if it can."""
         if self.verdict is not None:
@@ -344,14 +340,14 @@ class Head:
         match request:
             case Request.STOP:
                 reason = "ended by hpclaunch stop"
-                self.verdict = Verdict(128 + signal.SIGTERM, reason, restarts=self.budget.total)
+                code, total = 128 + signal.SIGTERM, self.budget.total
+                self.verdict = Verdict(code, reason, Origin.STOP, restarts=total)
                 return []
             case Request.RESTART:
-                self._current_round.ends.add(End.ASKED)
-                return [Say("hpclaunch restart: the workers go on from the newest checkpoint")]
+                self._current_round.ends.add(EndReason.ASKED)
             case Request.NOTICE:
                 self.notices.give_soon()
-                return [Say("hpclaunch notice: the workers are to have notice")]
+        return [Record(RequestGranted(request))]
 
     # Agents without a place
 
@@ -377,7 +373,7 @@ class Head:
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
-            if self.verdict is not None and self.verdict.ending is Ending.SIGTERM:
+            if self.verdict is not None and self.verdict.origin is Origin.SIGTERM:
                 self.notices.ask_again(now)
         if report.term > self.term and self.lease.holds(now):
             # The agent led in a later term, or followed such a head, but we have the quorum. It
@@ -385,28 +381,29 @@ class Head:
             self._orders.term = self.rotation.next_term(report.term, self.me)
         effects = self._keep_workers(self.lease.note_answer(peer.place.index, report.version, now))
         was_lost = peer.lost
-        said = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
+        noted = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
         if (peer.lost and not was_lost) or peer.unfit:
             self._end_round_without(peer)
-        lines = [*self._cordon.announce(peer), *filter(None, [said])]
-        return effects + [Say(line) for line in lines]
+        return effects + self._unfit.note(peer, self.round) + noted
 
     def _note_save(self, newest: CheckpointChosen, now: float) -> None:
         self.onlookers.chose(newest, now)
         self.notices.learn(newest.took)
 
     def _note_losses(self, lost: list[Peer]) -> list[Effect]:
-        """These agents were just lost. While the job ends, nothing is said of it: they have most
+        """These agents were just lost. While the job ends, that is not recorded: they have most
         likely left, and their last report did not arrive.
         """
         for peer in lost:
             self._end_round_without(peer)
-        return [] if self.stage is Stage.ENDING else [Say(peer.lost) for peer in lost]
+        if self.stage is Stage.ENDING:
+            return []
+        return [Record(NodeLost(peer.host, peer.lost)) for peer in lost]
 
     def _end_round_without(self, peer: Peer) -> None:
         """End the round if the agent takes part in it."""
         if self.current is not None and peer.assignment is not None:
-            self.current.ends.add(End.LOSS)
+            self.current.ends.add(EndReason.LOSS)
 
     # The leader lease
 
@@ -425,7 +422,7 @@ class Head:
             return []
         version = self.lease.configuration.version
         cordoned = ranges.written(self.roster.cordoned)
-        record = Record(self.round, self.budget.tally, cordoned)
+        record = configuration.Record(self.round, self.budget.tally, cordoned)
         self.lease.reconfigure(record, self._next_heads())
         self.lease.drop_old_configuration()
         is_new = self.lease.configuration.version > version
@@ -440,10 +437,10 @@ class Head:
 
     def _enter(self, stage: Stage, now: float) -> None:
         assert stage in NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
-        if self.stage is Stage.STOPPING:
-            self.onlookers.ended(self._current_round, now)
         self.stage = stage
         self._stage_since = now
+        if stage is Stage.STOPPING:
+            self._current_round.stop(now)
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
         """Take steps until there is nothing more to do."""
@@ -617,29 +614,29 @@ class Head:
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
         self._begins += 1
-        lines = preface(self.job, self.roster, last, groups, checkpoint, self._begins)
-        return [*(Say(line) for line in lines), *self._order_all(now)]
+        fact = began(self.job, self.roster, last, self.current, checkpoint, self._begins)
+        return [Record(fact), *self._order_all(now)]
 
     def _running_step(self, now: float, *, ticked: bool) -> list[Effect]:
         """Collect the reasons to end the round, and end it if there is one that matters."""
         current = self._current_round
         done = all_in(Phase.DONE, current.number, current.participants)
         # Nobody waits any longer for what they have left behind, and the training is not repeated.
-        hurried = End.LOSS in current.ends or self.notices.is_over(now)
+        hurried = EndReason.LOSS in current.ends or self.notices.is_over(now)
         done = done or (hurried and current.has_ended_well)
         if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
-            current.ends.add(End.FAILURE)
+            current.ends.add(EndReason.FAILURE)
         if self.verdict is None and not done:
             self.verdict = self.notices.verdict_of_warning(self.budget.total)
             if self.verdict is None and self.notices.is_over(now):
                 self.verdict = self.notices.verdict_of_end(None, now, self.budget.total)
-                current.ends.add(End.TIME)
+                current.ends.add(EndReason.TIME)
         if self.verdict is not None:
-            current.ends.add(End.VERDICT)
+            current.ends.add(EndReason.VERDICT)
         if ticked and now >= self.lease.renewable_until:
-            current.ends.add(End.QUORUM)
+            current.ends.add(EndReason.QUORUM)
         # Once all the work is done, a loss changes nothing, and no larger round is needed.
-        moot = {End.LOSS, End.GROWTH} if done else set()
+        moot = {EndReason.LOSS, EndReason.GROWTH} if done else set()
         if current.ends - moot:
             self._enter(Stage.STOPPING, now)
             return self._order_all(now)
@@ -656,16 +653,17 @@ class Head:
             self.verdict = self.notices.verdict_of_leaving(saved, now, self.budget.total)
             if self.verdict is not None and self._leaving and not self.notices.knows_end:
                 self.verdict = None
-                relieved = self._relievable(current)
-                said = [Say(relieve_drained(self.roster, relieved))] if relieved else []
+                drained, effects = self._relievable(current), list[Effect]()
+                if drained:
+                    effects = cordon(self.roster, drained, CordonKind.DRAINING, self.round)
                 self._enter(Stage.STOPPING, now)
-                return [*said, *self._order_all(now)]
+                return effects + self._order_all(now)
             if self.verdict is not None:
                 return self._end(now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         reason = f"all workers ended with 0{again}"
-        self.verdict = Verdict(0, reason, restarts=self.budget.total, ending=Ending.FINISHED)
-        return [*map(Say, at_the_end(self.roster)), *self._end(now)]
+        self.verdict = Verdict(0, reason, Origin.DONE, restarts=self.budget.total)
+        return self._end(now)
 
     @property
     def _only_waits_for_slurm(self) -> bool:
@@ -705,17 +703,17 @@ class Head:
         hosts = self.growth.newcomers(current.groups, current.number)
         slow, drained = self._replaceable_straggler(current), self._relievable(current)
         if drained and self.growth.has_new_checkpoint:
-            said = relieve_drained(self.roster, drained)
+            effects = cordon(self.roster, drained, CordonKind.DRAINING, self.round)
         elif slow and self.growth.has_new_checkpoint:
-            said = relieve(self.roster, slow)
+            effects = cordon(self.roster, [slow], CordonKind.SLOW, self.round)
         elif hosts and self.growth.is_worthwhile:
-            said = f"ending the round, to go on with {some(hosts, NAMES)}"
+            effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
         elif drained or slow or (hosts and self.job.grow is Grow.CHECKPOINT):
             return self.growth.look(self._choosing.search, now)
         else:
             return []
-        current.ends.add(End.GROWTH)
-        return [Say(said), *self._advance(now, ticked=False)]
+        current.ends.add(EndReason.GROWTH)
+        return effects + self._advance(now, ticked=False)
 
     def _note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
         """Slurm drains these nodes: spares take the places of those that are in the round, once
@@ -730,12 +728,7 @@ class Head:
         self._leaving.update(new)
         self.growth.begin(since=now)
         self.notices.give_soon()
-        return [
-            Say(
-                f"Slurm drains {some(new, NAMES)}: the workers are given notice, and once they "
-                "have saved, the job goes on with a spare"
-            )
-        ]
+        return [Record(DrainFound(tuple(new)))]
 
     def _relievable(self, current: Round) -> list[str]:
         """The hosts of the round that Slurm drains, as far as there are spares for them now."""
@@ -776,7 +769,7 @@ class Head:
                 resumed=current.resumed,
                 begun=current.begun,
             )
-        if End.TIME in current.ends:
+        if EndReason.TIME in current.ends:
             return self._end_in_time(now)
         if self.verdict is not None:
             return self._end(now)
@@ -784,22 +777,28 @@ class Head:
         self._last_search = LastSearch(self.job)  # an open one would take the answer to the next
         self._enter(Stage.RENDEZVOUS, now)
         self._rendezvous.begin(now)
-        return self._explain(current, now) if current.is_programs_fault else []
+        ended: list[Effect] = [Record(current.ended(now))]
+        return ended + self._restart(current, now) if current.is_programs_fault else ended
 
-    def _explain(self, failed: Round, now: float) -> list[Effect]:
-        """Tell the user of the restart to come. A node that fails again and again delays it, or is
-        cordoned; so does a file system or a network that does.
+    def _restart(self, failed: Round, now: float) -> list[Effect]:
+        """Prepare the restart to come. A node that fails again and again delays it, or is cordoned;
+        so does a file system or a network that does.
         """
         node_delay = self.budget.node_delay if self.job.nodes > 1 else 0.0
         outage_delay = self.budget.outage_delay
         self._rendezvous.pause(now + max(node_delay, outage_delay))
-        lines = self._explanations.of(
-            failed.cause, node_delay=node_delay, outage_delay=outage_delay
+        fact = RestartDecided(
+            failed.cause.moved(-now),
+            used=self.budget.used,
+            most=self.budget.most,
+            is_last=self.budget.tally.pending_verdict is not None,
+            node_delay=node_delay,
+            outage_delay=outage_delay,
         )
-        if self.budget.suspect:
-            lines.append(cordon(self.roster, self.budget.suspect))
-        lines += self._explanations.advice(failed.cause)
-        return [Say(line) for line in lines]
+        if not self.budget.suspect:
+            return [Record(fact)]
+        hosts, kind = [self.budget.suspect], CordonKind.FAILING
+        return [Record(fact), *cordon(self.roster, hosts, kind, self.round)]
 
     def _end_in_time(self, now: float) -> list[Effect]:
         """End the job before Slurm does, once it is known what was saved since the notice."""
@@ -826,8 +825,12 @@ class Head:
             progress = saved is None or self.budget.is_beyond_first(saved)
         left = self.notices.left(now)
         self.verdict = self._requeue.decide(verdict, left or 0.0, progress=progress)
+        was_running = self.stage in (Stage.RUNNING, Stage.STOPPING)
+        facts: list[Effect] = [Record(self._current_round.ended(now))] if was_running else []
         self._enter(Stage.ENDING, now)
-        return self._order_all(now)
+        unfit = {p.host: p.unfit for p in self.roster if p.unfit}
+        facts.append(Record(JobEnded(self.round, self.verdict.moved(-now), tuple(unfit.items()))))
+        return facts + self._order_all(now)
 
     # Orders
 

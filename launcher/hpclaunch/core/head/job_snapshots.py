@@ -32,7 +32,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
     agents = tuple(_agent(head, peer, groups, now) for peer in head.roster)
     wanted = head.onlookers.wanted(now)
     told = (p.report for p in current.participants) if current is not None else ()
-    job, notices = head.job, head.notices
+    job, notices, straggler = head.job, head.notices, head.straggler
     return JobSnapshot(
         stage=head.stage,
         entered=entered,
@@ -49,10 +49,11 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         checkpoint=head.onlookers.checkpoint(now),
         pace=None if current is None else head.onlookers.pace,
         straggler=_straggler(head),
+        straggler_host="" if straggler is None else head.roster[straggler.agent].host,
         end=notices.left(now),
         is_preempted=notices.is_preempted,
         notice="" if current is None else notices.account,
-        past=head.onlookers.past(now),
+        is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
         verdict="" if head.verdict is None else head.verdict.reason,
         code=None if head.verdict is None else head.verdict.code,
         is_complete=not head.onlookers.searching and all(_has_told(r, wanted) for r in told),
@@ -108,7 +109,7 @@ def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
         return AgentState.LOST, peer.lost
     if peer.report is None:
         return AgentState.ABSENT, ""
-    if why := peer.unfit or peer.cordoned:
+    if why := peer.why_cordoned:
         return AgentState.CORDONED, why
     if groups and peer.place.node not in groups:
         return AgentState.SPARE, ""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ..protocol.effects import Effect, Say
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import NodeCameBack, NodeHeard, NodeLost, NodesSilent
 from ..protocol.messages import Report
 from ..protocol.model import Phase
 from ..protocol.timing import Timing
@@ -19,8 +20,8 @@ class LossDetector:
         self.roster = roster
         self.timing = timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
-        self._missed: set[int] = set()  # silent agents of which the user was told
-        self._notice_at = math.inf  # when to tell the user again
+        self._missed: set[int] = set()  # silent agents that were recorded
+        self._notice_at = math.inf  # when to record them again
 
     def expect(self, peer: Peer) -> None:
         """From now on, the agent counts as lost if it is silent for too long."""
@@ -29,29 +30,29 @@ class LossDetector:
 
     def _deadline(self, peer: Peer) -> float:
         """When to look at it, if it is not heard before."""
-        told = peer.place.index in self._missed
-        notice_at = math.inf if told else peer.presence.silent_at(self.timing.silence_notice)
+        known = peer.place.index in self._missed
+        notice_at = math.inf if known else peer.presence.silent_at(self.timing.silence_notice)
         return min(peer.presence.deadline(), notice_at)
 
-    def note(self, peer: Peer, report: Report, *, ending: bool) -> str:
-        """Take in a new report. Returns a line for the user, or ""."""
-        said = ""
+    def note(self, peer: Peer, report: Report, *, ending: bool) -> list[Effect]:
+        """Note a new report."""
+        effects: list[Effect] = []
         self.roster.absent.discard(peer.place.index)
         if report.unfit:
             self.roster.changed()
         if report.phase is Phase.ENDED and not ending and not peer.lost:
-            said = f"the agent on {peer.host} has left: it did not hear the head"
-            peer.presence.leave(said)
+            peer.presence.leave(f"the agent on {peer.host} has left: it did not hear the head")
             self._give_up(peer)
+            effects.append(Record(NodeLost(peer.host, peer.lost)))
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
-            said = f"{peer.host} is back"
+            effects = [Record(NodeCameBack(peer.host))]
         if peer.place.index in self._missed:
             self._missed.discard(peer.place.index)
-            said = said or f"{peer.host} is heard again"
+            effects = effects or [Record(NodeHeard(peer.host))]
         self.expect(peer)
-        return said
+        return effects
 
     def check(self, now: float) -> list[Peer]:
         """Return the agents that have become lost by their silence."""
@@ -64,23 +65,22 @@ class LossDetector:
         return lost
 
     def notice(self, now: float) -> list[Effect]:
-        """Tell the user of silent agents that are not lost yet, if it is time to do so."""
+        """Record silent agents that are not lost yet, if it is time to do so."""
         others, first = self.roster.others, self.timing.silence_notice
         silent = [p for p in others if now >= p.presence.silent_at(first)]
         new = {p.place.index for p in silent} - self._missed
         self._missed &= {p.place.index for p in silent}
-        said: list[Effect] = []
+        effects: list[Effect] = []
         if new or (silent and now >= self._notice_at):
             self._missed |= new
             self._notice_at = now + self.timing.next_notice
             most = max(now - p.presence.silent_at(0.0) for p in silent)
             left = self.timing.loss - most
-            text = f"{hosts_of(silent)}: silent for {most:.0f} s; "
-            said.append(Say(f"{text}counts as lost in {left:.0f} s (--loss-timeout)"))
+            effects.append(Record(NodesSilent(hosts_of(silent), most, left)))
         self._notice_at = self._notice_at if silent else math.inf
         deadlines = [self._deadline(p) for p in others]
         self.check_at = min([self._notice_at, *deadlines])
-        return said
+        return effects
 
     def died(self, peer: Peer, now: float) -> list[Peer]:
         """A probe has found the agent dead. Returns [peer] if it was not lost before, else []."""

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..protocol.effects import AskForEnd, Effect, Say
+from ..protocol.effects import AskForEnd, Effect, Record
 from ..protocol.events import CheckpointChosen, EndFound
+from ..protocol.facts import EndAnnounced, NoticeGiven
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
@@ -25,6 +26,7 @@ from ..protocol.model import (
     Job,
     JobState,
     NoticeAnswer,
+    Origin,
     Phase,
     StepNotice,
     Verdict,
@@ -40,6 +42,7 @@ TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
 # Ends of a job other than the time limit, in the words of messages.
 OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
+ORIGINS = {JobState.PREEMPTED: Origin.PREEMPTION, JobState.REQUEUED: Origin.REQUEUE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,6 @@ class Notices:
         self._given_at = math.inf  # time of the last notice, or of the signal that it passes on
         self._given_step = self._given_number = 0
         self._given_to: list[Peer] = []  # the agents that had workers left
-        self.given_account = ""  # of notice of the end, as the user is told it
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._is_signalled = False  # the last notice passes on a signal that an agent received
         self._pending: deque[PendingNotice] = deque()
@@ -134,14 +136,14 @@ class Notices:
 
     def heard_out_at(self, verdict: Verdict) -> float:
         """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
-        heeded = verdict.ending is Ending.SIGTERM and self.waits_for_slurm
+        heeded = verdict.origin is Origin.SIGTERM and self.waits_for_slurm
         return self._warned_at + self.timing.search if heeded else -math.inf
 
     def reconsidered(self, verdict: Verdict) -> Verdict:
-        """Replace Ending.SIGTERM by the ending that it stands for, according to Slurm."""
-        if verdict.ending is not Ending.SIGTERM:
+        """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
+        if verdict.origin is not Origin.SIGTERM:
             return verdict
-        return replace(verdict, ending=self._ending if self.comes_later else Ending.STOPPED)
+        return replace(verdict, origin=self._origin if self.comes_later else Origin.SIGNAL)
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
         if not event.late:
@@ -166,8 +168,7 @@ class Notices:
         if not (state in OTHER_ENDS or is_limit) or state is before:
             return []
         self._announced = state
-        how = "near its time limit" if is_limit else state.value
-        return [Say(f"the job is {how}: it ends in {left:.0f} s")]
+        return [Record(EndAnnounced(state, left))]
 
     def _announces_limit(self, left: float) -> bool:
         """Return whether SIGTERM is a warning of the time limit, as with `--signal=TERM@300`.
@@ -221,13 +222,13 @@ class Notices:
             return None
         signum, host = self._warned
         reason = f"ended by {signal_name(signum)} on {host}"
-        return Verdict(128 + signum, reason, restarts=restarts, ending=Ending.SIGTERM)
+        return Verdict(128 + signum, reason, Origin.SIGTERM, restarts=restarts)
 
     # Notice
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
-        """Go on with the notice that is wanted, if any. Returns what to say if all agents are to be
-        sent new orders, None if they are not.
+        """Continue the notice that is wanted, if any. Returns what to record if all agents are to
+        be sent new orders, None if they are not.
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
@@ -309,16 +310,9 @@ class Notices:
             self._try_at = now + self.timing.offer
             return []
         self.knows_end, self._told_end_at = True, self._end_at
-        where = f" before step {offer.step:,}" if self._given_step else ""
         left = max(0.0, self._end_at - now)
-        self.given_account = f"the workers are given notice{where}: {self._what} in {left:.0f} s"
-        return [Say(self.given_account)]
-
-    @property
-    def _what(self) -> str:
-        if self._announced in OTHER_ENDS:
-            return f"the job is {self._announced.value}, and ends"
-        return "the time limit is"
+        state = self._announced if self._announced in OTHER_ENDS else JobState.RUNNING
+        return [Record(NoticeGiven(current.number, self._given_step, state, left))]
 
     # What is seen of it
 
@@ -423,7 +417,7 @@ class Notices:
             return None
         reason = f"{self._left}, and nothing was saved since"
         code = 128 + signal.SIGTERM
-        return Verdict(code, reason, restarts=restarts, ending=self._ending)
+        return Verdict(code, reason, self._origin, restarts=restarts)
 
     def verdict_of_saving(
         self, saved: CheckpointChosen | None, now: float, restarts: int
@@ -434,7 +428,7 @@ class Notices:
         if saved is None or not self._is_new(saved, now):
             return None
         reason = f"saved, {self._left}, with {saved.path}"
-        return Verdict(EXIT_SAVED, reason, restarts=restarts, ending=self._ending)
+        return Verdict(EXIT_SAVED, reason, self._origin, restarts=restarts)
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
         """The workers are ended, or there is no time for another round."""
@@ -447,11 +441,11 @@ class Notices:
             code = 128 + signal.SIGTERM
             if self._given_at < math.inf and self.job.saves:
                 reason += f"; nothing was saved after the notice{self._where}"
-        return Verdict(code, reason, restarts=restarts, ending=self._ending)
+        return Verdict(code, reason, self._origin, restarts=restarts)
 
     @property
-    def _ending(self) -> Ending:
-        return Ending.PREEMPTION if self._announced in OTHER_ENDS else Ending.TIME_LIMIT
+    def _origin(self) -> Origin:
+        return ORIGINS.get(self._announced, Origin.TIME_LIMIT)
 
     @property
     def _where(self) -> str:

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
-from .restarts import how
 from .roster import Peer
-from .round import End, Round
-from .takeover import Takeover
 
 if TYPE_CHECKING:
-    from ..snapshot.job_snapshot import CheckpointSnapshot, PastRound
+    from ..snapshot.job_snapshot import CheckpointSnapshot
 
 LOOKS = 10.0  # seconds for which somebody counts as looking, after the last look
 AGAIN = 1.5  # seconds between two requests for vitals
-MOST_PAST = 8  # rounds
 SEARCH = 10.0  # seconds from one search for the newest checkpoint to the next
 STEPS_KEPT, STEPS_APART = 13, 5.0  # moments, and seconds between them: of the last minute
 
@@ -36,7 +31,6 @@ class Onlookers:
         self.searching = False
         self._steps: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)  # of rank 0's agent
         self._newest: tuple[float, CheckpointChosen] | None = None
-        self._past: deque[tuple[float, PastRound]] = deque(maxlen=MOST_PAST)
 
     # What is asked of the agents
 
@@ -81,24 +75,6 @@ class Onlookers:
         self.searching = False
         self._newest = (now, found) if found.path else None
 
-    def ended(self, current: Round, now: float) -> None:
-        """No worker of this round is left. One that has ended with the job is no past one."""
-        if current.ends == {End.VERDICT}:
-            return
-        ranks = sum(p.assignment.nproc for p in current.participants if p.assignment is not None)
-        fault = current.is_programs_fault
-        why = how(current.cause) if fault else _why(current)
-        self._keep(current.number, ranks, why, now, is_fault=fault)
-
-    def took_over(self, takeover: Takeover, now: float) -> None:
-        """The last round has ended with its head."""
-        self._keep(takeover.last_round, 0, takeover.said, now, is_fault=False)
-
-    def _keep(self, number: int, ranks: int, why: str, now: float, *, is_fault: bool) -> None:
-        from ..snapshot.job_snapshot import PastRound  # only a round that has ended pays for it
-
-        self._past.append((now, PastRound(number, 0.0, ranks, why, is_fault=is_fault)))
-
     # What is seen of it
 
     @property
@@ -108,9 +84,6 @@ class Onlookers:
         (since, first), (until, last) = self._steps[0], self._steps[-1]
         return (until - since) / (last - first) if last > first else None
 
-    def past(self, now: float) -> tuple[PastRound, ...]:
-        return tuple(replace(each, ended=now - at) for at, each in self._past)
-
     def checkpoint(self, now: float) -> CheckpointSnapshot | None:
         if self._newest is None:
             return None
@@ -119,11 +92,3 @@ class Onlookers:
         at, found = self._newest
         age = None if found.age is None else found.age + now - at
         return CheckpointSnapshot(found.path, found.step, found.size, age)
-
-
-def _why(current: Round) -> str:
-    out = [p for p in current.participants if p.out]
-    lost = [p.lost or f"{p.host} is cordoned: {p.out}" for p in out]
-    if End.LOSS in current.ends and lost:
-        return "; ".join(lost)
-    return "; ".join(sorted(end.value for end in current.ends))

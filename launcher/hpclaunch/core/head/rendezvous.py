@@ -1,4 +1,4 @@
-"""Before a round: which agents the head waits for, for how long, and what it tells the user."""
+"""Before a round: which agents the head waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from ..consensus.leader_lease import LeaderLease
-from ..protocol.effects import Diagnose, Effect, Say
-from ..protocol.model import EXIT_LOST, Ending, Job, Phase, Verdict
+from ..protocol.effects import Diagnose, Effect, Record
+from ..protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
+from ..protocol.model import EXIT_LOST, Job, Origin, Phase, Verdict
 from .cordon import uncordon
-from .roster import Awaited, Peer, Roster, hosts_of
+from .roster import Awaited, Peer, Roster, hosts_of, names_of
 
 Groups = Callable[[], Collection[int]]
 
@@ -139,8 +140,8 @@ class Rendezvous:
             return math.inf
         return max(self._since, self._awaited_at, self.lease.renewable_until) + self.timing.loss
 
-    def _missing_voters(self, now: float) -> str:
-        return hosts_of(self.roster[agent] for agent in self.lease.missing(now))
+    def _missing_voters(self, now: float) -> list[Peer]:
+        return [self.roster[agent] for agent in self.lease.missing(now)]
 
     # Taking in changes
 
@@ -199,7 +200,7 @@ class Rendezvous:
             nodes = set(groups())
             return [p for p in self.roster if p.place.node in nodes]
 
-        return self._not_idle.none_left(participants, lambda p: bool(p.out) or self._is_idle(p))
+        return self._not_idle.none_left(participants, lambda p: p.out or self._is_idle(p))
 
     def _is_idle(self, peer: Peer) -> bool:
         idle = peer.report is not None and peer.report.phase is Phase.IDLE
@@ -210,43 +211,45 @@ class Rendezvous:
         waited = now - self._since
         is_late = self._awaits_arrivals and waited >= self.timing.join
         if is_late and len(self.roster.nodes) < self.fewest:
-            names = hosts_of(self.roster.unheard)
+            names = names_of(self.roster.unheard)
             if self._anew:
-                here = hosts_of([self.roster[self.roster.me]])
+                here = names_of([self.roster[self.roster.me]])
                 reason = f"the agent on {here} was started anew, and {names} did not answer within "
                 reason += f"{waited:.0f} s: they may go on without it, or the job is over"
-                return Verdict(EXIT_LOST, reason)
+                return Verdict(EXIT_LOST, reason, Origin.ABSENT)
             why = self._describe_partial_start() or (
                 "is hpclaunch running there, and do the hosts see the same secret file?"
             )
-            return Verdict(EXIT_LOST, f"no agent came from {names} within {waited:.0f} s: {why}")
+            reason = f"no agent came from {names} within {waited:.0f} s: {why}"
+            return Verdict(EXIT_LOST, reason, Origin.ABSENT)
         over = now >= self._short_since + self.timing.wait
         if self.is_short:
             return self._too_few(restarts) if over or self._is_hopeless else None
         return self._no_quorum(now, restarts) if over else None
 
     def _no_quorum(self, now: float, restarts: int) -> Verdict:
-        names = self._missing_voters(now)
+        names = names_of(self._missing_voters(now))
         reason = f"{names} cannot be reached, and those who are left are too few to go on alone: "
         reason += f"{names} may have gone on without them"
-        return Verdict(EXIT_LOST, reason, restarts=restarts)
+        return Verdict(EXIT_LOST, reason, Origin.ABSENT, restarts=restarts)
 
     def _too_few(self, restarts: int) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
         first = out[0]
-        why = first.lost or f"{hosts_of(p for p in out if not p.lost)}: {first.unfit}"
+        origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
+        why = first.lost or f"{names_of(p for p in out if not p.lost)}: {first.unfit}"
         if self.job.nodes == 1:
-            return Verdict(EXIT_LOST, why, ending=Ending.NODE_FAILURE)
+            return Verdict(EXIT_LOST, why, origin)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self.fewest)
         if self.fewest == self.job.nodes:
             reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
-        return Verdict(EXIT_LOST, reason, restarts=restarts, ending=Ending.NODE_FAILURE)
+        return Verdict(EXIT_LOST, reason, origin, restarts=restarts)
 
-    # What the user is told meanwhile
+    # What is recorded meanwhile
 
     def notice(self, now: float) -> list[Effect]:
-        """Tell the user what the head waits for, if it is time to do so."""
+        """Record what the head waits for, if it is time to do so."""
         if now < self._notice_at:
             return []
         self._notice_at = now + self.timing.next_notice
@@ -254,21 +257,17 @@ class Rendezvous:
             return [Diagnose()] if self._awaits_arrivals else []
         rest = self._short_since + self.timing.wait - now
         if not self.is_short:
-            names = self._missing_voters(now)
-            text = f"waiting for {names}: too few are left to go on without them; {rest:.0f} s more"
-            return [Say(text)]
-        names, left = hosts_of(self._may_return), self._left
-        text = f"waiting for {names}: {left} of {self.fewest} nodes are here; {rest:.0f} s more"
-        return [Say(text)]
+            return [Record(QuorumAwaited(hosts_of(self._missing_voters(now)), rest))]
+        hosts = hosts_of(self._may_return)
+        return [Record(NodesAwaited(hosts, self._left, self.fewest, rest))]
 
     def explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """Tell the user which agents are still missing. `diagnosis` says why, or is ""."""
+        """Record which agents are still missing. `diagnosis` says why, or is ""."""
         if not (unheard := self.roster.unheard):
             return []
-        here = f"{len(self.roster) - len(unheard)} of {len(self.roster)} agents are here"
-        why = "; ".join(filter(None, [here, self._describe_partial_start() or diagnosis]))
+        here, why = len(self.roster) - len(unheard), self._describe_partial_start() or diagnosis
         waited = now - self._since
-        return [Say(f"waiting for {hosts_of(unheard)} ({waited:.0f} s so far); {why}")]
+        return [Record(AgentsAwaited(hosts_of(unheard), here, len(self.roster), waited, why))]
 
     def _describe_partial_start(self) -> str:
         """Return a line if hpclaunch runs in only some tasks of a node; "" if a node is missing

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..protocol.effects import Effect, Say
+from ..protocol.effects import Effect, Record
 from ..protocol.events import EndFound
+from ..protocol.facts import RequeueImpossible
 from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, JobState, Sequel, Verdict
 from ..protocol.wording import count
 
@@ -21,19 +22,14 @@ class RequeueDecision:
         self._requeued_if_killed = False  # the job is preempted
 
     def found(self, event: EndFound) -> list[Effect]:
-        """Take in what Slurm says, and tell the user at once what will not work in the end."""
+        """Note what Slurm has answered, and record at once what will not work in the end."""
         if event.state is JobState.PREEMPTED:  # else it may not have answered this time
             self._requeued_if_killed = event.requeued_if_killed
         asked = self.wanted.on and not self.wanted.is_chain
         if self._warned or event.may_requeue is not False or not asked:
             return []
         self._warned = True
-        return [
-            Say(
-                f"job {self.job.slurm_id} cannot be requeued, so --requeue has no effect: submit "
-                "it with sbatch --requeue, or as a chain of jobs (hpclaunch sbatch --chain)"
-            )
-        ]
+        return [Record(RequeueImpossible(self.job.slurm_id))]
 
     def depends_on_progress(self, verdict: Verdict) -> bool:
         return verdict.ending in self.wanted.on and self.wanted.before > 0

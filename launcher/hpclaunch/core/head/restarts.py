@@ -15,8 +15,8 @@ from ..protocol.model import (
     NO_RANK,
     NO_STEP,
     Culprit,
-    Ending,
     Failure,
+    Origin,
     Tally,
     Verdict,
     WorkerExit,
@@ -108,12 +108,12 @@ def who(failure: Failure) -> str:
 def verdict_of_agent(report: Report, restarts: int) -> Verdict | None:
     """Return how the job ends because an agent is in trouble, or was sent a signal; else None."""
     if report.trouble is not None:
-        return Verdict(report.trouble.code, report.trouble.reason, restarts=restarts)
+        return report.trouble.verdict(restarts)
     if report.stop_signal:
         reason = f"ended by {signal_name(report.stop_signal)} on {report.host}"
         signum = report.stop_signal
-        ending = Ending.SIGTERM if signum == signal.SIGTERM else Ending.STOPPED
-        return Verdict(128 + signum, reason, restarts=restarts, ending=ending, signum=signum)
+        origin = Origin.SIGTERM if signum == signal.SIGTERM else Origin.SIGNAL
+        return Verdict(128 + signum, reason, origin, restarts=restarts, signum=signum)
     return None
 
 
@@ -291,12 +291,6 @@ class Budget:
         """Go on from the tally of another head."""
         self.tally = tally
 
-    def describe(self) -> str:
-        """Say in words how much of the budget is used up."""
-        if self.tally.pending_verdict is not None:
-            return "it ends here, unless a checkpoint was saved since the last start"
-        return f"restart {self.used} of {self.most}"
-
     def _exhausted(self) -> str:
         if self.used < self.most:
             return ""
@@ -345,5 +339,5 @@ def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
         cause=cause,
         consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
         restarts=used,
-        ending=Ending.FAILURE,
+        origin=Origin.FAILURE,
     )

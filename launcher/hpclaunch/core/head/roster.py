@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from ..consensus.presence import Presence
+from ..protocol.facts import CordonKind
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
 from ..protocol.wording import some
 
 NAMES = 8  # hosts named in a line before it says "and so many more"
+CORDONED = {  # why a node has no workers; a node that is unfit has reasons of its own
+    CordonKind.FAILING: "its workers, and no others, have failed again and again",
+    CordonKind.SLOW: "the others have waited for its workers, step after step",
+    CordonKind.DRAINING: "Slurm drains it",
+}
 
 
 class Peer:
@@ -21,7 +27,7 @@ class Peer:
         self.presence = Presence(timing)
         self.report: Report | None = None
         self.assignment: Assignment | None = None
-        self.cordoned = ""  # why its node is cordoned while there are spares; "" if it is not
+        self.cordoned: CordonKind | None = None  # while there are spares
 
     @property
     def lost(self) -> str:
@@ -34,9 +40,14 @@ class Peer:
         return "" if self.report is None else self.report.unfit
 
     @property
-    def out(self) -> str:
-        """Why its node can have no workers; "" if it can."""
-        return self.lost or self.unfit or self.cordoned
+    def why_cordoned(self) -> str:
+        """Why its node is cordoned; "" if it is not."""
+        return self.unfit or ("" if self.cordoned is None else CORDONED[self.cordoned])
+
+    @property
+    def out(self) -> bool:
+        """Whether its node can have no workers."""
+        return bool(self.lost or self.unfit or self.cordoned)
 
     @property
     def host(self) -> str:
@@ -204,6 +215,11 @@ def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
     return all(r is not None and r.phase is phase and r.round == number for r in reports)
 
 
-def hosts_of(peers: Iterable[Peer]) -> str:
-    """The names of their hosts, for a line of text."""
-    return some((p.host for p in peers), NAMES)
+def hosts_of(peers: Iterable[Peer]) -> tuple[str, ...]:
+    """Return the names of their hosts, each once."""
+    return tuple(dict.fromkeys(p.host for p in peers))
+
+
+def names_of(peers: Iterable[Peer]) -> str:
+    """Return the names of their hosts, for a line of text."""
+    return some(hosts_of(peers), NAMES)

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
 
+from ..protocol.facts import NOT_THE_PROGRAMS_FAULT, EndReason, LostNode, RoundEnded
 from ..protocol.messages import Report
-from ..protocol.model import Failure
+from ..protocol.model import Culprit, Failure
 from . import restarts
 from .roster import Peer
 
-
-class End(Enum):
-    """Why a round ends before the job is done. Where a new one is no fault of the program, it also
-    belongs below.
-    """
-
-    FAILURE = "a worker or the store has failed"
-    VERDICT = "the job is about to end"
-    LOSS = "a node with workers was lost, or is cordoned"
-    QUORUM = "the leader lease is over"
-    GROWTH = "a larger round can begin"
-    TIME = "Slurm is about to end the job"
-    ASKED = "the user has asked for a restart"
-
-
-NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH, End.ASKED}
+MOST_FAILURES = 9  # of a round that a fact names, the cause among them
+MOST_LOST = 8  # nodes
 
 
 @dataclass(slots=True)
@@ -37,8 +23,10 @@ class Round:
     begun: float  # when it began
     resumed: str  # the checkpoint that it resumed from; "" for none
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
-    ends: set[End] = field(default_factory=set)
+    ends: set[EndReason] = field(default_factory=set)
     still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known
+    stopped_at: float = math.inf  # when the head ended it
+    cut: float = math.inf  # when something happened that ended it, as far as it was known then
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
         """Take in an agent's report on this round."""
@@ -67,3 +55,38 @@ class Round:
         on other nodes then fail as a consequence.
         """
         return bool(self.failures) and not self.ends & NOT_THE_PROGRAMS_FAULT
+
+    def stop(self, now: float) -> None:
+        """The head ends the round."""
+        self.stopped_at, self.cut = now, self.came_to_end(now)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the head has ended it. Some of its workers may be left."""
+        return self.stopped_at < math.inf
+
+    def came_to_end(self, now: float) -> float:
+        """Return when something happened that ended the round; now, if nothing has."""
+        failed = (f for f in self.failures.values() if f.culprit is not Culprit.HANG)
+        found = [now, self.cut, self.still_since, *(f.at for f in failed if not f.stopped)]
+        for peer in self.participants:
+            heard = peer.presence.contact.heard
+            if peer.lost and heard is not None:
+                found.append(heard)
+        return min(found)
+
+    def ended(self, now: float) -> RoundEnded:
+        """No worker of it is left."""
+        seen = min(self.stopped_at, now)
+        out = (p for p in self.participants if p.lost or p.unfit)
+        lost = [LostNode(p.host, p.lost or p.unfit, is_unfit=not p.lost) for p in out]
+        failures = restarts.in_order(self.failures.values())
+        return RoundEnded(
+            self.number,
+            self.came_to_end(seen) - now,
+            seen - now,
+            tuple(sorted(self.ends)),
+            tuple(failure.moved(-now) for failure in failures[:MOST_FAILURES]),
+            tuple(lost[:MOST_LOST]),
+            sum(p.assignment.nproc for p in self.participants if p.assignment is not None),
+        )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from ..protocol.effects import Effect, Say
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import StragglerNamed, StragglerRecovered
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Phase, Sample
 from ..protocol.timing import Timing
@@ -24,7 +25,6 @@ SOON = 1.0  # seconds until the first one is tried
 class Straggler:
     agent: int
     rank: int  # NO_RANK: several of this agent
-    account: str = field(default="", compare=False)  # as the user is told it
 
 
 class StragglerWatch:
@@ -71,7 +71,7 @@ class StragglerWatch:
         return math.inf if self._awaits_steps and not self.number else self._next_at
 
     def check(self, current: Round, now: float) -> list[Effect] | None:
-        """Return what to say, if all agents are to be sent new orders; None if they are not."""
+        """Return what to record, if all agents are to be sent new orders; None if they are not."""
         if self.number:
             samples = _samples(current, self.number)
             if now < self._next_at and len(samples) < len(current.participants):
@@ -93,18 +93,20 @@ class StragglerWatch:
             return []
         self._found.append(finding)
         late, named = finding.late, self.named
-        said: list[Effect] = []
+        effects: list[Effect] = []
         if named is not None:
             self._without = 0 if late and late.agent == named.agent else self._without + 1
             if self._without >= FORGIVEN_AFTER:
-                said.append(Say(f"{_who(current, named)} no longer a straggler"))
+                host = _host(current, named)
+                effects.append(Record(StragglerRecovered(host, named.rank)))
                 self.named = None
         straggler = self._same()
         if self.named is not None or straggler is None or late is None:
-            return said
-        account = _account(_who(current, straggler), late, why)
-        self.named, self._without = replace(straggler, account=account), 0
-        return [*said, Say(account)]
+            return effects
+        self.named, self._without = straggler, 0
+        host = _host(current, straggler)
+        fact = StragglerNamed(host, straggler.rank, late.seconds, late.pace, why)
+        return [*effects, Record(fact)]
 
     def _same(self) -> Straggler | None:
         """Whom the last samples all tell of, if they are enough."""
@@ -168,11 +170,5 @@ def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | No
     return Late(agent, NO_RANK, min(cost, pace), pace), far.account
 
 
-def _who(current: Round, straggler: Straggler) -> str:
-    host = next(p.host for p in current.participants if p.place.index == straggler.agent)
-    return f"{host} is" if straggler.rank == NO_RANK else f"rank {straggler.rank} on {host} is"
-
-
-def _account(who: str, late: Late, why: str) -> str:
-    waits = f"the others wait for it, {late.seconds:.2g} s of each step of {late.pace:.2g} s"
-    return "\n  ".join(filter(None, [f"{who} a straggler: {waits}", why]))
+def _host(current: Round, straggler: Straggler) -> str:
+    return next(p.host for p in current.participants if p.place.index == straggler.agent)

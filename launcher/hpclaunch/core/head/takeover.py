@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..consensus.election import Election
 from ..protocol import ranges
-from ..protocol.effects import Effect, Say
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import CordonKind, HeadChanged
 from ..protocol.messages import Report
 from ..protocol.model import Job
-from .cordon import AGAIN
 from .roster import Roster
 
 # Added to the last round that is known: the old head may have begun one that no voter knows of.
@@ -28,9 +28,9 @@ class Takeover:
         self.configuration = election.configuration
         self.old_is_dead = election.old in election.dead
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
-        # Lines that are held back until a quorum has answered our orders; None: from then on.
-        self.said = f"the head on {there} was lost: {here} leads now"
-        self._held_back: list[Effect] | None = [Say(self.said)]
+        # Facts that are held back until a quorum has answered our orders; None: from then on.
+        changed = HeadChanged(there, here, self.last_round)
+        self._held_back: list[Effect] | None = [Record(changed)]
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
 
     @property
@@ -64,7 +64,7 @@ class Takeover:
         not_before = now + timing.killing
         roster.absent = set()
         for index in ranges.parsed(self.configuration.record.cordoned):
-            roster[index].cordoned = AGAIN
+            roster[index].cordoned = CordonKind.FAILING
         for peer in roster:
             index = peer.place.index
             lost = f"the agent on {peer.host} was lost"
@@ -101,16 +101,16 @@ class Takeover:
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]
 
     def hold_back(self, effects: list[Effect], *, confirmed: bool) -> list[Effect]:
-        """Hold back lines for the user until a quorum has `confirmed` that this head leads: another
-        agent may have been quicker. Returns the effects to carry out now.
+        """Hold back facts until a quorum has `confirmed` that this head leads: another agent may
+        have been quicker. Returns the effects to carry out now.
         """
         if self._held_back is None:
             return effects
         if confirmed:
             held_back, self._held_back = self._held_back, None
             return held_back + effects
-        self._held_back += [e for e in effects if isinstance(e, Say)]
-        return [e for e in effects if not isinstance(e, Say)]
+        self._held_back += [e for e in effects if isinstance(e, Record)]
+        return [e for e in effects if not isinstance(e, Record)]
 
 
 def next_unused_round(roster: Roster) -> int:

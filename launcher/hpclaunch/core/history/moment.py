@@ -81,6 +81,7 @@ class JobMoment:
     straggler: str = ""  # whom the others wait for
     saved: SavedMoment | None = None
     hosts: tuple[str, ...] = ()  # of all agents; only the first time
+    straggler_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def of_job(snapshot: JobSnapshot, saved: SavedMoment | None, *, is_first: bool) 
     return JobMoment(
         states=written(agent.state for agent in snapshot.agents),
         straggler=snapshot.straggler,
+        straggler_host=snapshot.straggler_host,
         saved=saved,
         hosts=tuple(agent.host for agent in snapshot.agents) if is_first else (),
     )

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ..protocol.model import Failure, Verdict
+from ..protocol.facts import RoundEnded
+from ..protocol.model import Verdict
 
 MOST_ENTRIES = 400  # of a book; then the oldest ones are put together
 MOST_ENDS = 50
@@ -58,24 +59,12 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """Why a round ended before its workers were done."""
-
-    round: int
-    at: float  # when it came to that, as far as it is known
-    seen: float  # when the head ended the round
-    reasons: tuple[str, ...]
-    failures: tuple[Failure, ...] = ()  # the first one in time is the cause; times are the book's
-    lost: tuple[str, ...] = ()  # agents that were lost, and why
-
-
-@dataclass(frozen=True, slots=True)
 class Book:
     term: int  # in which the head began to lead
     begin: float
     until: float
     entries: tuple[LedgerEntry, ...]  # one after the other, without a gap
-    ends: tuple[RoundEnd, ...] = ()
+    ends: tuple[RoundEnded, ...] = ()  # of rounds whose workers were not done
     verdict: Verdict | None = None
     names: tuple[str, ...] = ()  # of the nodes
     seat: str = "worker"  # what a seat is, or "GPU"
@@ -142,7 +131,7 @@ class Pages:
     """The entries of a book that is being written, and why rounds ended: of bounded size."""
 
     entries: list[LedgerEntry] = field(default_factory=list)
-    ends: list[RoundEnd] = field(default_factory=list)
+    ends: list[RoundEnded] = field(default_factory=list)
 
     def add(self, entry: LedgerEntry) -> None:
         last = self.entries[-1] if self.entries else None
@@ -155,7 +144,7 @@ class Pages:
         if len(self.entries) > MOST_ENTRIES:
             self.entries[:2] = [joined(*self.entries[:2])]
 
-    def note_end(self, end: RoundEnd) -> None:
+    def note_end(self, end: RoundEnded) -> None:
         self.ends.append(end)
         if len(self.ends) > MOST_ENDS:
             del self.ends[1]  # the first one stays
@@ -183,13 +172,5 @@ def moved(book: Book, by: float) -> Book:
         )
         for entry in book.entries
     )
-    ends = tuple(
-        replace(
-            end,
-            at=end.at + by,
-            seen=end.seen + by,
-            failures=tuple(replace(f, at=f.at + by) for f in end.failures),
-        )
-        for end in book.ends
-    )
+    ends = tuple(end.moved(by) for end in book.ends)
     return replace(book, begin=book.begin + by, until=book.until + by, entries=entries, ends=ends)

@@ -9,8 +9,8 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
-from ..protocol.model import EXIT_USAGE, Culprit, Ending, Failure, Verdict
-from .book import RoundEnd
+from ..protocol.facts import EndReason, RoundEnded
+from ..protocol.model import Culprit, Failure, Origin, Verdict
 from .last_lines import EndCause, cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
@@ -19,6 +19,20 @@ FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 # A job can end with each cause, a round with the others only.
 _OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
+# Of a job that did not fail by a worker. Others have a cause of their own, or OTHER.
+CAUSES = {
+    Origin.DONE: EndCause.DONE,
+    Origin.TIME_LIMIT: EndCause.TIME_LIMIT,
+    Origin.PREEMPTION: EndCause.PREEMPTED,
+    Origin.REQUEUE: EndCause.REQUEUED,
+    Origin.NODE_LOST: EndCause.LOST,
+    Origin.NODE_UNFIT: EndCause.UNFIT,
+    Origin.HEAD_LOST: EndCause.LOST,
+    Origin.STOP: EndCause.USER,
+    Origin.SIGNAL: EndCause.USER,
+    Origin.SIGTERM: EndCause.USER,
+    Origin.USAGE: EndCause.USAGE,
+}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -72,51 +86,29 @@ def _exception(tail: str) -> str:
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
 
 
-def of_round(end: RoundEnd) -> Diagnosis:
+def of_round(end: RoundEnded) -> Diagnosis:
     """Why a round ended. A lost node comes before workers that failed on others for want of it."""
     reasons = set(end.reasons)
-    if reasons & {"loss", "quorum"} and not _failed_before(end):
-        lost = end.lost[0] if end.lost else "too few agents could be heard"
-        unfit = end.lost and " lost" not in lost and "has left" not in lost
-        return Diagnosis(EndCause.UNFIT if unfit else EndCause.LOST, lost)
-    if has_failed(end):
+    failed_before = end.has_failed and end.failures[0].at <= end.at
+    if reasons & {EndReason.LOSS, EndReason.QUORUM} and not failed_before:
+        if not end.lost:
+            return Diagnosis(EndCause.LOST, "too few agents could be heard")
+        lost = end.lost[0]
+        return Diagnosis(EndCause.UNFIT if lost.is_unfit else EndCause.LOST, lost.why)
+    if end.has_failed:
         return of_failure(end.failures[0])
-    if "growth" in reasons:
+    if EndReason.GROWTH in reasons:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
-    if "asked" in reasons:
+    if EndReason.ASKED in reasons:
         return Diagnosis(EndCause.USER, "the user has asked for a restart")
-    if "time" in reasons:
+    if EndReason.TIME in reasons:
         return Diagnosis(EndCause.TIME_LIMIT, "Slurm was about to end the job")
     return Diagnosis(EndCause.OTHER, "the job was ended")
 
 
-def has_failed(end: RoundEnd) -> bool:
-    """Whether a worker or the store failed while nobody was stopping it: it comes first then."""
-    return bool(end.failures) and not end.failures[0].stopped
-
-
-def _failed_before(end: RoundEnd) -> bool:
-    """Whether a worker failed by itself before a node was lost."""
-    return has_failed(end) and end.failures[0].at <= end.at
-
-
 def of_job(verdict: Verdict) -> Diagnosis:
-    """Why a job ended; the verdict's reason says the rest."""
-    reason = verdict.reason
-    if verdict.code == 0:
-        return Diagnosis(EndCause.DONE, reason)
+    """Return why a job ended."""
     if verdict.cause is not None:
         found = of_failure(verdict.cause)
-        return Diagnosis(found.cause, found.text or reason, found.evidence)
-    if verdict.ending is Ending.PREEMPTION:
-        is_requeued = "Slurm requeues it" in reason
-        return Diagnosis(EndCause.REQUEUED if is_requeued else EndCause.PREEMPTED, reason)
-    if verdict.ending is Ending.TIME_LIMIT:
-        return Diagnosis(EndCause.TIME_LIMIT, reason)
-    if verdict.code == EXIT_USAGE:
-        return Diagnosis(EndCause.USAGE, reason)
-    if "ended by " in reason:  # a signal, or hpclaunch stop
-        return Diagnosis(EndCause.USER, reason)
-    if re.search(r"\blost\b|nodes? (?:is|are) left|the head on", reason):
-        return Diagnosis(EndCause.LOST, reason)
-    return Diagnosis(EndCause.OTHER, reason)
+        return Diagnosis(found.cause, found.text or verdict.reason, found.evidence)
+    return Diagnosis(CAUSES.get(verdict.origin, EndCause.OTHER), verdict.reason)

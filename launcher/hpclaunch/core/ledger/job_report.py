@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..protocol.facts import RoundEnded
 from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, Failure
-from .book import RoundEnd
-from .end_causes import Diagnosis, has_failed, of_job, of_round
+from .end_causes import Diagnosis, of_job, of_round
 from .last_lines import EndCause
 from .summing import Launch, account, entries_of, round_ends
 
@@ -105,9 +105,9 @@ def report(launches: Sequence[Launch]) -> JobReport:
     )
 
 
-def end_report(end: RoundEnd) -> EndReport:
+def end_report(end: RoundEnded) -> EndReport:
     found = of_round(end)
-    by_worker = has_failed(end) and found.cause not in OF_NODES
+    by_worker = end.has_failed and found.cause not in OF_NODES
     first = end.failures[0] if by_worker else None
     later = end.failures[1:] if by_worker else end.failures
     return EndReport(
@@ -122,7 +122,7 @@ def end_report(end: RoundEnd) -> EndReport:
         signal=0 if first is None else first.signal,
         tail="" if first is None else first.tail,
         consequences=tuple(map(_who, later)),
-        lost=end.lost,
+        lost=tuple(lost.why for lost in end.lost),
     )
 
 

@@ -42,17 +42,24 @@ class EndCause(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The meaning of `words` among the last lines. Fields that they leave open are "" or None."""
+    """The meaning of `words` among the last lines. Fields that they leave open are "" or None.
 
-    words: re.Pattern[str]
+    The words are a pattern that is compiled where it is searched for: no start of an agent pays
+    for it.
+    """
+
+    words: str
     advice: str = ""
     cause: EndCause | None = None
     may_pass: bool | None = None  # only if they are in the very last line
     code: int = 0  # `may_pass` is for this exit code only; 0: for any
 
+    def is_in(self, text: str) -> bool:
+        return re.search(self.words, text, re.MULTILINE) is not None
 
-def _words(*literal: str, pattern: str = "") -> re.Pattern[str]:
-    return re.compile("|".join([*map(re.escape, literal), *filter(None, [pattern])]), re.MULTILINE)
+
+def _words(*literal: str, pattern: str = "") -> str:
+    return "|".join([*map(re.escape, literal), *filter(None, [pattern])])
 
 
 _GPU_MEMORY = (
@@ -340,7 +347,7 @@ def advise(failure: Failure) -> str:
     """
     if failure.signal in SIGNALS:
         return SIGNALS[failure.signal]
-    return next((m.advice for m in MEANINGS if m.advice and m.words.search(failure.tail)), "")
+    return next((m.advice for m in MEANINGS if m.advice and m.is_in(failure.tail)), "")
 
 
 def cause_in(
@@ -350,14 +357,14 @@ def cause_in(
     count only in the `message`, which is a part of the lines.
     """
     for m in MEANINGS:
-        if m.cause in among and m.words.search(message if m.cause in IN_MESSAGE else tail):
+        if m.cause in among and m.is_in(message if m.cause in IN_MESSAGE else tail):
             return m.cause
     return None
 
 
 def names(cause: EndCause, line: str) -> bool:
     """Return whether this line names the cause."""
-    return any(m.cause is cause and m.words.search(line) for m in MEANINGS)
+    return any(m.cause is cause and m.is_in(line) for m in MEANINGS)
 
 
 def may_pass(last_line: str, code: int) -> bool | None:
@@ -366,4 +373,4 @@ def may_pass(last_line: str, code: int) -> bool | None:
     time; None if that is not known.
     """
     known = [m for m in MEANINGS if m.may_pass is not None and m.code in (0, code)]
-    return next((m.may_pass for m in known if m.words.search(last_line)), None)
+    return next((m.may_pass for m in known if m.is_in(last_line)), None)

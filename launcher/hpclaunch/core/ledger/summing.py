@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .book import Book, Category, LedgerEntry, Pages, RoundEnd, SeatSeconds, cut_off, rewind, sums
+from ..protocol.facts import RoundEnded
+from .book import Book, Category, LedgerEntry, Pages, SeatSeconds, cut_off, rewind, sums
 
 RUN = re.compile(r"\.r\d+$")  # the end of a name: which run of a training a launch is
 
@@ -150,7 +151,7 @@ def account(launches: Sequence[Launch]) -> Account:
     )
 
 
-def round_ends(launches: Sequence[Launch]) -> list[RoundEnd]:
+def round_ends(launches: Sequence[Launch]) -> list[RoundEnded]:
     """Of all launches, in the order of time."""
     ends = [end for launch in launches for book in _in_order(launch.books) for end in book.ends]
     return sorted(ends, key=lambda end: end.at)

@@ -37,6 +37,7 @@ from ..protocol.model import (
     Goal,
     Job,
     Look,
+    Origin,
     Phase,
     Seen,
     Verdict,
@@ -262,8 +263,9 @@ class Member:
 
     def _without_head(self, why: str) -> Verdict:
         if not self._signum:
-            return Verdict(EXIT_LOST, why)
-        return Verdict(128 + self._signum, f"ended by {signal_name(self._signum)}; {why}")
+            return Verdict(EXIT_LOST, why, Origin.HEAD_LOST)
+        reason = f"ended by {signal_name(self._signum)}; {why}"
+        return Verdict(128 + self._signum, reason, Origin.SIGNAL)
 
     def _report(self, now: float) -> list[Effect]:
         """Report at once if there is news, and at every beat."""

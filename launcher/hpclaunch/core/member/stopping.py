@@ -6,11 +6,9 @@ import math
 import signal
 from collections.abc import Sequence
 
-from ..protocol.effects import Effect, KillIdleWorkers, KillWorkers, Say, SignalLeftovers
+from ..protocol.effects import Effect, KillIdleWorkers, KillWorkers, Record, SignalLeftovers
+from ..protocol.facts import LeftoversFound, LeftoverStep
 from ..protocol.model import Job, Leftover
-from ..protocol.wording import plain, some
-
-NAMES = 8  # leftovers that a line names
 
 
 class Stopping:
@@ -83,18 +81,17 @@ class Stopping:
         if now >= self._kill_idle_at:
             self._kill_idle_at = now + self.job.timing.stuck
             effects.append(KillIdleWorkers())
-        grace = f"{self.job.timing.grace:g} s (--grace)"
         if now >= self._name_leftovers_at:
             self._name_leftovers_at = math.inf
-            effects.append(self._say(f"waiting up to {grace} for what the workers left behind"))
+            effects.append(self._found(LeftoverStep.WAIT))
         if now >= self._end_leftovers_at:
             self._kill_leftovers_soon(now)
-            effects.append(self._say(f"ending what the workers left behind, after {grace}"))
+            effects.append(self._found(LeftoverStep.END))
             effects.append(SignalLeftovers(signal.SIGTERM))
         if now >= self._kill_leftovers_at:
             self._kill_leftovers_at = math.inf
             self._unkillable_at = now + self.job.timing.unkillable
-            effects.append(self._say("killing what the workers left behind"))
+            effects.append(self._found(LeftoverStep.KILL))
             effects.append(SignalLeftovers(signal.SIGKILL))
         return effects
 
@@ -105,10 +102,6 @@ class Stopping:
         self._unkillable_at = math.inf
         return True
 
-    def _say(self, what: str) -> Say:
-        return Say(f"{self.host}: {what}: {some(map(_name, self._leftovers), NAMES)}")
-
-
-def _name(leftover: Leftover) -> str:
-    rank = "" if leftover.rank is None else f"rank {leftover.rank}, "
-    return f"{plain(leftover.program)} ({rank}pid {leftover.pid})"
+    def _found(self, step: LeftoverStep) -> Record:
+        grace = self.job.timing.grace
+        return Record(LeftoversFound(self.host, step, grace, tuple(self._leftovers)))

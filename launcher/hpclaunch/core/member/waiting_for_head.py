@@ -1,11 +1,12 @@
-"""The wait of an agent that has not heard a head yet: what the user is told, and when it ends."""
+"""The wait of an agent that has not heard a head yet: what is recorded, and when it ends."""
 
 from __future__ import annotations
 
 import math
 
-from ..protocol.effects import Diagnose, Effect, Say
-from ..protocol.model import EXIT_LOST, HEAD, Job, Place, Trouble, Verdict
+from ..protocol.effects import Diagnose, Effect, Record
+from ..protocol.facts import HeadAwaited
+from ..protocol.model import EXIT_LOST, HEAD, Job, Origin, Place, Trouble, Verdict
 from ..protocol.wording import signal_name
 
 
@@ -42,34 +43,31 @@ class Waiting:
         return now >= self._give_up_at
 
     def notice(self, now: float) -> list[Effect]:
-        """Begin to find out why the head is not heard, if it is time to tell the user."""
+        """Begin to find out why the head is not heard, if it is time to record that."""
         if now < self._notice_at:
             return []
         self._notice_at = now + self.job.timing.next_notice
         return [Diagnose()]
 
     def explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """Tell the user that the head is still not heard. `diagnosis` says why, or is ""."""
+        """Record that the head is still not heard. `diagnosis` says why, or is ""."""
         self._diagnosis = diagnosis
         if math.isinf(self._notice_at):
             return []  # the wait has ended meanwhile
-        why = f": {diagnosis}" if diagnosis else ""
-        waited = now - self._since
-        return [Say(f"{self.here} has waited {waited:.0f} s for the head on {self.head}{why}")]
+        return [Record(HeadAwaited(self.here, self.head, now - self._since, diagnosis))]
 
     def verdict(self, now: float, signum: int, trouble: Trouble | None) -> Verdict:
         """Return how the job ends for this agent, which has never heard a head."""
         if signum:
             name = signal_name(signum)
-            return Verdict(128 + signum, f"ended by {name} while waiting for {self.head}")
+            reason = f"ended by {name} while waiting for {self.head}"
+            return Verdict(128 + signum, reason, Origin.SIGNAL)
         if trouble:
-            return Verdict(trouble.code, trouble.reason)
-        reason = self._diagnosis or (
+            return trouble.verdict()
+        why = self._diagnosis or (
             "is hpclaunch running there, can the hosts reach each other, and do they see the same "
             "secret file?"
         )
         waited = now - self._since
-        return Verdict(
-            EXIT_LOST,
-            f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {reason}",
-        )
+        reason = f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {why}"
+        return Verdict(EXIT_LOST, reason, Origin.HEAD_LOST)

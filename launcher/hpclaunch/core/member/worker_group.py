@@ -21,7 +21,7 @@ from ..protocol.effects import (
     GatherEvidence,
     OpenStore,
     PrepareGpus,
-    Say,
+    Record,
     SignalWorkers,
     StartWorkers,
     StopWorkers,
@@ -47,6 +47,7 @@ from ..protocol.events import (
     WorkersGone,
     WorkersSeen,
 )
+from ..protocol.facts import WorkersSurvive
 from ..protocol.messages import Order
 from ..protocol.model import (
     Assignment,
@@ -414,7 +415,7 @@ class WorkerGroup:
             self._enter(Phase.DONE if self.phase is Phase.RUNNING else Phase.STUCK)
             if self.verdict is not None:
                 self._enter(Phase.ENDED)
-                effects.append(Say(f"on {self.place.host}, {reason}"))
+                effects.append(Record(WorkersSurvive(self.place.host, reason)))
         return effects
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
+from .facts import Fact
 from .messages import Message
-from .model import Assignment, Look, StepNotice, Topic, Verdict
+from .model import Assignment, Look, StepNotice, Verdict
+from .values import value
 
-Detail = str | int | float
 
-
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Send:
     to: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Dial:
     """Connect to these agents, to send them reports, and close such connections to all others."""
 
@@ -25,7 +24,7 @@ class Dial:
     addresses: tuple[str, ...] = ()  # of each one, as far as the head has told; "" if not known
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TakePlace:
     """The agent has this place from now on: listen there, and report to the first head as the agent
     of this place. Answered by PlaceTaken.
@@ -34,7 +33,7 @@ class TakePlace:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Probe:
     """Find out whether an agent is dead: then its own host says so, where the agent listened.
 
@@ -48,24 +47,24 @@ class Probe:
     incarnation: str = ""  # of the agent; "" if it is not known
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class OpenStore:
     """Open a fresh socket for the next round's store; answered by StoreListening."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CheckHealth:
     """Check this node's health before workers run on it; answered by HealthFound."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PrepareGpus:
     """Start what these workers need to share GPUs; answered by GpusReady."""
 
     assignment: Assignment
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ChooseCheckpoint:
     """Find the newest complete checkpoint; answered by CheckpointChosen or SearchFailed."""
 
@@ -73,7 +72,7 @@ class ChooseCheckpoint:
     ended_well: bool = False  # all workers have ended with 0, so no save of theirs is unfinished
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LookAt:
     """Look at this checkpoint again and again until it is seen. Answered by CheckpointSeen whenever
     the result has changed.
@@ -82,19 +81,19 @@ class LookAt:
     look: Look | None  # None: stop looking
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Diagnose:
     """Find out why other agents are not heard; answered by Diagnosed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StartWorkers:
     """Start the workers. Answered by one WorkerExited for each, and WorkersGone after the last."""
 
     assignment: Assignment
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class KeepWorkers:
     """The worker lease: let workers run until this time, or longer if another of these follows.
     Otherwise the fork server holds them (SIGSTOP) until one does, even if the agent is stopped, and
@@ -104,14 +103,14 @@ class KeepWorkers:
     until: float  # on this machine's monotonic clock
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class GatherEvidence:
     """Find out where the workers are, without disturbing them; answered by EvidenceGathered."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class AwaitStillness:
     """Report what the workers do as soon as none of them has moved for one of these times;
     answered by WorkersSeen. This replaces the times that were awaited before.
@@ -120,26 +119,26 @@ class AwaitStillness:
     seconds: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TakeSample:
     """Find out how the workers keep pace with those of other agents; answered by SampleTaken."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TakeVitals:
     """Find out what the workers do and use; answered by VitalsTaken."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class AskForEnd:
     """Ask Slurm when the job ends; answered by EndFound."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class OfferNotice:
     """Let the workers wait when they come to the step of this notice, in place of any earlier one
     that was not given; answered by NoticeOffered.
@@ -148,71 +147,68 @@ class OfferNotice:
     notice: StepNotice
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WithdrawNotice:
     """Let the workers pass the step of the notice that was offered."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class GiveNotice:
     """Let the workers take the notice that was offered; answered by NoticeTaken, once they have."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class SignalWorkers:
     """Send a signal to the workers, except to those that have no handler and would be killed."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StopWorkers:
     """Send a signal to the workers. Once one has ended, end the rest of its process group."""
 
     signum: int = signal.SIGTERM
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class KillIdleWorkers:
     """Send SIGKILL to the workers that have written nothing since SIGTERM, or since the last of
     these: they save nothing, and only wait for workers that are gone.
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class KillWorkers:
     """Send SIGKILL to the workers, but not to the processes that they have started, which may clean
     up. LeftBehind reports those that remain.
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class SignalLeftovers:
     """Send a signal to all leftovers of the workers on this node."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
+class Record:
+    """Something has happened: let all observers know."""
+
+    fact: Fact
+
+
+@value(frozen=True, slots=True)
 class Say:
-    """Tell the user one line."""
+    """Print a line for the user. Only the consensus still words its facts itself."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
-    """Tell somebody who does not watch the job. Only where `Job.notifies` asks for it."""
-
-    topic: Topic
-    text: str
-    round: int
-    details: dict[str, Detail]  # what belongs to the topic
-
-
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Exit:
     """The agent is done: tell the user the verdict and leave with its code."""
 
@@ -246,7 +242,7 @@ Effect = (
     | KillIdleWorkers
     | KillWorkers
     | SignalLeftovers
+    | Record
     | Say
-    | Notify
     | Exit
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .messages import Message
 from .model import (
     GpuUse,
@@ -18,14 +16,15 @@ from .model import (
     Seen,
     Trouble,
 )
+from .values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Started:
     """The agent is up. This is the first event."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Received:
     """A message arrived; `sender` is the agent's index, authenticated by the channel. An agent that
     has no place yet has a number beyond those of all places.
@@ -36,7 +35,7 @@ class Received:
     address: str = ""  # where it came from, as the transport saw it
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HeadReached:
     """A connection to an agent that we report to was made. Earlier messages may be lost.
 
@@ -49,42 +48,42 @@ class HeadReached:
     own: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HeadClosed:
     """An agent that we report to has closed the connection."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PeerClosed:
     """An agent that reports to us has closed the connection."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PlaceTaken:
     """The agent listens on this port, in the place that it was given."""
 
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class AgentGone:
     """An agent is dead, and its workers are killed: its host has said so."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StoreListening:
     """A socket for the next round's store is open on this node."""
 
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StoreEnded:
     """The process that held a round's store has ended, or could not begin."""
 
@@ -94,21 +93,21 @@ class StoreEnded:
     tail: str = ""  # the last lines it wrote
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class HealthFound:
     """This node's health was checked, or something was noticed while workers were running."""
 
     unfit: str = ""  # why no worker should run here; "" if workers may
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class GpusReady:
     """All that this round's workers need to share GPUs is there."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CheckpointChosen:
     """The search for the newest complete checkpoint has ended."""
 
@@ -132,28 +131,28 @@ class CheckpointChosen:
         return self.identity or self.path
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CheckpointSeen:
     """This agent has looked at the checkpoint of the last LookAt."""
 
     seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class SearchFailed:
     """The search could not tell which checkpoint is the newest."""
 
     trouble: Trouble
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Diagnosed:
     """Why other agents are not heard, in a sentence or two; "" if that is not known."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WorkerExited:
     """A worker has ended."""
 
@@ -163,7 +162,7 @@ class WorkerExited:
     tail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WorkersSeen:
     """What the workers have done since the last of these, which come every few seconds, and at
     once when something but the steps has changed.
@@ -182,7 +181,7 @@ class WorkersSeen:
     doing: int = 0  # the position of what they do now among these; one beyond: nothing
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class EvidenceGathered:
     """Where the workers are; answers a GatherEvidence."""
 
@@ -190,14 +189,14 @@ class EvidenceGathered:
     ranks: tuple[RankState, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class SampleTaken:
     """How the workers keep pace; answers a TakeSample."""
 
     sample: Sample
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class VitalsTaken:
     """What the workers do and use; answers a TakeVitals."""
 
@@ -206,26 +205,26 @@ class VitalsTaken:
     gpus: tuple[GpuUse, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LookedAt:
     """Somebody looks at the job. It comes at most once a second."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Requested:
     """The user asks something of the job, which `Control.refusal` does not refuse."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NoticeOffered:
     """What the workers make of a notice; answers an OfferNotice."""
 
     answer: NoticeAnswer
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NoticeTaken:
     """All workers that make steps have come to the step of a notice that was given."""
 
@@ -233,14 +232,14 @@ class NoticeTaken:
     last: bool = False  # and have ended: none has begun another step
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NoticeUnheard:
     """No worker handles the signal of a notice that was given, or asks whether there is one."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class EndFound:
     """When Slurm ends the job; answers an AskForEnd."""
 
@@ -253,7 +252,7 @@ class EndFound:
     late: bool = False  # another AskForEnd has come since the one that this answers
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeftBehind:
     """All workers have ended, but these processes that they have started still run. Repeated at
     every change, until WorkersGone.
@@ -262,42 +261,42 @@ class LeftBehind:
     leftovers: tuple[Leftover, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WorkersGone:
     """No process that the round started is alive on this node, including the workers' children."""
 
     spent: tuple[int, ...] = ()  # as in WorkersSeen; () if it is not known
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseOver:
     """The worker lease was not extended in time. The fork server holds the workers until it is, or
     ends them if they are being stopped.
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ForkServerReplaced:
     """The fork server was killed, and with it all that it had started, including the store and its
     socket. A new fork server is there. All events from the old one came before this.
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Signalled:
     """This agent's process was sent a signal."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TroubleFound:
     """This agent cannot take part, or can no longer take part."""
 
     trouble: Trouble
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Tick:
     """`next_deadline()` has passed."""
 

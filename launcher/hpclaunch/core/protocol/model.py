@@ -114,7 +114,41 @@ class Ending(str, Enum):
     FAILURE = "failure"
     NODE_FAILURE = "node-failure"
     STOPPED = "stopped"  # by a user, or because of a mistake
-    SIGTERM = "sigterm"  # sent by a user or by Slurm: replaced by another ending once that is known
+
+
+class Origin(str, Enum):
+    """What has ended the job. Whoever decides that it ends says so."""
+
+    DONE = "done"  # all workers ended with 0
+    FAILURE = "failure"  # of the workers
+    TIME_LIMIT = "time limit"
+    PREEMPTION = "preemption"
+    REQUEUE = "requeue"  # by somebody else
+    NODE_LOST = "node lost"  # too few are left
+    NODE_UNFIT = "node unfit"  # too few are left
+    HEAD_LOST = "head lost"  # or it has never been heard
+    ABSENT = "absent"  # agents have not come, or cannot be reached
+    STOP = "stop"  # hpclaunch stop
+    SIGNAL = "signal"  # sent by a user, or by Slurm when a job is cancelled
+    SIGTERM = "sigterm"  # replaced by another origin once Slurm has said what it means
+    USAGE = "usage"  # a mistake of the user
+    TROUBLE = "trouble"  # any other, of an agent
+
+    @property
+    def ending(self) -> Ending:
+        """The kind of end that a user knows."""
+        return ENDINGS.get(self, Ending.STOPPED)
+
+
+ENDINGS = {
+    Origin.DONE: Ending.FINISHED,
+    Origin.FAILURE: Ending.FAILURE,
+    Origin.TIME_LIMIT: Ending.TIME_LIMIT,
+    Origin.PREEMPTION: Ending.PREEMPTION,
+    Origin.REQUEUE: Ending.PREEMPTION,
+    Origin.NODE_LOST: Ending.NODE_FAILURE,
+    Origin.NODE_UNFIT: Ending.NODE_FAILURE,
+}
 
 
 class JobState(str, Enum):
@@ -160,7 +194,6 @@ class Job:
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
     notice_signal: int = 0  # with which workers are told; 0: the one that the script handles
     requeueing: Requeueing = Requeueing()
-    notifies: bool = False  # somebody is told of it: see `Notify`
     first_round: int = 0  # its number: rounds are counted over all runs
     timing: Timing = DEFAULTS
     elects: bool = True  # another head when one is lost; False: the job ends with the first one
@@ -290,6 +323,10 @@ class Failure:
     stopped: bool = False  # it was being stopped already: a consequence, never the cause
     culprit: Culprit = Culprit.WORKER
 
+    def moved(self, by: float) -> Failure:
+        """Return the same on a clock that is ahead by so many seconds."""
+        return replace(self, at=self.at + by)
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -297,6 +334,11 @@ class Trouble:
 
     code: int
     reason: str
+
+    def verdict(self, restarts: int = 0) -> Verdict:
+        """Return how the job ends because of it."""
+        origin = Origin.USAGE if self.code == EXIT_USAGE else Origin.TROUBLE
+        return Verdict(self.code, self.reason, origin, restarts=restarts)
 
 
 class Sequel(str, Enum):
@@ -328,13 +370,23 @@ class Verdict:
 
     code: int  # the exit code
     reason: str  # one line, without the name of our program
+    origin: Origin
     cause: Failure | None = None  # the first failure of the last round
     consequences: tuple[Failure, ...] = ()  # the later ones, without their output
     restarts: int = 0
-    ending: Ending = Ending.STOPPED
     signum: int = signal.SIGTERM  # the signal for workers that still run
     sequel: Sequel = Sequel.LEAVE
     left: float = 0.0  # seconds until Slurm ends the job, where agents linger
+
+    @property
+    def ending(self) -> Ending:
+        return self.origin.ending
+
+    def moved(self, by: float) -> Verdict:
+        """Return the same on a clock that is ahead by so many seconds."""
+        cause = None if self.cause is None else self.cause.moved(by)
+        later = tuple(failure.moved(by) for failure in self.consequences)
+        return replace(self, cause=cause, consequences=later)
 
 
 def checksum(text: str) -> int:
@@ -502,21 +554,6 @@ class Request(str, Enum):
     STOP = "stop"  # end the job in order
     RESTART = "restart"  # end the round, and begin the next from the newest checkpoint
     NOTICE = "notice"  # give the workers notice now
-
-
-class Topic(str, Enum):
-    """What somebody may want to be told of a job."""
-
-    ROUND_BEGAN = "round_began"
-    ROUND_ENDED = "round_ended"  # before its workers were done
-    HANG = "hang"
-    STRAGGLER = "straggler"
-    NODE_CORDONED = "node_cordoned"
-    NOTICE = "notice"  # the workers are given notice of the end
-    RESTART_STORM = "restart_storm"
-    SPARES_EXHAUSTED = "spares_exhausted"
-    JOB_REQUEUED = "job_requeued"  # it is over, and goes on in another run
-    JOB_OVER = "job_over"
 
 
 class Phase(str, Enum):

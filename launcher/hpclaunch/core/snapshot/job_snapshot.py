@@ -88,9 +88,11 @@ class JobSnapshot:
     checkpoint: CheckpointSnapshot | None = None
     pace: float | None = None  # seconds for a step, over the last minute
     straggler: str = ""  # whom the others wait for
+    straggler_host: str = ""
     end: float | None = None  # when Slurm ends the job; None if that is not known
     is_preempted: bool = False
     notice: str = ""  # of the end, or of a signal: "offered" or "given", and before which step
+    is_notice_given: bool = False
     past: tuple[PastRound, ...] = ()  # the newest last
     verdict: str = ""  # how the job ends
     code: int | None = None  # its exit code

@@ -170,8 +170,8 @@ def _add_ends(families: _Families, job: JobSnapshot, at: float, ended: Mapping[s
     families.add_all("round_ends", what, values, kind=counter)
     end = None if job.end is None else at + job.end
     families.add("end_timestamp", "When Slurm ends the job.", end, unit="seconds")
-    given = job.notice.startswith("given")
-    families.add("notice_given", "1 once the workers of this round have notice.", float(given))
+    given = float(job.is_notice_given)
+    families.add("notice_given", "1 once the workers of this round have notice.", given)
     families.add("preempted", "1 if Slurm preempts the job.", float(job.is_preempted))
     families.add("over", "1 once it is known how the job ends.", float(job.code is not None))
     families.add("exit_code", "How the job ends, once it is known.", job.code)

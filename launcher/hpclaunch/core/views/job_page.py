@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
-from ..ledger.book import Category, RoundEnd
+from ..ledger.book import Category
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
 from ..ledger.last_lines import EndCause
 from ..ledger.summing import Launch, entries_of, job_entries, round_ends
+from ..protocol.facts import RoundEnded
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
@@ -296,7 +297,7 @@ class _Happening:
 
 def _happened(
     told: Sequence[EndReport],
-    ends: Sequence[RoundEnd],
+    ends: Sequence[RoundEnded],
     histories: Sequence[AgentHistory],
 ) -> list[_Happening]:
     """In the order of time."""
@@ -338,9 +339,8 @@ def _of_stragglers(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
     last = ""
     for at, job in sorted(jobs, key=lambda each: each[0]):
         if job.straggler and job.straggler != last:
-            host = job.straggler.rpartition(" ")[2]
             text = plain(f"the others wait for {job.straggler}, step after step")
-            yield _Happening(at, "straggler", text, host)
+            yield _Happening(at, "straggler", text, job.straggler_host)
         last = job.straggler
 
 

@@ -10,7 +10,7 @@
     {"time", "now", "note": "position", "with": {...}}   and where it stands, if that has changed
     {"time", "now", "note": NAME, "with": ...}           something else that an incident may need
 
-`with` has the fields of the event or effect, and `of` names the type of the message in it.
+`with` has the fields of the event or effect, and `of` names the type of the message or fact in it.
 
 Ticks of the clock, and messages that repeat the last one of the same sender, are left out unless
 their effects are new. While a job trains, its progress is new every second.
@@ -25,18 +25,16 @@ from typing import Any
 
 from hpclaunch import __version__
 from hpclaunch.core.control import Control
-from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Send
+from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Record, Send
 from hpclaunch.core.protocol.events import Event, Received, Tick
 from hpclaunch.core.protocol.messages import Message
-from hpclaunch.core.protocol.model import HEAD
 
 from ..shared import packing
+from .appended_lines import AppendedLines, name_of
 from .log_client import LogServiceClient
 
 FORMAT = 2  # of the lines
 WHOLE = False  # whether all events are written, so that a test can feed them to a core again
-MOST = 16 << 20  # bytes that wait for the log service; lines beyond that are lost
-CHUNK = 1 << 18  # bytes that it gets at once: what the agent says to the user has to come through
 
 
 class Recorder:
@@ -109,16 +107,13 @@ class Recorder:
 class Journal:
     """The journal on the agent's side: the log service writes the lines. Without a directory there
     are none.
-
-    A file system that hangs costs some lines, never time.
     """
 
     def __init__(self, directory: Path | None, label: str) -> None:
-        self._directory = directory
-        self._name = "journal.jsonl" if label == str(HEAD) else f"journal-agent-{label}.jsonl"
-        self._waiting = bytearray()
-        self._lost = 0  # lines
-        self._recorder = None if directory is None else Recorder(self._take)
+        self._recorder: Recorder | None = None
+        if directory is not None:
+            self._lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
+            self._recorder = Recorder(self._lines.add)
 
     def began(self, made: Mapping[str, Any]) -> None:
         """Record how the core was made: the arguments of `Control`."""
@@ -142,40 +137,17 @@ class Journal:
 
     def flush(self, service: LogServiceClient) -> None:
         """Give the log service what it takes without a wait. Call this at the end of each turn."""
-        while self._waiting and not service.wanting:
-            end = self._waiting.find(b"\n", CHUNK) + 1 or len(self._waiting)
-            if not self._send(service, end):
-                return
-        self._note_gap()
+        if self._recorder is not None:
+            self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:
         """Give the log service the rest, however much that is. Close the service after this."""
         if self._recorder is not None:
             self._recorder.flush()
-        while self._waiting:
-            self._send(service, len(self._waiting), is_last=True)
-            self._note_gap()
+            self._lines.finish(service)
 
-    def _note_gap(self) -> None:
-        """Record how many lines were lost, once there is room for that."""
-        if self._lost and not self._waiting:
-            lost, self._lost = self._lost, 0
-            self.note("gap", {"lines": lost})
-
-    def _take(self, line: bytes) -> None:
-        if len(self._waiting) > MOST:
-            self._lost += 1
-        else:
-            self._waiting += line
-
-    def _send(self, service: LogServiceClient, end: int, *, is_last: bool = False) -> bool:
-        """Return whether the log service has accepted the lines up to this byte."""
-        assert self._directory is not None, "there are lines"
-        text = self._waiting[:end].decode()
-        is_accepted = service.append(self._directory, self._name, text, is_last=is_last)
-        if is_accepted:
-            del self._waiting[:end]
-        return is_accepted
+    def _note_gap(self, lost: int) -> None:
+        self.note("gap", {"lines": lost})
 
 
 def _position(control: Control) -> dict[str, Any]:
@@ -187,5 +159,9 @@ def _position(control: Control) -> dict[str, Any]:
 
 def entry(kind: str, value: Event | Effect) -> dict[str, Any]:
     """Return the part of a line that says what happened; `kind` is "event" or "effect"."""
-    of = {"of": type(value.message).__name__} if isinstance(value, Received | Send) else {}
+    match value:
+        case Received(message=inner) | Send(message=inner) | Record(fact=inner):
+            of = {"of": type(inner).__name__}
+        case _:
+            of = {}
     return {kind: type(value).__name__, **of, "with": value}

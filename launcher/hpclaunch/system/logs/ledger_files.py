@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # agents only write
     from hpclaunch.core.ledger.job_report import JobReport
     from hpclaunch.core.ledger.summing import Launch
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

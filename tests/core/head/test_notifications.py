@@ -17,12 +17,13 @@ from hpclaunch.core.protocol.events import (
     Requested,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import Ending, Request, Requeueing, Topic
+from hpclaunch.core.protocol.model import Ending, Grow, Request, Requeueing
+from hpclaunch.observe.notifications import Topic
 
 
 def training(hosts="n0 n1", **settings):
     """Two workers on each."""
-    crew = Crew(hosts, **{"notifies": True} | settings)
+    crew = Crew(hosts, **settings)
     crew.start(*range(len(hosts.split())))
     crew.until(2.0)
     return crew
@@ -39,14 +40,6 @@ def last(crew, topic):
 def fail(crew, agent=1, tail="ValueError: no"):
     crew.tell(agent, WorkerExited(2 * agent, 1, 0, tail))
     crew.until(crew.now + 2.0)
-
-
-def test_nothing_is_told_unless_somebody_asks_for_it():
-    crew = training(notifies=False)
-    fail(crew)
-    leave(crew)
-    assert len(crew.verdicts) == 2
-    assert crew.told == []
 
 
 def test_a_job_from_its_begin_to_its_end():
@@ -163,7 +156,7 @@ def test_a_cordoned_node_is_told_once():
 
 
 def test_a_hang_is_told_as_on_the_console():
-    crew = about_to_hang(notifies=True)
+    crew = about_to_hang()
     stand_still(crew, 11.0)
     hang = last(crew, Topic.HANG)
     assert hang.details == {"node": "n1", "rank": 3}
@@ -174,7 +167,7 @@ def test_a_hang_is_told_as_on_the_console():
 
 
 def test_a_hang_that_is_nobodys_is_told_in_words():
-    crew = about_to_hang(notifies=True)
+    crew = about_to_hang()
     crew.where = {0: (), 1: ()}
     stand_still(crew, 17.0)
     ended = last(crew, Topic.ROUND_ENDED)
@@ -183,7 +176,7 @@ def test_a_hang_that_is_nobodys_is_told_in_words():
 
 
 def test_a_straggler_is_told_as_on_the_console():
-    crew = keeping_pace(notifies=True)
+    crew = keeping_pace()
     keep_pace(crew, 1)
     make_steps(crew, 40.0)
     (straggler,) = [notify for notify in crew.told if notify.topic is Topic.STRAGGLER]
@@ -192,7 +185,7 @@ def test_a_straggler_is_told_as_on_the_console():
 
 
 def near_the_end(**settings):
-    crew = Crew("n0 n1", **SETTINGS | {"notifies": True} | settings)
+    crew = Crew("n0 n1", **SETTINGS | settings)
     crew.ends_at = 1000.0
     crew.steps = dict.fromkeys((0, 1), (100, 100))
     crew.start(0, 1)
@@ -217,3 +210,24 @@ def test_a_job_that_is_requeued_says_so_in_place_of_its_end():
     assert requeued.topic is Topic.JOB_REQUEUED
     assert requeued.details["result"] == "time-limit"
     assert Topic.JOB_OVER not in topics(crew)
+
+
+def test_a_spare_that_comes_back_can_be_the_last_one_again():
+    crew = training("n0 n1 n2", fewest=2, most=2, grow=Grow.NEVER)
+    for _ in range(2):
+        crew.cut([2], [0, 1])
+        crew.until(crew.now + 30.0)
+        crew.mend()
+        crew.until(crew.now + 30.0)
+    assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 2
+
+
+def test_a_node_that_is_unfit_from_the_start_of_another_run():
+    crew = Crew("n0 n1 n2", fewest=2, first_round=5, health=True)
+    crew.start(0, 1, 2)
+    crew.tell(2, HealthFound("a GPU is broken"))
+    for agent in (0, 1):
+        crew.tell(agent, HealthFound())
+    crew.until(8.0)
+    (cordoned,) = [notify for notify in crew.told if notify.topic is Topic.NODE_CORDONED]
+    assert cordoned.round == 5

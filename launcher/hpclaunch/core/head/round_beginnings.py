@@ -1,0 +1,83 @@
+"""The fact that a round begins: who takes part, on which GPUs, and from which checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..protocol.events import CheckpointChosen
+from ..protocol.facts import IsolatedGpus, RoundBegan
+from ..protocol.model import Assignment, Job
+from .roster import Roster
+from .round import Round
+
+
+def began(
+    job: Job,
+    roster: Roster,
+    last: Sequence[int],
+    current: Round,
+    checkpoint: CheckpointChosen,
+    begins: int,
+) -> RoundBegan:
+    """Return the fact. `last` are the nodes of the round before, in the order of their ranks;
+    `begins` is how often the training has begun, with this round.
+    """
+    parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
+    anyone = parts[0][1]  # for what is the same in all assignments
+    hosts = {p.place.node: p.host for p in roster}
+    came, gone = changes(last, current.groups, hosts)
+    is_first = current.number == 0
+    differ = len({part.local_world_size for _, part in parts}) > 1
+    keeps_spares = 0 < job.most < job.nodes
+    spares = roster.nodes.difference(current.groups) if keeps_spares else ()
+    return RoundBegan(
+        current.number,
+        hosts=anyone.hosts,
+        nodes=len(current.groups),
+        ranks=anyone.world_size,
+        came=came,
+        gone=gone,
+        keeps_spares=keeps_spares,
+        spares=tuple(hosts[node] for node in sorted(spares)),
+        checkpoint=checkpoint.path,
+        rule=checkpoint.rule,
+        passed_over=checkpoint.passed_over,
+        lacking=checkpoint.lacking,
+        begins=begins,
+        saves=job.saves,
+        layout=anyone.layout if is_first and differ else "",
+        isolated=isolation(parts, asked=job.isolate) if is_first else (),
+    )
+
+
+def changes(
+    last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the hosts that have come since the last round, and those that are gone."""
+    if not last:
+        return (), ()
+    before, now = set(last), set(groups)
+    came = tuple(hosts[node] for node in groups if node not in before)
+    return came, tuple(hosts[node] for node in last if node not in now and node in hosts)
+
+
+def isolation(parts: Iterable[tuple[str, Assignment]], *, asked: bool) -> tuple[IsolatedGpus, ...]:
+    """Return where each worker sees only its own GPUs although the user has not asked for that, or
+    shares them; hosts that are alike as one.
+
+    `parts` has the host and the assignment of each agent.
+    """
+    nodes: dict[str, list[Assignment]] = {}
+    for host, part in parts:
+        nodes.setdefault(host, []).append(part)
+    alike: dict[tuple[int, int], list[str]] = {}
+    for host, of_host in nodes.items():
+        shares = [share for part in of_host for share in part.shares.of]
+        if not any(share.gpus for share in shares) or not of_host[0].shares.isolated:
+            continue
+        if max(share.sharers for share in shares) > 1:
+            gpus = sum(len(share.gpus) for share in shares if share.leads)
+            alike.setdefault((len(shares), gpus), []).append(host)
+        elif not asked:
+            alike.setdefault((0, 0), []).append(host)
+    return tuple(IsolatedGpus(tuple(hosts), *counts) for counts, hosts in alike.items())

@@ -1,0 +1,394 @@
+"""The facts: what happened to a job. Whoever decides records (`Record`); observers word and count.
+
+A fact has no time of its own: it is dated where it is recorded. Its durations are seconds, and its
+times are seconds after that moment, so those of the past are negative. A field `why` is a text for
+people, which nothing is decided from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from .model import Failure, JobState, Leftover, Request, Verdict
+from .values import value
+
+# The rounds
+
+
+class EndReason(str, Enum):
+    """Why a round ends before its workers are done."""
+
+    FAILURE = "failure"  # of a worker or the store
+    VERDICT = "verdict"  # the job is about to end
+    LOSS = "loss"  # a node with workers was lost, or is cordoned
+    QUORUM = "quorum"  # the leader lease is over
+    GROWTH = "growth"  # the next round has more nodes, or other ones
+    TIME = "time"  # Slurm is about to end the job
+    ASKED = "asked"  # the user has asked for a restart
+
+
+# Where a new reason is no fault of the program, it belongs here as well.
+NOT_THE_PROGRAMS_FAULT = {EndReason.LOSS, EndReason.QUORUM, EndReason.GROWTH, EndReason.ASKED}
+
+
+@value(frozen=True, slots=True)
+class IsolatedGpus:
+    """Nodes on which each worker sees only its own GPUs."""
+
+    hosts: tuple[str, ...]
+    workers: int = 0  # so many share `gpus`; 0: no GPU is shared
+    gpus: int = 0
+
+
+@value(frozen=True, slots=True)
+class RoundBegan:
+    round: int
+    hosts: str  # in the order of the ranks, as Slurm writes it: "n3,n[1-2]"
+    nodes: int
+    ranks: int
+    came: tuple[str, ...]  # hosts that were not in the round before
+    gone: tuple[str, ...]  # hosts that were
+    keeps_spares: bool  # the job has more nodes than a round may have
+    spares: tuple[str, ...]  # of these, the hosts that could take part
+    checkpoint: str  # "": none
+    rule: str  # by which it is the newest
+    passed_over: tuple[str, ...]  # newer ones, as "name: why"
+    lacking: str  # without a checkpoint: what is there instead
+    begins: int  # how often the training has begun, with this round
+    saves: bool  # the script saves checkpoints in a directory that we know
+    layout: str = ""  # the number of workers of each node, where they differ: "2(x3),1"
+    isolated: tuple[IsolatedGpus, ...] = ()
+
+
+@value(frozen=True, slots=True)
+class LostNode:
+    """A node that took part in a round, and no longer can."""
+
+    host: str
+    why: str
+    is_unfit: bool  # something is broken on it; else its agent is lost
+
+
+@value(frozen=True, slots=True)
+class RoundEnded:
+    """No worker of the round is left. In a ledger, times are those of its clock."""
+
+    round: int
+    at: float  # when it came to that, as far as it is known
+    seen: float  # when the head ended the round
+    reasons: tuple[EndReason, ...]  # (): all of its workers were done
+    failures: tuple[Failure, ...] = ()  # the first one in time is the cause
+    lost: tuple[LostNode, ...] = ()
+    ranks: int = 0  # 0 if that is not known: the round was another head's
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it ended for another reason than the end of the job."""
+        return any(reason is not EndReason.VERDICT for reason in self.reasons)
+
+    @property
+    def is_programs_fault(self) -> bool:
+        """Whether it counts as a restart. It does not if a node was lost, although workers on other
+        nodes then fail as a consequence.
+        """
+        return bool(self.failures) and NOT_THE_PROGRAMS_FAULT.isdisjoint(self.reasons)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a worker or the store failed while nobody was stopping it: it comes first."""
+        return bool(self.failures) and not self.failures[0].stopped
+
+    def moved(self, by: float) -> RoundEnded:
+        """Return the same on a clock that is ahead by so many seconds."""
+        failures = tuple(failure.moved(by) for failure in self.failures)
+        return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
+
+
+@value(frozen=True, slots=True)
+class RestartDecided:
+    """After a failure of the program, another round follows."""
+
+    cause: Failure
+    used: int  # restarts since the last progress
+    most: int
+    is_last: bool  # the job ends instead, unless a checkpoint was saved since the last start
+    node_delay: float  # since one node fails again and again
+    outage_delay: float  # so that a file system or a network can recover
+
+
+@value(frozen=True, slots=True)
+class RequestGranted:
+    request: Request  # other than STOP, which is in the verdict
+
+
+@value(frozen=True, slots=True)
+class NodesJoin:
+    """The round ends so that these nodes can take part."""
+
+    hosts: tuple[str, ...]
+
+
+# The workers
+
+
+@value(frozen=True, slots=True)
+class HangFound:
+    round: int
+    still: float  # for so long there was no step
+    usual: float  # the longest time between two steps before; 0: not known
+    account: tuple[str, ...]  # what the ranks do, in words
+    rank: int  # at fault; NO_RANK: none is
+    host: str  # its host, or ""
+    ends_in: float | None = None  # no restart is left: the round ends then; None: it ends now
+
+
+@value(frozen=True, slots=True)
+class StragglerNamed:
+    host: str
+    rank: int  # NO_RANK: several on this host
+    seconds: float  # of each step, for which the others wait for it
+    pace: float  # seconds of a step
+    why: str
+
+
+@value(frozen=True, slots=True)
+class StragglerRecovered:
+    host: str
+    rank: int
+
+
+class LeftoverStep(str, Enum):
+    """What is done about processes that outlive the workers."""
+
+    WAIT = "wait"
+    END = "end"
+    KILL = "kill"
+
+
+@value(frozen=True, slots=True)
+class LeftoversFound:
+    host: str
+    step: LeftoverStep
+    grace: float  # that they are given
+    leftovers: tuple[Leftover, ...]
+
+
+@value(frozen=True, slots=True)
+class WorkersSurvive:
+    """The job is over, and workers are left that SIGKILL does not end."""
+
+    host: str
+    why: str
+
+
+# The nodes
+
+
+class CordonKind(str, Enum):
+    """Why a node gets no workers."""
+
+    UNFIT = "unfit"  # something is broken on it
+    FAILING = "failing"  # its workers, and no others, have failed again and again
+    SLOW = "slow"  # the others have waited for its workers, step after step
+    DRAINING = "draining"  # Slurm drains it
+
+
+@value(frozen=True, slots=True)
+class NodesCordoned:
+    round: int  # the last one or, between two rounds, the next
+    hosts: tuple[str, ...]
+    kind: CordonKind
+    why: str = ""  # one is unfit
+    slurm_id: str = ""  # of the job
+    alone: bool = False  # it is the only node of the job, whose verdict says the same
+
+
+@value(frozen=True, slots=True)
+class DrainFound:
+    """Slurm drains nodes of the round, for which there are spares."""
+
+    hosts: tuple[str, ...]
+
+
+@value(frozen=True, slots=True)
+class NodeLost:
+    host: str
+    why: str
+
+
+@value(frozen=True, slots=True)
+class NodeCameBack:
+    """The node was lost, and can take part again."""
+
+    host: str
+
+
+@value(frozen=True, slots=True)
+class NodesSilent:
+    """Agents are not heard, and not lost yet."""
+
+    hosts: tuple[str, ...]
+    silent: float
+    left: float  # until they count as lost
+
+
+@value(frozen=True, slots=True)
+class NodeHeard:
+    """The agent was silent, and is heard again."""
+
+    host: str
+
+
+# The wait for a round
+
+
+@value(frozen=True, slots=True)
+class AgentsAwaited:
+    """Agents have not come yet."""
+
+    hosts: tuple[str, ...]
+    here: int
+    agents: int
+    waited: float
+    why: str
+
+
+@value(frozen=True, slots=True)
+class NodesAwaited:
+    """Too few nodes are left for a round."""
+
+    hosts: tuple[str, ...]
+    here: int
+    fewest: int
+    left: float  # until the job ends
+
+
+@value(frozen=True, slots=True)
+class QuorumAwaited:
+    """The head has no quorum without these agents."""
+
+    hosts: tuple[str, ...]
+    left: float  # until the job ends
+
+
+@value(frozen=True, slots=True)
+class CheckpointSought:
+    """The search for a complete checkpoint takes long."""
+
+    waited: float
+
+
+@value(frozen=True, slots=True)
+class ReadersAwaited:
+    """Agents have not seen the checkpoint yet that the round is to begin with."""
+
+    hosts: tuple[str, ...]
+    path: str
+    waited: float
+
+
+# The head
+
+
+@value(frozen=True, slots=True)
+class HeadChanged:
+    lost: str  # the host of the head before
+    head: str  # the host of this one
+    round: int  # the last one that is known, which has ended; -1: none had begun
+
+
+@value(frozen=True, slots=True)
+class HeadDeposed:
+    """Another agent leads, with those that this one could not reach."""
+
+    host: str
+    head: str
+
+
+@value(frozen=True, slots=True)
+class HeadLeaves:
+    """The head has trouble on its own node, and another agent is to lead."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True, slots=True)
+class HeadAwaited:
+    """An agent has not heard the head yet."""
+
+    host: str
+    head: str
+    waited: float
+    why: str
+
+
+# The end of the job
+
+
+@value(frozen=True, slots=True)
+class EndAnnounced:
+    """A SIGTERM of Slurm's means an end that comes later."""
+
+    state: JobState  # RUNNING: it is the time limit
+    left: float
+
+
+@value(frozen=True, slots=True)
+class NoticeGiven:
+    """The workers have notice of the end."""
+
+    round: int
+    step: int  # before which they take it; 0: each before its next
+    state: JobState  # the end that it is of, as above
+    left: float
+
+
+@value(frozen=True, slots=True)
+class RequeueImpossible:
+    """The user wants the job to be requeued, and Slurm does not do that with this job."""
+
+    slurm_id: str
+
+
+@value(frozen=True, slots=True)
+class JobEnded:
+    """All agents are to leave."""
+
+    round: int
+    verdict: Verdict
+    without: tuple[tuple[str, str], ...] = ()  # (host, why) of nodes that were unfit
+
+
+Fact = (
+    RoundBegan
+    | RoundEnded
+    | RestartDecided
+    | RequestGranted
+    | NodesJoin
+    | HangFound
+    | StragglerNamed
+    | StragglerRecovered
+    | LeftoversFound
+    | WorkersSurvive
+    | NodesCordoned
+    | DrainFound
+    | NodeLost
+    | NodeCameBack
+    | NodesSilent
+    | NodeHeard
+    | AgentsAwaited
+    | NodesAwaited
+    | QuorumAwaited
+    | CheckpointSought
+    | ReadersAwaited
+    | HeadChanged
+    | HeadDeposed
+    | HeadLeaves
+    | HeadAwaited
+    | EndAnnounced
+    | NoticeGiven
+    | RequeueImpossible
+    | JobEnded
+)

@@ -1,0 +1,153 @@
+"""Notifications: which facts somebody learns of who does not watch the job (`--notify`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from ..core.head.restarts import how
+from ..core.head.roster import CORDONED
+from ..core.ledger.end_causes import of_job, of_round
+from ..core.ledger.job_report import OF_NODES
+from ..core.ledger.last_lines import EndCause
+from ..core.protocol import facts
+from ..core.protocol.model import NO_RANK
+from ..core.protocol.wording import count
+from .console import words
+
+STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds within this time are a storm
+
+Detail = str | int | float
+
+
+class Topic(str, Enum):
+    """A kind of notification."""
+
+    ROUND_BEGAN = "round_began"
+    ROUND_ENDED = "round_ended"  # before its workers were done
+    HANG = "hang"
+    STRAGGLER = "straggler"
+    NODE_CORDONED = "node_cordoned"
+    NOTICE = "notice"  # the workers are given notice of the end
+    RESTART_STORM = "restart_storm"
+    SPARES_EXHAUSTED = "spares_exhausted"
+    JOB_REQUEUED = "job_requeued"  # it is over, and goes on in another run
+    JOB_OVER = "job_over"
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    topic: Topic
+    text: str
+    round: int
+    details: dict[str, Detail]  # the fields of its topic
+
+
+class Notifications:
+    """A fold over the facts that one head records."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._nodes = 0  # of the round
+        self._keeps_spares = False
+        self._spares: set[str] = set()
+        self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds did
+
+    def note(self, fact: facts.Fact, now: float) -> list[Notification]:
+        """Return what is to be sent because of a fact that was recorded now, in seconds."""
+        return [Notification(*each) for each in self._note(fact, now)]
+
+    def _note(
+        self, fact: facts.Fact, now: float
+    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+        match fact:
+            case facts.HeadChanged(round=number) if number >= 0:
+                self._round = number
+                lost: dict[str, Detail] = {"cause": EndCause.LOST.value}
+                yield Topic.ROUND_ENDED, words(fact), number, lost
+            case facts.RoundBegan():
+                yield from self._exhausted(set(fact.spares), fact.round, fact.nodes)
+                self._round, self._nodes = fact.round, fact.nodes
+                self._keeps_spares = fact.keeps_spares
+                yield Topic.ROUND_BEGAN, _began(fact), fact.round, _details_of_begin(fact)
+            case facts.RoundEnded() if fact.is_early:
+                yield from self._round_ended(fact, now)
+            case facts.HangFound(ends_in=None):
+                yield Topic.HANG, words(fact), fact.round, _who(fact.host, fact.rank)
+            case facts.StragglerNamed(host=host, rank=rank):
+                yield Topic.STRAGGLER, words(fact), self._round, _who(host, rank)
+            case facts.NoticeGiven(left=left):
+                yield Topic.NOTICE, words(fact), fact.round, {"seconds_left": round(left, 1)}
+            case facts.NodesCordoned(round=number, kind=kind, why=unfit):
+                why = unfit or CORDONED[kind]
+                for host in fact.hosts:
+                    text, about = f"{host} is cordoned: {why}", {"node": host, "reason": why}
+                    yield Topic.NODE_CORDONED, text, number, {**about}
+                if kind is facts.CordonKind.UNFIT:
+                    yield from self._exhausted(self._spares.difference(fact.hosts))
+            case facts.NodeLost(host=host):
+                yield from self._exhausted(self._spares - {host})
+            case facts.NodeCameBack(host=host) if self._keeps_spares:
+                self._spares.add(host)
+            case facts.JobEnded():
+                yield _job_ended(fact)
+
+    def _exhausted(
+        self, spares: set[str], number: int | None = None, nodes: int = 0
+    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+        """From now on, these are the spares; of the round `number`, or of the one that runs."""
+        had, self._spares = self._spares, spares
+        if had and not spares:
+            text = "no spare is left: the next node that is lost will not be replaced"
+            number = self._round if number is None else number
+            yield Topic.SPARES_EXHAUSTED, text, number, {"nodes": nodes or self._nodes}
+
+    def _round_ended(
+        self, fact: facts.RoundEnded, now: float
+    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+        found = of_round(fact)
+        details: dict[str, Detail] = {"cause": found.cause.value}
+        text, has_failed = found.text, fact.has_failed
+        if has_failed and found.cause not in OF_NODES:
+            first = fact.failures[0]
+            text = how(first)
+            details |= _who(first.host, first.rank) | {"exit_code": first.code}
+            details |= {"detail": found.text} if found.text else {}
+        yield Topic.ROUND_ENDED, text, fact.round, details
+        if not has_failed or fact.lost:
+            return
+        self._failed.append(now)
+        lasted = now - self._failed[0]
+        if len(self._failed) == STORM and lasted <= STORM_SECONDS:
+            self._failed.clear()
+            text = f"{STORM} rounds have failed within {lasted:.0f} s, the last one: {text}"
+            yield Topic.RESTART_STORM, text, fact.round, details
+
+
+def _began(fact: facts.RoundBegan) -> str:
+    text = f"round {fact.round} begins: {count(fact.nodes, 'node')}, {count(fact.ranks, 'rank')}"
+    return f"{text}, from {fact.checkpoint}" if fact.checkpoint else text
+
+
+def _details_of_begin(fact: facts.RoundBegan) -> dict[str, Detail]:
+    details: dict[str, Detail] = {"nodes": fact.nodes, "ranks": fact.ranks}
+    return details | ({"checkpoint": fact.checkpoint} if fact.checkpoint else {})
+
+
+def _job_ended(fact: facts.JobEnded) -> tuple[Topic, str, int, dict[str, Detail]]:
+    verdict = fact.verdict
+    topic = Topic.JOB_REQUEUED if verdict.sequel.goes_on else Topic.JOB_OVER
+    details: dict[str, Detail] = {
+        "result": verdict.ending.value,
+        "exit_code": verdict.code,
+        "cause": of_job(verdict).cause.value,
+        "restarts": verdict.restarts,
+    }
+    return topic, f"{verdict.reason} (exit code {verdict.code})", fact.round, details
+
+
+def _who(host: str, rank: int) -> dict[str, Detail]:
+    """Return the fields for a rank and its node, as far as they are known."""
+    return {**({"node": host} if host else {}), **({} if rank == NO_RANK else {"rank": rank})}

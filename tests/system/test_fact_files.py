@@ -1,0 +1,89 @@
+"""The facts of a job, as files that are only appended to."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_journal import OLD_NAME, anything
+
+from hpclaunch.core.protocol.facts import HeadAwaited, HeadChanged, NodeHeard, NodeLost
+from hpclaunch.system.logs import fact_files
+from hpclaunch.system.logs.fact_files import KINDS, FactFile
+from hpclaunch.system.logs.log_client import LogServiceClient
+
+
+def written(file):
+    """The lines that a log service would write."""
+    return b"".join(file._lines._waiting.splitlines(keepends=True))
+
+
+def kept(directory, label, host, *facts):
+    service, file = LogServiceClient(), FactFile(directory, label, "71.0", host)
+    for fact in facts:
+        file.record(fact)
+        file.flush(service)
+    file.finish(service)
+    service.close()
+
+
+@pytest.mark.starts
+def test_the_facts_of_all_agents_in_the_order_of_time(tmp_path):
+    kept(tmp_path, "0", "n1", NodeLost("n2", f"no {OLD_NAME}"))
+    kept(tmp_path, "1", "n2", HeadAwaited("n2", "n1", 10.0, ""))
+    kept(tmp_path, "0", "n1", NodeHeard("n2"))
+    found = fact_files.read(tmp_path)
+    assert [(each.host, each.fact) for each in found] == [
+        ("n1", NodeLost("n2", f"no {OLD_NAME}")),
+        ("n2", HeadAwaited("n2", "n1", 10.0, "")),
+        ("n1", NodeHeard("n2")),
+    ]
+    assert {each.launch for each in found} == {"71.0"}
+    assert (tmp_path / "facts.jsonl").stat().st_mode & 0o777 == 0o600
+    title, first, _, last = (tmp_path / "facts.jsonl").read_text().splitlines()
+    assert json.loads(title)["format"] == fact_files.FORMAT
+    assert json.loads(first)["fact"] == "NodeLost"
+    assert json.loads(last) == {"time": found[-1].time, "fact": "NodeHeard", "host": "n2"}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_fact(tmp_path_factory, kind, data):
+    fact, directory = data.draw(anything(kind)), tmp_path_factory.mktemp("logs")
+    file = FactFile(directory, "0", "71.0", "n1")
+    file.record(fact)
+    path = directory / "facts.jsonl"
+    path.touch(0o600)
+    path.write_bytes(written(file))
+    (found,) = fact_files.read(directory)
+    assert found.fact == fact
+
+
+def test_lines_that_are_cut_off_or_make_no_sense_are_left_out(tmp_path):
+    file = FactFile(tmp_path, "0", "71.0", "n1")
+    file.record(NodeHeard("n2"))
+    title, line = written(file).splitlines(keepends=True)
+    path = tmp_path / "facts.jsonl"
+    path.touch(0o600)
+    bad = [b'{"time":1,"fact":"Record"}', b'{"fact":"NodeHeard"}', b'"format"', b"[1]", b"\xff"]
+    older = title.replace(b'"format":1', b'"format":0')
+    whole = [title, line, line[:20], b"\n", b"\n".join(bad), b"\n", line, older, line, line[:-4]]
+    path.write_bytes(b"".join(whole))
+    assert [each.fact for each in fact_files.read(tmp_path)] == [NodeHeard("n2")] * 2
+
+
+def test_what_is_no_file_of_ours_is_left_out(tmp_path):
+    (tmp_path / "facts.jsonl").mkdir()
+    os.symlink("/dev/zero", tmp_path / "facts-agent-1.jsonl")
+    assert fact_files.read(tmp_path) == []
+
+
+def test_without_a_directory_there_is_none():
+    file = FactFile(None, "0", "71.0", "n1")
+    file.record(HeadChanged("n1", "n2", 0))
+    file.flush(None)
+    file.finish(None)
