@@ -55,6 +55,11 @@ SURROUNDINGS = {
 SHORT = "/tmp"  # where sockets lie, wherever temporary files are: their paths have a limit
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
 STAND_INS = str(STRANGER.parent)
+# The first line of a script that asks whether its template has imported what it has not itself.
+PRELOADED = (
+    "import sys; preloaded = lambda name: "
+    "any(f.is_parked(name) for f in sys.meta_path if hasattr(f, 'is_parked'))\n"
+)
 LIGHT_TORCH = str(STRANGER.with_name("light_torch"))  # for PYTHONPATH, where torch is not tested
 entered: set[str] = set()  # which of them
 variables: dict[str, str] = {}  # that it has, for whatever the tests start

@@ -12,12 +12,13 @@ import textwrap
 import pytest
 from launching import hpclaunch
 
-from surroundings import LIGHT_TORCH, entered, environment
+from surroundings import LIGHT_TORCH, PRELOADED, entered, environment
 
 pytestmark = pytest.mark.starts
 
-TELL = "import sys; print('torch' in sys.modules)\n"
+TELL = PRELOADED + "print(preloaded('torch'))\n"
 TRAINS = TELL + "import torch\n"
+WARM = "import gc; print(gc.get_freeze_count() > 0)\nimport torch\n"
 
 
 @pytest.fixture
@@ -83,6 +84,19 @@ def test_variables_that_come_before_torch(run, source):
     assert told.count("\n") == 1
 
 
+def test_a_variable_that_a_function_sets_before_torch(run):
+    """The worker becomes a new interpreter. It is said once, and the next rounds start cold."""
+    source = (
+        "import os\ndef prepare():\n    os.environ['OMP_NUM_THREADS'] = '3'\n"
+        f"{TELL}prepare()\nimport torch\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    )
+    said, told, _ = run(source, "--nproc=1")
+    assert said == ["False", "False", "True"]
+    line = "hpclaunch: cold start: train.py sets OMP_NUM_THREADS in line 3, before it imports torch"
+    assert told.count(line) == told.count("cold start") == 1
+
+
 def test_a_variable_that_torch_never_reads_at_load(run):
     said, told, _ = run("import os\nos.environ['MASTER_ADDR'] = 'localhost'\n" + TRAINS)
     assert (said, told) == (["True", "True"], "")
@@ -144,10 +158,10 @@ def test_a_site_that_all_workers_may_share(run, tmp_path, source):
     library.mkdir()
     (library / "sitecustomize.py").write_text(source)
     shown = "import os; print([os.environ.get(name) for name in ('OMP_NUM_THREADS', 'AGAIN')])\n"
-    warm, told, _ = run(TRAINS + shown, env={"PYTHONPATH": library})
+    warm, told, _ = run(WARM + shown, env={"PYTHONPATH": library})
     assert told == ""
     assert warm[:2] == ["True", "True"]
-    cold, _, _ = run(TRAINS + shown, "--cold", env={"PYTHONPATH": library})
+    cold, _, _ = run(WARM + shown, "--cold", env={"PYTHONPATH": library})
     assert warm[2:] == cold[2:]
 
 
@@ -162,20 +176,21 @@ def test_modules_beside_the_script_come_first(run, tmp_path):
 
 
 def test_preload(run):
-    source = "import sys; print([m in sys.modules for m in ('torch', 'wave', 'chunk')])\n"
+    source = PRELOADED + "print([preloaded(m) for m in ('torch', 'wave', 'chunk')])\n"
     said, told, _ = run(source + TRAINS, "--preload", "wave,nowhere")
     assert said == ["True", "True", "[True, True, False]", "[True, True, False]"]
     reason = "passed over, ModuleNotFoundError: No module named 'nowhere'"
     assert told == f"hpclaunch: --preload nowhere: {reason}\n"
 
 
-LEARNS = """
-import os, sys, torch, torch.distributed as dist
-known = ['torch._dynamo' in sys.modules, 'wave' in sys.modules]
+LEARNS = f"""
+{PRELOADED}
+import os, torch, torch.distributed as dist
+known = [preloaded('torch._dynamo'), preloaded('wave')]
 print(os.environ['TORCHELASTIC_RESTART_COUNT'], *known)
 dist.init_process_group('gloo')
 import wave
-{}
+{{}}
 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':
     dist.barrier()
     sys.exit(1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hpclaunch.worker
+from hpclaunch.cli.program import RUN_PATH
 from hpclaunch.system import lessons
 from hpclaunch.system.lessons import NO_LESSON, Lesson
 
@@ -72,9 +73,9 @@ def test_modules_and_scripts_by_runpy(of, tmp_path, monkeypatch):
     for name in ("__init__", "train", "run/__init__", "run/__main__"):
         (tmp_path / "pack" / f"{name}.py").write_text(f"'{name}'")
     paths = [of(command=("-m", f"pack.{name}"))[1] for name in ("train", "run", "nowhere")]
-    paths.append(of(command=("-c", "code", "train.py"))[1])
+    paths.append(of(command=("-c", RUN_PATH, "train.py"))[1])
     assert len(set(paths)) == 4
-    assert of(command=("-c", "code", "nowhere.py")) == (NO_LESSON, None)
+    assert of(command=("-c", RUN_PATH, "nowhere.py")) == (NO_LESSON, None)
 
 
 DAMAGED = [

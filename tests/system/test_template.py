@@ -10,75 +10,19 @@ import re
 import shutil
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from random import Random
 
 import psutil
 import pytest
-from serving import LIMIT, Client, gone, python, sh, wait_for
+from serving import gone, python, sh, wait_for
+from templates import PATH, Warm, WithTorch, eventually
 
 from hpclaunch.system.processes.fork_server_client import SITE
-from surroundings import LIGHT_TORCH
+from surroundings import LIGHT_TORCH, PRELOADED
 
 pytestmark = pytest.mark.starts
-
-PATH = {"PYTHONPATH": SITE}
-
-
-class Warm(Client):
-    """A client whose template is for one script. `torch` lists directories for its PYTHONPATH."""
-
-    def __init__(self, tmp_path, torch):
-        super().__init__(tmp_path)
-        self.torch = torch
-
-    def prepare(self, source, *modules, now=True, env=None, steps=()):
-        self.script = self.tmp_path / "app" / "train.py"
-        self.script.parent.mkdir(exist_ok=True)
-        self.script.write_text(source)
-        env = {**PATH, **(env or {})}
-        env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], *self.torch])
-        self.server.prepare(
-            self.command(),
-            env,
-            modules,
-            now=now,
-            own=["LOCAL_RANK"],
-            steps=steps,
-        )
-
-    def command(self, *args):
-        return [sys.executable, "-u", str(self.script), *args]
-
-    def ready(self):
-        told = self.until("template")
-        assert told["state"] == "ready", told
-        return self
-
-    def template(self):
-        deadline = time.monotonic() + LIMIT
-        while not self.others():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return self.others()[0]
-
-    def round(self, *args, workers=1, **more):
-        """Start a round, see it end; what its workers wrote."""
-        paths = [self.path(rank, kind) for rank in range(workers) for kind in ("out", "err")]
-        for path in paths:
-            path.unlink(missing_ok=True)
-        self.start(*[self.command(*args)] * workers, warm=True, env=PATH, **more)
-        self.until("gone")
-        return [path.read_text() for path in paths[::2]]
-
-
-def eventually(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -86,24 +30,6 @@ def client(tmp_path, request):
     client = Warm(tmp_path, [] if request.node.get_closest_marker("torch") else [LIGHT_TORCH])
     yield client
     client.server.close()
-
-
-# A script that reads another one, so that one template does for many.
-ANY = "import sys; exec(compile(open(sys.argv.pop(1)).read(), sys.argv[0], 'exec'))\n"
-
-
-class WithTorch(Warm):
-    """A client whose template, with the real torch, is there for any script."""
-
-    def __init__(self, tmp_path):
-        super().__init__(tmp_path, [])
-        self.prepare(ANY)
-        self.ready()
-
-    def command(self, source="", *args):
-        file = self.tmp_path / "source.py"
-        file.write_text(source)
-        return super().command(str(file), *args)
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +41,14 @@ def with_torch(starts, tmp_path_factory):
 
 @pytest.mark.torch
 def test_workers_find_torch_there(with_torch):
-    source = "import sys; print('torch' in sys.modules, __name__, sys.argv[1:])\n"
+    source = "import sys; print(preloaded('torch'), __name__, sys.argv[1:])\n"
     assert with_torch.round(source, "a", "", workers=2) == ["True __main__ ['a', '']\n"] * 2
     assert with_torch.round(source, "b") == ["True __main__ ['b']\n"]
 
 
 @pytest.mark.torch
 def test_a_start_waits_for_the_import(client):
-    client.prepare("import sys; print('torch' in sys.modules)\n")
+    client.prepare("import sys; print(preloaded('torch'))\n")
     assert client.round() == ["True\n"]
 
 
@@ -275,7 +201,7 @@ def test_what_an_import_writes_every_worker_has(client):
         "import sys; print('o' * 70000); sys.stderr.write('e')\n"
     )
     path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
-    client.prepare("print('script')", "talks", env=path)
+    client.prepare("import talks; print('script')", "talks", env=path)
     assert client.ready().round(workers=2) == ["o" * 70000 + "\nscript\n"] * 2
     assert client.path(1).read_text() == "e"
 
@@ -290,7 +216,7 @@ UNFIT = {
 def test_a_module_that_no_fork_may_have_seen(client, source):
     """A template that imported it makes place for one without."""
     (client.tmp_path / "awkward.py").write_text(source)
-    print_modules = "import sys; print([m in sys.modules for m in ('torch', 'awkward', 'wave')])"
+    print_modules = "import sys; print([preloaded(m) for m in ('torch', 'awkward', 'wave')])"
     path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
     client.prepare(print_modules, "awkward", "wave", env=path)
     assert client.round() == ["[True, False, True]\n"]
@@ -311,7 +237,7 @@ def test_a_lesson_whose_successor_was_killed_is_not_forgotten(client):
         f"    os.mkdir({str(once)!r}); time.sleep(1000)\n"
     )
     client.prepare(
-        "import sys; print('slow' in sys.modules)\nimport slow\n",
+        "import sys; print(preloaded('slow'))\nimport slow\n",
         env={"PYTHONPATH": f"{SITE}:{packages}"},
     )
     client.ready()
@@ -331,7 +257,7 @@ optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
 for _ in range(2):
     optimizer.step()
 """
-TELLS = "print('wave' in sys.modules, file=sys.stderr)\n"
+TELLS = "print(preloaded('wave'), file=sys.stderr)\n"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +283,7 @@ def test_what_the_script_imports_is_learned(client, ends):
 def test_a_lesson_is_what_two_workers_have_in_common(client):
     client.prepare(
         "import os, sys\n"
-        "print(*('wave' in sys.modules, 'sndhdr' in sys.modules), file=sys.stderr)\n"
+        "print(*(preloaded('wave'), preloaded('sndhdr')), file=sys.stderr)\n"
         "import wave\n"
         "if os.environ['RANK'] == '0': import sndhdr\n"
     )
@@ -383,7 +309,7 @@ def test_variables_that_the_script_sets_before_it_imports(client, packages):
     client.prepare(
         "import os, sys\n"
         "del os.environ['HOME']\n"
-        "known = 'library' in sys.modules\n"
+        "known = preloaded('library')\n"
         "print(known, os.environ.get('MODE'), end=' ', file=sys.stderr)\n"
         "import library\n"
         "os.environ['MODE'] = 'fast'\n"
@@ -400,12 +326,12 @@ def test_variables_that_the_script_sets_before_it_imports(client, packages):
 
 
 def test_variables_that_a_library_sets(client, packages):
-    """They are no matter of the script's, and what reads them may be imported in advance."""
+    """They are set when the script imports it, and what reads them may be imported in advance."""
     (packages / "library.py").write_text("import os; os.environ.setdefault('MODE', 'fast')")
     (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
         "import os, sys\n"
-        "print('later' in sys.modules, os.environ.get('MODE'), end=' ', file=sys.stderr)\n"
+        "print(preloaded('later'), os.environ.get('MODE'), end=' ', file=sys.stderr)\n"
         "import library, later\n"
         "print(later.mode, file=sys.stderr)\n",
         env={"PYTHONPATH": f"{SITE}:{packages}"},
@@ -415,15 +341,15 @@ def test_variables_that_a_library_sets(client, packages):
     assert client.path(0, "err").read_text() == "False None fast\n"
     client.until("renewed")
     client.round()
-    assert client.path(0, "err").read_text() == "True fast fast\n"
+    assert client.path(0, "err").read_text() == "True None fast\n"
 
 
 def test_variables_that_are_away_for_a_while(client, packages):
-    """Some scripts do something in an empty environment."""
+    """Some scripts do something in an empty environment. What reads it there is not known."""
     (packages / "later.py").write_text("import os; home = os.environ.get('HOME')")
     client.prepare(
         "import os, sys\n"
-        "print('later' in sys.modules, file=sys.stderr)\n"
+        "print(preloaded('later'), file=sys.stderr)\n"
         "kept = dict(os.environ); os.environ.clear(); os.environ.update(kept)\n"
         "import later\n",
         env={"PYTHONPATH": f"{SITE}:{packages}", "HOME": "/somewhere"},
@@ -432,7 +358,8 @@ def test_variables_that_are_away_for_a_while(client, packages):
     client.round(learn=True)
     client.until("renewed")
     client.round()
-    assert client.path(0, "err").read_text() == "True\n"
+    assert client.path(0, "err").read_text() == "True\nFalse\n"
+    assert client.until("restart")["name"] == "HOME"
 
 
 def test_a_variable_that_the_script_sets_to_what_it_was(client, packages):
@@ -455,7 +382,7 @@ def test_a_module_in_a_package_without_a_file_of_its_own(client, packages):
     (packages / "shared" / "good.py").write_text("")
     client.prepare(
         "import sys\n"
-        "print('shared.good' in sys.modules, file=sys.stderr)\n"
+        "print(preloaded('shared.good'), file=sys.stderr)\n"
         "import shared.awkward, shared.good\n",
         env={"PYTHONPATH": f"{SITE}:{packages}"},
     )
@@ -496,7 +423,7 @@ def test_what_is_left_to_each_worker(client, packages, source):
     (packages / "awkward.py").write_text(source)
     client.prepare(
         "import sys, textwrap\n"
-        "print('awkward' in sys.modules, 'wave' in sys.modules, file=sys.stderr)\n"
+        "print(preloaded('awkward'), preloaded('wave'), file=sys.stderr)\n"
         "try: import awkward\n"
         "except ValueError: sys.modules['awkward'] = sys\n"
         "import wave\n",
@@ -532,7 +459,7 @@ def test_generators_that_modules_make_for_themselves(client, packages):
     )
     client.prepare(
         "import random, sys\n"
-        "print('drawing' in sys.modules, random.Random.seed.__name__)\n"
+        "print(preloaded('drawing'), random.Random.seed.__name__)\n"
         "import drawing\n"
         "print(drawing.ids.random(), drawing.seeded.random(), drawing.again.random())\n",
         env={"PYTHONPATH": f"{SITE}:{packages}"},
@@ -564,7 +491,7 @@ def test_functions_that_are_noted_can_be_pickled(client):
 
 def test_modules_of_the_scripts_own_are_not_learned(client):
     """They may have changed when it is started the next time."""
-    client.prepare("import sys\nprint('own' in sys.modules)\nimport own, wave\n")
+    client.prepare("import sys\nprint(preloaded('own'))\nimport own, wave\n")
     (client.script.parent / "own.py").write_text("")
     client.ready()
     assert client.round(learn=True) == ["False\n"]
@@ -611,7 +538,7 @@ def test_a_start_does_not_wait_for_ever(client, packages):
         "import os, time\nif 'RANK' not in os.environ: time.sleep(1000)"
     )
     client.prepare(
-        "import sys; print('slow' in sys.modules)\n",
+        "import sys; print(preloaded('slow'))\n",
         env={"PYTHONPATH": f"{SITE}:{packages}"},
         steps=[["import", "slow", str(packages / "slow.py")]],
     )
@@ -620,7 +547,7 @@ def test_a_start_does_not_wait_for_ever(client, packages):
 
 def test_a_module_that_fails_and_leaves_a_thread(client):
     (client.tmp_path / "awkward.py").write_text(f"{next(iter(UNFIT))}; raise ValueError")
-    print_modules = "import sys; print('torch' in sys.modules)"
+    print_modules = "import sys; print(preloaded('torch'))"
     client.prepare(print_modules, "awkward", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
     assert client.round() == ["True\n"]
     assert client.until("passed-over")["why"] == "ValueError: "
@@ -628,7 +555,7 @@ def test_a_module_that_fails_and_leaves_a_thread(client):
 
 
 def test_a_module_that_is_not_there_is_passed_over(client):
-    client.prepare("import sys; print('wave' in sys.modules)\n", "nowhere", "wave")
+    client.prepare("import sys; print(preloaded('wave'))\n", "nowhere", "wave")
     assert client.round() == ["True\n"]
     told = client.until("passed-over")
     assert (told["module"], told["why"]) == (
@@ -672,7 +599,7 @@ def test_without_torch_nobody_waits_for_a_store(client):
 def test_command_lines_that_differ_before_the_script(client):
     client.prepare("print('of the template')\n")
     client.ready()
-    client.start(python("import sys; print('torch' in sys.modules)"), warm=True)
+    client.start(python(f"{PRELOADED}print(preloaded('torch'))"), warm=True)
     client.until("gone")
     assert client.path(0, "out").read_text() == "False\n"
 
@@ -715,7 +642,7 @@ def test_a_stop_while_the_template_hangs(client):
 
 
 def test_a_killed_template_is_replaced(client):
-    client.prepare("import sys; print('torch' in sys.modules)\n")
+    client.prepare("import sys; print(preloaded('torch'))\n")
     template = client.ready().template()
     template.kill()
     told = client.until("template")

@@ -38,6 +38,7 @@ from ..core.protocol.model import (
     Verdict,
 )
 from ..core.protocol.wording import signal_name
+from ..core.source.reasons import of_restart
 from ..observe.console import Console
 from ..system.logs import error_file
 from ..system.logs.fact_files import FactFile
@@ -344,6 +345,10 @@ class Agent:
                     )
                 elif why and self.config.start.warm and self.place.index == HEAD:
                     self.output.say(f"cold start: {why}")
+            case {"event": "restart", **restart}:
+                self._note("restart", reply)
+                if self.place.index == HEAD:
+                    self.output.say(of_restart(**restart))
             case {"event": "renewed"}:
                 self._note("renewed", reply)
             case {"event": "passed-over", "module": module, "why": why, "learned": learned}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 
 from hpclaunch.agent.config import Start
@@ -15,15 +16,12 @@ AUTO, NONE = "auto", "none"
 def start(
     options: argparse.Namespace, what: Program, environ: Mapping[str, str], *, head: bool
 ) -> tuple[Start, str]:
-    """How to start the workers, and a line for a user who may have expected a warm start."""
-    from hpclaunch.system.source_files import survey
-
-    if options.no_python:  # it may well use torch, in whatever language
+    """Return how to start the workers, and a line for a user who may have expected a warm start."""
+    if options.no_python:  # it may use torch, in whatever language
         return Start(warm=False, ahead=head), ""
-    found = survey(what.command, environ)
-    if options.cold or not found.torch:
-        return Start(warm=False, ahead=head and found.torch), ""
-    cold = what.cold or found.cold
+    may_have_torch, cold = look_at(what, environ)
+    if options.cold or not may_have_torch:
+        return Start(warm=False, ahead=head and may_have_torch), ""
     if cold:
         return Start(warm=False, ahead=head), f"cold start: {cold}"
     modules = tuple(name for name in options.preload if name not in (AUTO, NONE))
@@ -35,3 +33,36 @@ def start(
     memory = str(file) if file is not None and head else ""
     warm = Start(True, ahead=True, modules=modules, learn=True, lesson=lesson, memory=memory)
     return warm, ""
+
+
+def look_at(what: Program, environ: Mapping[str, str]) -> tuple[bool, str]:
+    """Return whether a program may import torch, and why it must start cold; "" if it need not.
+
+    What cannot be found out from a short look at its text starts warm: a worker finds out itself
+    whether it must be a new interpreter.
+    """
+    from hpclaunch.core.source import first_imports, interpreter_call, reasons
+    from hpclaunch.system.shared import program_text
+
+    call = interpreter_call.parse(what.command[1:])
+    if not (call.runs and program_text.has_torch()):
+        return False, ""
+    cold = what.cold or interpreter_call.why_cold(call, environ)
+    name = "standard input" if call.program == "-" else call.program
+    try:
+        text = program_text.read(call)
+    except program_text.ReadOnceError:
+        return True, cold or f"{name} can be read only once"
+    if text is None:
+        return False, ""  # Python will say that it is not there
+    tree = program_text.parse(text)
+    if tree is None:
+        # An archive, or compiled; else Python will say what is wrong.
+        return b"\0" in text or len(text) == program_text.MOST_BYTES, cold
+    if first_imports.is_plain(tree, sys.stdlib_module_names):
+        return False, ""
+    change = program_text.first_change(tree, environ)
+    if change is not None and not cold:
+        file = "the code after -c" if call.kind == "c" else name
+        cold = reasons.changed_too_early(file, *change)
+    return True, cold

@@ -10,12 +10,10 @@ mean other imports. A file that is damaged, or somebody else's, counts as none.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import sys
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,15 +21,15 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from hpclaunch.core.source import interpreter_call
 from hpclaunch.core.source.first_imports import first_imports
-from hpclaunch.system.shared import bounded_json, standard_input
+from hpclaunch.system.shared import bounded_json, program_text
 from hpclaunch.worker import private_files
 
 VERSION = 1
 KINDS = ("import", "from", "set", "seed")  # of steps
 MOST_BYTES = 1 << 20
 KEPT = 200  # files, each for a script and its arguments
-TEXT_BYTES = 1 << 20
 NUMBER = re.compile(r"(?<![^=,:])[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?(?![^,:])", re.I)
 DIGITS = re.compile(r"\d+")  # of a date, or the number of a job
 
@@ -64,7 +62,10 @@ def of_command(command: Sequence[str], environ: Mapping[str, str]) -> tuple[Less
     """The lesson for a command that begins with this process's interpreter, and where the one for
     its next launch belongs. For a script that was never launched, what its text shows.
     """
-    text = _text(command)
+    try:
+        text = program_text.read(interpreter_call.parse(command[1:]))
+    except program_text.ReadOnceError:
+        text = None
     if text is None:
         return NO_LESSON, None
     above = directory(environ)
@@ -76,42 +77,8 @@ def of_command(command: Sequence[str], environ: Mapping[str, str]) -> tuple[Less
     return (_from_text(text) if found is None else found), path
 
 
-def _text(command: Sequence[str]) -> bytes | None:
-    """The script's; None where there is no file to read."""
-    try:
-        fd = os.open(_script(command), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as f:
-            return f.read(TEXT_BYTES)
-    except OSError:
-        return None
-
-
-def _script(command: Sequence[str]) -> str:
-    """Of PYTHON -u SCRIPT, PYTHON -u -m MODULE, or PYTHON -u -c CODE SCRIPT."""
-    script, first, second = (*command[2:5], "", "", "")[:3]
-    if script == "-":
-        return standard_input.PATH
-    if script == "-m":
-        return _file_of(first)
-    return second if script == "-c" else script
-
-
-def _file_of(module: str) -> str:
-    """Without importing its packages; "" if there is none."""
-    path: list[str] | None = [os.getcwd(), *sys.path[1:]]
-    spec = None
-    for part in (*module.split("."), "__main__"):
-        found = PathFinder.find_spec(part, path)
-        if found is None:
-            break
-        spec, path = found, found.submodule_search_locations and [*found.submodule_search_locations]
-        if path is None:
-            break
-    return "" if spec is None else spec.origin or ""
-
-
 def _key(command: Sequence[str], text: bytes) -> str:
-    script = _script(command)  # a copy of it elsewhere is the same script
+    script = interpreter_call.parse(command[1:]).program  # a copy elsewhere is the same script
     words = [DIGITS.sub("", NUMBER.sub("", word)) for word in command[2:] if word != script]
     spec = PathFinder.find_spec("torch", sys.path[1:])
     version = ""
@@ -164,11 +131,8 @@ def _prune(above: Path) -> None:
 
 def _from_text(text: bytes) -> Lesson:
     """Installed modules only, as this interpreter finds them."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns the user, when it runs it
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = program_text.parse(text)
+    if tree is None:
         return NO_LESSON
     steps = []
     for name, taken in first_imports(tree):

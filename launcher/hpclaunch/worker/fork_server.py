@@ -19,6 +19,8 @@ blocked.
         "terminals": {RANK: ["out", "err"]},       {"event": "gone", "spent": [...]}
         "size": [ROWS, COLUMNS], "pipes": BOOL}
     {"op": "resize", "size": [ROWS, COLUMNS]}
+                                                   {"event": "restart", "kind": K, "name": NAME,
+                                                       "file": F, "line": L, "forked": BOOL}
                                                    {"event": "continued", "what": NAME}
                                                    {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
@@ -60,11 +62,12 @@ well; "continued" names it.
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
 errors, "" when another node has it; the template forks it as well, and is started on its first
-connection if not before. "peers" are the networks from which the nodes of the round connect to it.
-"store-exit" says that there is none any more; "why" is empty where the process itself has written
-it. With "lesson", and with "learn" for the next round, a successor of the template imports what the
-script did; a start waits for the first one only. This process itself is one thread without torch,
-CUDA or ZeroMQ.
+connection if not before. "restart" says that a worker has become a new interpreter
+(`site/_hpclaunch_restart.py`): the later rounds of this launch start cold. "peers" are the networks
+from which the nodes of the round connect to it. "store-exit" says that there is none any more;
+"why" is empty where the process itself has written it. With "lesson", and with "learn" for the next
+round, a successor of the template imports what the script did; a start waits for the first one
+only. This process itself is one thread without torch, CUDA or ZeroMQ.
 
 A notice is offered to the workers, and then withdrawn or given (`step_notices.py`); "taken" says
 that all of them have come to its step, and once more, with "last", that they have ended with it.
@@ -86,6 +89,7 @@ or are while they are held, are killed.
 
 import collections
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -128,7 +132,7 @@ from .sampler import Sampler
 from .step_notices import StepNotices
 from .stop_watch import STOPPED_LIMIT, StopWatch
 from .store import Store
-from .template_client import UNSAFE, Lessons, State, TemplateClient
+from .template_client import UNSAFE, Lessons, RestartReports, State, TemplateClient
 from .terminals import Terminals
 from .vitals import VitalSigns
 
@@ -181,6 +185,8 @@ class ForkServer:
         self.stop_watch = StopWatch(STOPPED_LIMIT)
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
+        self.restarts = RestartReports()
+        self.must_be_cold = False  # a worker has become a new interpreter, as others would
         self.progress = ProgressWatch()
         self.gathering: Any = None  # (when to go on, the questions, their number) if some are asked
         self.sampler = Sampler(self.progress)
@@ -212,7 +218,7 @@ class ForkServer:
                 poll.register(self.template, select.POLLIN)
             elif self.store.wanted:
                 poll.register(self.store, select.POLLIN)
-            others = (*self.lessons.pipes, self.terminals, self.template.successor)
+            others = (*self.lessons.pipes, self.restarts, self.terminals, self.template.successor)
             for awaited in others:
                 if awaited is not None and awaited.fileno() >= 0:
                     poll.register(awaited, select.POLLIN)
@@ -231,6 +237,8 @@ class ForkServer:
                 self.hear_template()
             elif self.store.wanted and self.store.fileno() in ready:
                 self.on_store_wanted()
+            if self.restarts.fileno() in ready:
+                self.hear_restarts()
             self.learn(ready)
             self.attend_to_successor(ready)
             self.watch_progress()
@@ -448,7 +456,8 @@ class ForkServer:
         """Start what waits for the template, as soon as it is known how."""
         state = self.template.state
         if self.request is not None and not (self.asked or self.held):
-            warm = self.warm and self.template.fits(self.request["workers"])
+            fits = self.template.fits(self.request["workers"])
+            warm = self.warm and fits and not self.must_be_cold
             if warm and (state is State.STARTING or self.template.awaits_successor):
                 pass
             elif warm and state is State.READY:
@@ -470,7 +479,8 @@ class ForkServer:
         fds = [self.store.fileno()] if errors else []
         request = {"workers": (), "env": {}, **request}
         pipes = self.lessons.begin(len(request["workers"])) if learn else []
-        self.template.ask("fork", fds, what=what, store=errors, learn=pipes, **request)
+        more = {"learn": pipes, "restarts": self.restarts.writing}
+        self.template.ask("fork", fds, what=what, store=errors, **more, **request)
         if errors:
             self.store.close()
             self.store.asked = True
@@ -526,9 +536,17 @@ class ForkServer:
             self.tell("taken", number=self.untaken, last=False)
             self.untaken = 0
 
+    def hear_restarts(self):
+        reports = self.restarts.read()
+        if reports and not self.must_be_cold:
+            self.must_be_cold = True
+            self.tell("restart", **dataclasses.asdict(reports[0]))
+            if not self.store.errors:  # else the next round's store is forked from it as well
+                self.template.leave()
+
     def learn(self, ready):
         lesson = self.lessons.take(ready)
-        if lesson is not None:
+        if lesson is not None and not self.must_be_cold:
             self.template.learn(*lesson)
 
     def attend_to_successor(self, ready):
@@ -665,7 +683,7 @@ class ForkServer:
         if self.asked or self.store.asked:
             killed, what = "the template process was killed", "workers" if self.asked else "store"
             self.on_forked(what, {}, 0, killed, 128 + signal.SIGKILL, signal.SIGKILL)
-        if self.template.state is State.NONE:
+        if self.template.state is State.NONE and not self.must_be_cold:
             self.template.start()
         self.proceed()
 

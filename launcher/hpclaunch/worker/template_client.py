@@ -1,5 +1,7 @@
 """The fork server's client of its template (`site/_hpclaunch_template.py` has the protocol)."""
 
+import contextlib
+import dataclasses
 import enum
 import json
 import os
@@ -203,6 +205,13 @@ class TemplateClient:
     def fits(self, workers):
         return all(worker["argv"][: len(self.words)] == self.words for worker in workers)
 
+    def leave(self):
+        """Have it end, since nobody needs it for now."""
+        self.drop_successor()
+        if self.state in (State.READY, State.UNFIT):
+            self.state = State.NONE
+            self._channel.close()
+
     def end(self):
         """It is about to be killed, and no other is to follow it."""
         self._ends = MOST_ENDS
@@ -300,6 +309,43 @@ def is_step(step):
     if not isinstance(step, list) or len(step) != 3:
         return False
     return all(isinstance(part, str) for part in step[:2]) and isinstance(step[2], str | None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restart:
+    """What made a worker become a new interpreter: a change of the variable `name`, or a module
+    of that name which is another one than the template's, in a line of a file."""
+
+    kind: str
+    name: str
+    file: str
+    line: int
+    forked: bool  # in a process that the worker has forked, which cannot begin anew
+
+
+class RestartReports:
+    """A pipe to which workers write why they become new interpreters, each in one line. Like that
+    of a lesson, they open it by its place in /proc."""
+
+    def __init__(self):
+        self._reading, self.writing = os.pipe()
+        self._data = b""
+
+    def fileno(self):
+        return self._reading
+
+    def read(self):
+        """Return the reports that have come. A broken worker may write anything."""
+        *lines, self._data = (self._data + os.read(self._reading, 1 << 16)).split(b"\n")
+        self._data = self._data[-select.PIPE_BUF :]
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError, TypeError):
+                report = Restart(*json.loads(line))
+                types = [type(value) for value in dataclasses.astuple(report)]
+                if types == [str, str, str, int, bool]:
+                    found.append(report)
+        return found
 
 
 class Lessons:

@@ -2,20 +2,21 @@
 
     meet.py PORT FILE    for tcp:// (on the host of rank 0), and for file://
 
-Every rank says in which ways it met the others, and whether it found torch imported.
+Every rank says in which ways it met the others, and whether it was forked from a template.
 """
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
+import gc
 import os
 import resource
 import signal
 import sys
 
-WARM = "torch" in sys.modules
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.distributed import rpc  # noqa: E402
+WARM = gc.get_freeze_count() > 0
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ROUND = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -1,1 +1,1 @@
-"""Finds out what a program does before it imports torch, by reading its source."""
+"""Looks at the text of a script: what it imports, and what it sets before."""

@@ -1,30 +1,104 @@
-"""What a script that was never launched is certain to import, as far as its text shows."""
+"""What a short look at the text of a script shows of its imports.
+
+Whether a script starts warm or cold does not depend on these answers for its correctness: a worker
+finds out by itself that it must be a new interpreter. They save time.
+"""
 
 from __future__ import annotations
 
 import ast
-
-from .names import Names, truth
+from collections.abc import Callable, Container, Iterator, Mapping
 
 # With an optimizer torch imports its compiler, be it ever used or not.
 COMPILER = "torch._dynamo"
+READING = ("get", "items", "keys", "values", "copy", "__getitem__")  # methods of os.environ
+SETTING = ("putenv", "unsetenv", "load_dotenv", "read_env")
+RUNNING = ("import_module", "__import__", "exec", "run_path", "run_module")  # code that is not here
+
+
+def is_plain(tree: ast.Module, python: Container[str]) -> bool:
+    """Return whether a script imports nothing but modules of Python itself, whose names are in
+    `python`.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import() | ast.ImportFrom() if not _is_of(python, node):
+                return False
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in RUNNING:
+                return False
+    return True
+
+
+def first_change(
+    tree: ast.Module,
+    python: Container[str],
+    matters: Callable[[str], bool],
+    environ: Mapping[str, str],
+) -> tuple[str, int] | None:
+    """Return the first variable that `matters` and is changed before any import that may bring
+    torch, with its line. Only plain statements of the script's own are looked at.
+    """
+    for statement in tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom) and not _is_of(python, statement):
+            return None
+        for name, value in _changes(statement, environ):
+            if matters(name) and environ.get(name) != value:
+                return name, statement.lineno
+    return None
 
 
 def first_imports(tree: ast.Module) -> list[tuple[str, str]]:
-    """The modules that a script imports in any case, in order, and of each the names that it takes
-    from them: (module, "") or (module, name). A script that sets variables of its environment may
-    mean them for its imports: of such a one only what torch imports for itself.
+    """Return the modules that a script imports in any case, in order, and of each the names that it
+    takes from them: (module, "") or (module, name). A script that sets variables of its environment
+    may mean them for its imports: for such a script, return only what torch imports for itself.
     """
     found: dict[tuple[str, str], None] = {}
-    if not _sets_variables(tree):
+    if not any(map(_sets_variables, ast.walk(tree))):
         _collect(tree.body, found)
     if _optimizes(tree):
         found[COMPILER, ""] = None
     return list(found)
 
 
+def _is_of(python: Container[str], statement: ast.Import | ast.ImportFrom) -> bool:
+    if isinstance(statement, ast.Import):
+        names = [alias.name for alias in statement.names]
+    else:
+        names = ["" if statement.level else statement.module or ""]
+    return all(name.partition(".")[0] in python for name in names)
+
+
+def _changes(statement: ast.stmt, environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each variable that a statement sets by its name, with the value, None if unknown."""
+    match statement:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                match target:
+                    case ast.Subscript(value=owner, slice=ast.Constant(value=str() as name)):
+                        if _is_environ(owner):
+                            yield name, _text(value)
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=owner, attr="setdefault"),
+                args=[ast.Constant(value=str() as name), value],
+            )
+        ) if _is_environ(owner):
+            yield name, environ.get(name, _text(value))
+
+
+def _text(value: ast.expr) -> str | None:
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _is_environ(node: ast.expr) -> bool:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name == "environ"
+    return False
+
+
 def _optimizes(tree: ast.Module) -> bool:
-    """Or leaves it to a trainer of somebody else's."""
+    """Return whether a script uses an optimizer, or leaves it to somebody else's trainer."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
@@ -41,27 +115,25 @@ def _collect(body: list[ast.stmt], found: dict[tuple[str, str], None]) -> None:
             case ast.ImportFrom(module=str() as module, names=names, level=0):
                 found[module, ""] = None
                 found |= {(module, alias.name): None for alias in names if alias.name != "*"}
-            case ast.If(test=test) if truth(test, main=True):
+            case ast.If(
+                test=ast.Compare(
+                    left=ast.Name(id="__name__"),
+                    ops=[ast.Eq()],
+                    comparators=[ast.Constant(value="__main__")],
+                )
+            ):
                 _collect(statement.body, found)
 
 
-def _sets_variables(tree: ast.Module) -> bool:
-    """Or may do so."""
-    names = Names(tree)
-    for node in ast.walk(tree):
-        match node:
-            case ast.ImportFrom(module="os"):
-                for alias in node.names:
-                    names.imported(alias)
-    for node in ast.walk(tree):
-        match node:
-            case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if names.is_environ(value):
-                return True
-            case ast.Call(func=ast.Attribute(value=owner, attr=name)) if names.is_environ(owner):
-                if name not in ("get", "items", "keys", "values", "copy", "__getitem__"):
-                    return True
-            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if (
-                name in names.setters or name in ("load_dotenv", "read_env")
-            ):
-                return True
+def _sets_variables(node: ast.AST) -> bool:
+    """Return whether a part of a script sets variables of its environment, or may do so."""
+    match node:
+        case ast.ImportFrom(module="os", names=names):
+            return any(a.asname is not None and a.name in ("environ", *SETTING) for a in names)
+        case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
+            return _is_environ(owner)
+        case ast.Call(func=ast.Attribute(value=owner, attr=name)) if _is_environ(owner):
+            return name not in READING
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name in SETTING
     return False

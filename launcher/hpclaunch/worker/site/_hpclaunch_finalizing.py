@@ -37,7 +37,7 @@ OF_SYSTEM = (
 )  # how paths of the system's libraries begin
 
 _template = {}  # type: ignore[var-annotated]  # modules to leave out: their ids by name
-_left_out = []  # type: ignore[var-annotated]  # modules to keep until the process ends
+left_out = []  # type: ignore[var-annotated]  # what to keep until the process ends
 _of_torch = frozenset()  # type: ignore[var-annotated]  # libraries that come with torch
 
 
@@ -102,7 +102,7 @@ class TemplateRemover:
     def __del__(self):
         for name, number in _template.items():
             if id(sys.modules.get(name)) == number:
-                _left_out.append(sys.modules.pop(name))
+                left_out.append(sys.modules.pop(name))
         main = sys.modules.get("__main__")
         if isinstance(main, type(sys)):
             unwind(main)

@@ -5,6 +5,8 @@ Two things cannot be inherited: what they open or start would be shared by all w
 they read from a variable that differs between workers was the template's value. The template
 checks for both before it is ready.
 
+Once they have run, everything that the template imports is recorded (`_hpclaunch_parking.py`).
+
 Imports nothing, since it would be imported before these two run.
 """
 
@@ -50,8 +52,12 @@ class Environ(type(os.environ)):  # type: ignore[misc]
 class Startup:
     """Created before they run."""
 
-    def __init__(self):
-        del sys.modules[__name__]
+    def __init__(self, parking):
+        for name in (__name__, parking.__name__):
+            del sys.modules[name]
+        self.parking = parking
+        self.recorder = parking.Recorder()
+        self.modules = frozenset()  # type: ignore[var-annotated]  # that a script finds there
         self.open = self.descriptors().keys()
         self.asked = _asked
         self._plain = type(os.environ)
@@ -74,6 +80,8 @@ class Startup:
         site.execusercustomize = execusercustomize
 
     def _serve(self):
+        self.modules = frozenset(sys.modules)
+        self.recorder.begin()
         sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template").serve(self)
 
     def changes(self, before):

@@ -4,7 +4,8 @@ The fork server starts it with the workers' own command line. It never runs the 
 startup, after all that Python runs before a script (`_hpclaunch_startup.py`), it serves
 requests; a worker that it forks returns from here and goes on to the script as a fresh interpreter
 does. So `__main__`, `sys.argv`, `sys.path`, the interpreter's options and the end of a script are
-Python's own doing.
+Python's own doing. What the template has imported is parked in the worker until the script imports
+it (`_hpclaunch_parking.py`).
 
 HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a stream socket to the fork
 server, with one JSON object per line, and the files with what was written to stdout and stderr.
@@ -16,7 +17,8 @@ server, with one JSON object per line, and the files with what was written to st
                                                     {"event": "ready" or "unfit", "words": [...],
                                                         "why": W}
     {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
-        "learn": [FD], "env": {...}, "workers":         "pids": {rank: pid}, "store": PID}
+        "learn": [FD], "restarts": FD,                  "pids": {rank: pid}, "store": PID}
+        "env": {...}, "workers":
         [{"rank", "argv", "env", "out", "err",
         "stdin", "cpus"}, ...]}
     {"op": "renew", "steps": [...], "own": [...],
@@ -25,7 +27,8 @@ server, with one JSON object per line, and the files with what was written to st
 
 With "store" the listening socket comes along, and one child holds the round's TCPStore. "learn" has
 the fork server's descriptors, one or two, to which the first and the last worker write their
-lessons (`_hpclaunch_lesson.py`).
+lessons (`_hpclaunch_lesson.py`). To the one of "restarts", a worker writes why it becomes a new
+interpreter (`_hpclaunch_restart.py`).
 
 With "renew" come a channel and two files for output. A fork of the template imports what a lesson
 says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says {"event":
@@ -42,17 +45,18 @@ template is unfit. A module that brings any of this along ends the template, so 
 does without the module.
 """
 
-# ruff: noqa: E402
-import sys
-
-AT_START = frozenset(sys.modules)  # what this interpreter has before its script
-
 import atexit
+import ctypes
 import gc
 import json
 import os
 import signal
 import socket
+import sys
+import time
+import traceback
+import warnings
+from typing import Any
 
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # the same
@@ -79,8 +83,6 @@ def serve(startup):
             os._exit(0)
         become(*worker)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(126)
@@ -102,6 +104,10 @@ class Template:
         self.own = frozenset()  # type: ignore[var-annotated]
         self.blocked = ()
         self.unseeded = None
+        self.said = (b"", b"")  # what the interpreter wrote to stdout and stderr as it started
+        self.changes = {}  # of variables, by what Python ran then
+        self.effects = []  # of all imports
+        self.parking: Any = None
         self.came: list[int] = []  # descriptors for the next requests
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
@@ -161,24 +167,44 @@ class Template:
             if is_traced():
                 raise Unfit("the interpreter is being traced")
             self.check_state(STARTUP)
+            self.said = self.startup.parking.written()
+            self.changes = self.startup.changes(env)
             self.unseeded = Unseeded()
             is_plain = finalizing().is_plain()
+            effects = self.effects_of("torch")
             import_torch()
             if is_plain:
                 finalizing().torch_is_imported()
             self.take_name()
             self.check("torch")
+            effects.end(self.own)
         except Unfit as e:
             self.tell("unfit", words=self.words, why=str(e))
             return
         for name in modules:
             self.load_module(name)
+        self.prepare_to_fork()
         self.tell("ready", words=self.words, why="")
         if not gc.get_threshold()[0]:  # else a module has set another
             gc.set_threshold(*often)
         finalizing().freeze()
 
+    def effects_of(self, module):
+        """Return a record of what importing a module is about to do beside loading modules."""
+        self.effects.append(self.startup.parking.Effects(self.startup, module))
+        return self.effects[-1]
+
+    def prepare_to_fork(self):
+        """Prepare what the workers need, so that none of them makes it for itself."""
+        self.startup.recorder.end()
+        for name in ("_hpclaunch_lesson", "_hpclaunch_restart"):
+            _hpclaunch_hooks.beside(name)
+        known = self.startup.modules
+        self.parking = self.startup.parking.Parking(known, self.startup.recorder, self.effects)
+        finalizing().left_out.append(self.parking)  # as are its modules that are not parked
+
     def load_module(self, name):
+        effects = self.effects_of(name)
         try:
             __import__(name)
         except (Exception, SystemExit) as e:
@@ -188,6 +214,7 @@ class Template:
         except Unfit as e:
             self.tell("unsafe", module=name, why=str(e))
             os._exit(0)
+        effects.end(self.own)
 
     def check(self, name):
         self.check_state(f"importing {name}")
@@ -212,14 +239,15 @@ class Template:
             if not is_of_torch(reader := self.startup.asked[name]):
                 raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
 
-    def check_shadows(self, imported, known=AT_START):
+    def check_shadows(self, imported, known=frozenset()):
         """The script would find modules beside it first; they were not searched here."""
         first = script_directory()
         if first is None:
             return
         from importlib.machinery import PathFinder
 
-        names = {name.partition(".")[0] for name in sys.modules.keys() - known}
+        new = sys.modules.keys() - known - self.startup.modules
+        names = {name.partition(".")[0] for name in new}
         for name in sorted(names.difference(OURS)):
             spec = PathFinder.find_spec(name, [first])
             if spec is not None and spec.loader is not None:
@@ -251,6 +279,7 @@ class Template:
         return True
 
     def replay(self, steps, own, avoided, idle, memory):
+        self.startup.recorder.begin()
         renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
         often = gc.get_threshold()
         gc.set_threshold(0)
@@ -275,6 +304,7 @@ class Template:
         if memory:
             renewal.remember(memory, replayed.lasting(), avoided)
         gc.set_threshold(*often)
+        self.prepare_to_fork()
         finalizing().freeze()
         self.tell("ready", words=self.words, why="")
 
@@ -305,7 +335,7 @@ class Template:
                 pid = fork()
                 if not pid:
                     close(listener)
-                    return self, brood, worker, request["env"], self.lesson_of(worker, request)
+                    return self, brood, worker, request
                 pids[worker["rank"]] = pid
         except OSError as e:
             why = str(e.strerror)
@@ -317,14 +347,15 @@ class Template:
         tellers = dict(zip((0, -1), request["learn"], strict=False))
         for place, fd in tellers.items():
             if worker is request["workers"][place]:
-                return f"/proc/{self.server}/fd/{fd}"
+                return self.of_server(fd)
         return None
+
+    def of_server(self, fd):
+        """Return the path of a descriptor of the fork server."""
+        return f"/proc/{self.server}/fd/{fd}"
 
     def adopted(self, brood):
         """Wait until the fork server is our parent, whose death then ends us."""
-        import ctypes
-        import time
-
         os.setsid()
         while os.getppid() == brood:
             time.sleep(0.0002)
@@ -344,8 +375,6 @@ class Template:
             while store:
                 signal.pause()
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -383,8 +412,6 @@ def import_torch():
     try:
         import torch.distributed  # noqa: F401
     except (ImportError, OSError):  # or one of its libraries is not there
-        import traceback
-
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(NO_TORCH)
@@ -414,7 +441,7 @@ def serve_store(listener):
         return serve(use_libuv=False)
 
 
-def become(template, brood, worker, env, lesson):
+def become(template, brood, worker, request):
     """Turn a fork of the template into an interpreter that is about to run its script."""
     template.adopted(brood)
     set_name(template.name)
@@ -424,20 +451,19 @@ def become(template, brood, worker, env, lesson):
         fd = os.open(worker["stdin"], os.O_RDONLY)
         os.dup2(fd, 0)
         os.close(fd)
-    for stream, fd in enumerate(template.output, start=1):
-        copy(fd, stream)
-        os.close(fd)
+    close(*template.output)
+    for stream, data in enumerate(template.said, start=1):
+        write(stream, data)
     if worker["cpus"]:
         try:
             os.sched_setaffinity(0, worker["cpus"])
         except OSError:
             pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
-    changes = template.startup.changes(template.env)
     template.startup.end()
+    environ = request["env"] | worker["env"]
     os.environ.clear()
-    os.environ.update(env)
-    os.environ.update(worker["env"])
-    for name, value in changes.items():  # by what has run in the template
+    os.environ.update(environ)
+    for name, value in template.changes.items():
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -448,8 +474,15 @@ def become(template, brood, worker, env, lesson):
     template.unseeded.renew()
     _hpclaunch_hooks.keep_writing()
     _hpclaunch_hooks.progress.begin()
+    lesson = template.lesson_of(worker, request)
     if lesson is not None:
         _hpclaunch_hooks.beside("_hpclaunch_lesson").Telling(lesson)
+    report = template.of_server(request["restarts"])
+    restarts = _hpclaunch_hooks.beside("_hpclaunch_restart").Restarts
+    restarts = restarts(template.parking, environ, worker, template.blocked, report)
+    # Handlers of the template's modules come after those of the script.
+    atexit.register(template.parking.end)
+    template.parking.park(restarts)
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
 
@@ -492,8 +525,6 @@ def fork():
     """From 3.12 on, Python warns of threads, of which only HARMLESS ones are here."""
     if sys.version_info < (3, 12) or len(os.listdir("/proc/self/task")) == 1:
         return os.fork()
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
@@ -598,11 +629,9 @@ def check_own(fd, path):
         raise PermissionError(f"{path} belongs to another user, or has another name too")
 
 
-def copy(source, to):
-    """A whole file, without moving its position: others read it too."""
-    at = 0
-    while data := os.pread(source, 1 << 16, at):
-        at += os.write(to, data)
+def write(fd, data):
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def script_directory():

@@ -19,7 +19,7 @@ if ("HPCLAUNCH_STORE" in os.environ or _template) and sys.version_info >= (3, 6)
     try:
         __import__("_hpclaunch_hooks")
         if _template:
-            _startup = __import__("_hpclaunch_startup").Startup()
+            _startup = __import__("_hpclaunch_startup").Startup(__import__("_hpclaunch_parking"))
     except Exception:
         if _template:  # such a process is no worker and must not become one
             os._exit(126)

@@ -1,0 +1,69 @@
+"""The command line of a Python interpreter: what it runs, and with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+RUN_PATH = "runpy.run_path(sys.argv[0]"  # in the code that runs a script by runpy
+
+
+@dataclass(slots=True)
+class InterpreterCall:
+    flags: set[str] = field(default_factory=set)
+    extra: list[str] = field(default_factory=list)  # of -X
+    kind: str = ""  # c: code, m: a module; else a script
+    program: str = "-"
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs a program, and does not only show its version or its options."""
+        return not self.flags & {"h", "?", "V"}
+
+
+def parse(words: Sequence[str]) -> InterpreterCall:
+    """Parse what follows the interpreter as CPython's getopt does: letters may be joined, and an
+    argument may be attached.
+    """
+    call, left = InterpreterCall(), [*words]
+    while left and left[0].startswith("-") and left[0] != "-":
+        word = left.pop(0)
+        if word == "--":
+            break
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                left[:1] = []
+            else:
+                call.flags.add("h")
+            continue
+        for at, letter in enumerate(word[1:], 2):
+            if letter not in "cmWX":
+                call.flags.add(letter)
+                continue
+            value = word[at:] or (left.pop(0) if left else "")
+            if letter in "cm":
+                call.kind, call.program = letter, value
+                if letter == "c" and RUN_PATH in value and left:
+                    call.kind, call.program = "", left[0]
+                return call
+            if letter == "X":
+                call.extra.append(value)
+            break
+    if left:
+        call.program = left[0]
+    return call
+
+
+def why_cold(call: InterpreterCall, environ: Mapping[str, str]) -> str:
+    """Return why an interpreter must do its imports itself; "" if it need not."""
+    for letter in "EIS":
+        if letter in call.flags:
+            return f"the option -{letter} keeps hpclaunch out of the interpreter"
+    if "v" in call.flags:
+        return "the option -v is to show all imports"
+    if any(option.partition("=")[0] == "importtime" for option in call.extra):
+        return "the option -X importtime is to measure all imports"
+    for name in ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME"):
+        if environ.get(name):
+            return f"{name} is to show all imports"
+    return ""

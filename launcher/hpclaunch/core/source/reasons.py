@@ -1,0 +1,19 @@
+"""Says why workers start cold."""
+
+from __future__ import annotations
+
+
+def changed_too_early(file: str, name: str, line: int) -> str:
+    return f"{file} sets {name} in line {line}, before it imports torch"
+
+
+def of_restart(kind: str, name: str, file: str, line: int, *, forked: bool) -> str:
+    """Return the line about a worker that has become a new interpreter, or should have done so but
+    was `forked` by a worker. For `kind` see `Restart` in worker/template_client.py.
+    """
+    reason = changed_too_early(file, name, line)
+    if kind == "module":
+        reason = f"{file} has, in line {line}, another module {name} than hpclaunch has imported"
+    if forked:
+        return f"warning: {reason}, in a process that a worker has forked: start with --cold"
+    return f"cold start: {reason}"

@@ -1,0 +1,159 @@
+"""Makes a worker a new interpreter if its script changes a variable too late for the template.
+
+While torch is loaded it reads environment variables. In a worker that is forked, this has happened
+before the script began. So until the script imports torch, changes of these variables are watched:
+whoever changes one replaces the process by a new interpreter, with the same arguments, streams and
+process id. That one imports torch itself. The same holds for the modules that a lesson has added to
+the template. The fork server learns it, and starts the later rounds cold.
+
+A process that the script has forked cannot begin anew. It only reports what it has changed.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import _hpclaunch_hooks  # type: ignore[import-not-found]  # loaded before
+
+is_read_at_load = _hpclaunch_hooks.beside("_hpclaunch_variables").is_read_at_load
+PR_SET_PDEATHSIG = 1
+MOST = 300  # characters of a name in a report, which must fit into a pipe in one piece
+# Python ignores these for itself.
+PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Restarts:
+    """Watches a worker. `environ` and `worker` are what a new interpreter is started with, `report`
+    is the fork server's pipe."""
+
+    def __init__(self, parking, environ, worker, blocked, report):
+        self.parking = parking
+        self.environ, self.worker, self.blocked, self.report = environ, worker, blocked, report
+        self.pid = os.getpid()
+        self.directory = ""
+        with contextlib.suppress(OSError):  # it was removed
+            self.directory = os.getcwd()
+        self.mask = os.umask(0o77)
+        os.umask(self.mask)
+        self.ignored = {s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN}
+        self.inherited = inheritable()
+        self.libc = ctypes.CDLL(None)
+        self.given = os.putenv, os.unsetenv
+        self.watching = self.putenv, self.unsetenv
+        self.watch()
+
+    # Variables
+
+    def watch(self):
+        os.putenv, os.unsetenv = self.watching
+
+    def putenv(self, name, value, /):
+        self.change(os.fsdecode(name), os.fsdecode(value))
+        return self.given[0](name, value)
+
+    def unsetenv(self, name, /):
+        self.change(os.fsdecode(name), None)
+        return self.given[1](name)
+
+    def change(self, name, value):
+        if os.environ.get(name) != value and self.matters(name):
+            self.restart("variable", name)
+
+    def matters(self, name):
+        """Return whether a module that is parked has read this variable while it was loaded."""
+        torch = self.parking.is_parked("torch")
+        read = (effects.read for effects in [*self.parking.effects.values()])
+        return (torch and is_read_at_load(name)) or any(name in names for names in read)
+
+    def restored(self, effects):
+        """Modules are there for the script: give what they have written, and set what they have set
+        while they were loaded."""
+        if watched := (os.putenv, os.unsetenv) == self.watching:
+            os.putenv, os.unsetenv = self.given
+        for each in effects:
+            for fd, data in enumerate(each.written, start=1):
+                while data:
+                    data = data[os.write(fd, data) :]
+            for name, value in each.changes.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+        left = any(each.read for each in [*self.parking.effects.values()])
+        if watched and (left or self.parking.is_parked("torch")):
+            self.watch()
+
+    # A new interpreter
+
+    def restart(self, kind, name):
+        """Report what the script has done, and begin anew."""
+        forked = os.getpid() != self.pid
+        with contextlib.suppress(OSError):
+            file, line = caller()
+            file = file.removeprefix(self.directory + os.sep)
+            message = [kind, name[:MOST], file[-MOST:], line, forked]
+            data = json.dumps(message).encode() + b"\n"
+            with open(self.report, "wb", buffering=0) as f:
+                f.write(data)
+        if not forked:
+            self.become_new()
+
+    def become_new(self):
+        streams: Any = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        for stream in streams:
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self.libc.fflush(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with contextlib.suppress(OSError):
+            os.chdir(self.directory)
+        os.umask(self.mask)
+        for fd in inheritable() - self.inherited:
+            os.set_inheritable(fd, False)
+        try:
+            if self.worker["stdin"]:
+                os.dup2(os.open(self.worker["stdin"], os.O_RDONLY), 0)
+            # Another thread than the first one has its own of these.
+            self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            for s in signal.valid_signals():
+                ignored = s in self.ignored and s not in PYTHONS_OWN
+                self.libc.signal(int(s), ctypes.c_void_p(int(ignored)))
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+            argv = self.worker["argv"]
+            os.execvpe(argv[0], argv, self.environ)
+        except OSError as e:
+            os.write(2, f"hpclaunch: cannot start the worker again: {e}\n".encode())
+            os._exit(126)
+
+
+def inheritable():
+    """Return the descriptors that a new interpreter would have."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the directory itself
+            if os.get_inheritable(fd):
+                found.add(fd)
+    return found
+
+
+def caller():
+    """Return (file, line) of what sets a variable or imports a module."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith("<frozen ") or file in OWN):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+OWN = {
+    *(f.__code__.co_filename for f in (os.getenv, type(os.environ).get, type(os.environ).update)),
+    caller.__code__.co_filename,
+    os.path.join(os.path.dirname(caller.__code__.co_filename), "_hpclaunch_parking.py"),
+}

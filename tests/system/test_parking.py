@@ -1,0 +1,232 @@
+"""What a warm worker has not imported, and when it becomes a new interpreter."""
+
+import json
+import signal
+
+import pytest
+from templates import Warm, WithTorch, eventually
+
+from hpclaunch.system.processes.fork_server_client import SITE
+from surroundings import LIGHT_TORCH
+
+pytestmark = pytest.mark.starts
+
+# Statements, each of which may import more; what they show must be the same too.
+STATEMENTS = """
+import abc, argparse, array
+import importlib.util; seen = importlib.util.find_spec("torch"); show(seen.name, seen.origin)
+import importlib.util; show(importlib.util.find_spec("torch.nn") is not None)
+import asyncio
+import base64, bisect, calendar, collections.abc, concurrent.futures
+import contextlib, copy, csv, ctypes
+import dataclasses, datetime, decimal, difflib, email, enum
+import fractions, functools, gettext, glob, gzip, hashlib, heapq, html, http.client
+import importlib.metadata, importlib.resources, inspect, io, ipaddress
+import json, linecache, locale, logging
+import logging.handlers, lzma, math, multiprocessing, numbers, operator, optparse
+import pathlib, pdb, pickle, pkgutil, platform, pprint, queue, random
+import re, resource, runpy, secrets, selectors, shelve, shlex, shutil
+import signal, socket, sqlite3, ssl, statistics, string, struct, subprocess
+import tarfile, tempfile, textwrap, threading, timeit, tokenize, traceback, types, typing
+import unittest.mock, urllib.request, uuid, weakref, xml.etree.ElementTree, zipfile, zoneinfo
+import typing_extensions
+import importlib; importlib.import_module("numpy.linalg")
+import sympy
+from torch import nn; show(nn.__spec__.loader is nn.__loader__)
+import torch, pickle; show(pickle.loads(pickle.dumps(torch.Tensor)).__module__)
+import torch.distributed as dist; show(dist.__spec__.name)
+import torch.utils.data, torch.optim
+import importlib, torch.version; show(importlib.reload(torch.version) is torch.version)
+import torch._dynamo
+"""
+SHOWS = """
+import sys
+statements, to = sys.argv[1:]
+shown, modules = [], [sorted(sys.modules)]
+def show(*what): shown.append(what)
+for statement in open(statements):
+    exec(statement)
+    modules.append(sorted(sys.modules))
+import json
+json.dump([shown, modules], open(to, "w"))
+"""
+
+
+@pytest.mark.torch
+def test_the_modules_of_a_warm_worker_are_those_of_a_cold_one(tmp_path):
+    """From the first line on, and after each import."""
+    client = WithTorch(tmp_path)
+    lines = STATEMENTS.strip().splitlines()
+    orders = [lines, [*reversed(lines)]]
+    for number, order in enumerate(orders):
+        (tmp_path / f"{number}").write_text("\n".join(order))
+    found = {}
+    for warm in (True, False):
+        commands = [
+            client.command(SHOWS, str(tmp_path / f"{number}"), str(tmp_path / f"{number}-{warm}"))
+            for number in range(2)
+        ]
+        # Cold workers have the hooks too.
+        client.start(*commands, warm=warm, env={**client.env, "HPCLAUNCH_STORE": "localhost:1"})
+        client.until("gone")
+        errors = [client.path(number).read_text() for number in range(2)]
+        assert errors == ["", ""]
+        files = [tmp_path / f"{number}-{warm}" for number in range(2)]
+        found[warm] = [json.loads(file.read_text()) for file in files]
+    client.server.close()
+    for order, warm, cold in zip(orders, found[True], found[False], strict=True):
+        assert warm[0] == cold[0]
+        for statement, one, other in zip(["", *order], warm[1], cold[1], strict=True):
+            assert one == other, statement
+
+
+SCRIPT = """
+import os, sys
+print(os.getpid(), preloaded("torch"))
+{}
+import torch
+print(os.getpid(), preloaded("torch"))
+"""
+GIVEN = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+CHANGES = [
+    "os.environ['OMP_NUM_THREADS'] = '3'",
+    "os.environ.setdefault('MKL_NUM_THREADS', '3')",
+    "os.environ.update(OMP_NUM_THREADS='3')",
+    "os.environ |= {'OMP_NUM_THREADS': '3'}",
+    "os.environb[b'OMP_NUM_THREADS'] = b'3'",
+    "os.putenv('OMP_NUM_THREADS', '3')",
+    "os.environ.pop('KMP_BLOCKTIME')",
+    "del os.environ['KMP_BLOCKTIME']",
+    "os.unsetenv('KMP_BLOCKTIME')",
+    "import settings",
+    "for line in ['OMP_NUM_THREADS=3']: os.environ.__setitem__(*line.split('='))",
+    "import threading; t = threading.Thread(target=os.putenv, args=('OMP_NUM_THREADS', '3'))\n"
+    "t.start(); t.join()",
+    "sys.path.insert(0, os.path.dirname(__file__) + '/library')",
+    "import types; sys.modules['pkgutil'] = types.ModuleType('pkgutil')",
+]
+NO_CHANGES = [
+    "",
+    "os.environ['OMP_NUM_THREADS'] = '1'",
+    "os.environ.setdefault('OMP_NUM_THREADS', '3')",
+    "os.environ['MASTER_ADDR'] = 'localhost'",
+    "os.environ['NOBODYS'] = '1'",
+    "import torch\nos.environ['OMP_NUM_THREADS'] = '3'",
+    "sys.path.append(os.path.dirname(__file__) + '/library')",
+    "import importlib.util; importlib.util.find_spec('torch')",
+]
+
+
+@pytest.fixture
+def client(tmp_path):
+    client = Warm(tmp_path, [LIGHT_TORCH])
+    client.library = tmp_path / "app" / "library"
+    client.library.mkdir(parents=True)
+    (client.library / "pkgutil.py").write_text("")
+    client.library.with_name("settings.py").write_text(CHANGES[0].join(["import os; ", "\n"]))
+    yield client
+    client.server.close()
+
+
+def written_by(client, sources):
+    """Run one worker with each of the scripts; return what each has written, as words by line."""
+    client.prepare(
+        "import sys; exec(compile(open(sys.argv[1]).read(), 'train.py', 'exec'))\n", env=GIVEN
+    )
+    client.ready()
+    commands = []
+    for number, source in enumerate(sources):
+        file = client.tmp_path / f"{number}.py"
+        file.write_text(source)
+        commands.append(client.command(str(file)))
+    client.start(*commands, warm=True, env=client.env)
+    client.until("gone")
+    written = [client.path(number, "out").read_text() for number in range(len(commands))]
+    return [[line.split() for line in text.splitlines()] for text in written]
+
+
+def test_a_worker_that_changes_something_before_torch_becomes_a_new_interpreter(client):
+    written = written_by(client, map(SCRIPT.format, CHANGES))
+    for change, lines in zip(CHANGES, written, strict=True):
+        assert [line[1] for line in lines] == ["True", "False", "False"], change
+        assert len({line[0] for line in lines}) == 1, change  # the process is the same
+    restart = client.until("restart")
+    assert not restart["forked"]
+    assert sum(event["event"] == "restart" for event in client.told) == 0  # it is told once
+    # The later rounds start cold at once, and nobody needs the template.
+    eventually(lambda: client.others() == [])
+    (client.tmp_path / "0.py").write_text(SCRIPT.format(""))
+    (text,) = client.round(str(client.tmp_path / "0.py"))
+    assert [line.split()[1] for line in text.splitlines()] == ["False", "False"]
+
+
+def test_a_worker_that_changes_nothing_that_matters_stays(client):
+    written = written_by(client, map(SCRIPT.format, NO_CHANGES))
+    for change, lines in zip(NO_CHANGES, written, strict=True):
+        assert [line[1] for line in lines] == ["True", "False"], change
+    assert sum(event["event"] == "restart" for event in client.told) == 0
+
+
+def test_where_the_change_was(client):
+    written_by(client, [SCRIPT.format(CHANGES[0])])
+    told = client.until("restart")
+    assert (told["kind"], told["name"]) == ("variable", "OMP_NUM_THREADS")
+    assert (told["file"], told["line"]) == ("train.py", 4)
+
+
+def test_a_process_that_a_worker_has_forked_only_reports(client):
+    source = (
+        "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: os.environ['OMP_NUM_THREADS'] = '3'"
+    )
+    (lines,) = written_by(client, [SCRIPT.format(source)])
+    assert [line[1] for line in lines] == ["True", "False", "False"]
+    assert client.until("restart")["forked"]
+
+
+def test_what_torch_sets_and_writes_comes_with_its_import(client, tmp_path):
+    (tmp_path / "talks.py").write_text(
+        "import os, sys; os.environ['TALKS'] = '1'; print('said'); sys.stderr.write('e')\n"
+    )
+    client.prepare(
+        "import os; print('TALKS' in os.environ)\nimport talks; print('TALKS' in os.environ)",
+        "talks",
+        env={"PYTHONPATH": f"{SITE}:{tmp_path}"},
+    )
+    assert client.ready().round() == ["False\nsaid\nTrue\n"]
+    assert client.path(0).read_text() == "e"
+
+
+def test_a_preloaded_module_that_has_read_a_variable(client, tmp_path):
+    """It is restored with its own import, which may come after that of torch."""
+    (tmp_path / "reads.py").write_text("import os; mode = os.environ.get('MODE')\n")
+    client.prepare(
+        "import os, torch\nprint(preloaded('reads'))\nos.environ['MODE'] = 'fast'\n"
+        "import reads; print(reads.mode)",
+        "reads",
+        env={"PYTHONPATH": f"{SITE}:{tmp_path}"},
+    )
+    assert client.ready().round() == ["True\nFalse\nfast\n"]
+    assert client.until("restart")["name"] == "MODE"
+
+
+def test_a_worker_begins_anew_as_it_began(client):
+    """With the same arguments, directory and signals, also if another thread changes something."""
+    client.prepare(
+        "import gc, os, signal, sys, threading\n"
+        "print(sys.argv[1:], os.getcwd() == '/', os.umask(0), signal.getsignal(10),\n"
+        "      signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+        "if gc.get_freeze_count():\n"
+        "    os.chdir('/')\n"
+        "    signal.signal(10, signal.SIG_IGN); signal.alarm(600)\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})\n"
+        "    t = threading.Thread(target=os.putenv, args=('OMP_NUM_THREADS', '7'))\n"
+        "    t.start(); t.join()\n"
+        "print(signal.alarm(0)); os.kill(os.getppid(), 0); print(os.getsid(0) == os.getpid())\n"
+        "import ctypes; died = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(died))\n"
+        "print(died.value)\n"
+    )
+    (text,) = client.ready().round("a b", "")
+    first, second, *rest = text.splitlines()
+    assert first == second
+    assert first.startswith("['a b', ''] False ")
+    assert rest == ["0", "True", str(int(signal.SIGKILL))]
