@@ -99,6 +99,7 @@ CHANGES = [
     "del os.environ['KMP_BLOCKTIME']",
     "os.unsetenv('KMP_BLOCKTIME')",
     "import settings",
+    "from sets_it_when_called import do; do()",  # as load_dotenv does
     "for line in ['OMP_NUM_THREADS=3']: os.environ.__setitem__(*line.split('='))",
     "import threading; t = threading.Thread(target=os.putenv, args=('OMP_NUM_THREADS', '3'))\n"
     "t.start(); t.join()",
@@ -114,16 +115,22 @@ NO_CHANGES = [
     "import torch\nos.environ['OMP_NUM_THREADS'] = '3'",
     "sys.path.append(os.path.dirname(__file__) + '/library')",
     "import importlib.util; importlib.util.find_spec('torch')",
+    "import sets_it_for_itself",  # as scikit-learn does
 ]
 
 
 @pytest.fixture
 def client(tmp_path):
-    client = Warm(tmp_path, [LIGHT_TORCH])
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    setting = f"import os; {CHANGES[0]}\n"
+    (installed / "sets_it_for_itself.py").write_text(setting)
+    (installed / "sets_it_when_called.py").write_text(f"import os\ndef do(): {CHANGES[0]}\n")
+    client = Warm(tmp_path, [LIGHT_TORCH, str(installed)])
     client.library = tmp_path / "app" / "library"
     client.library.mkdir(parents=True)
     (client.library / "pkgutil.py").write_text("")
-    client.library.with_name("settings.py").write_text(CHANGES[0].join(["import os; ", "\n"]))
+    client.library.with_name("settings.py").write_text(setting)
     yield client
     client.server.close()
 

@@ -24,6 +24,7 @@ PR_SET_PDEATHSIG = 1
 MOST = 300  # characters of a name in a report, which must fit into a pipe in one piece
 # Python ignores these for itself.
 PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 class Restarts:
@@ -60,7 +61,7 @@ class Restarts:
         return self.given[1](name)
 
     def change(self, name, value):
-        if os.environ.get(name) != value and self.matters(name):
+        if os.environ.get(name) != value and self.matters(name) and not is_import_of_package():
             self.restart("variable", name)
 
     def matters(self, name):
@@ -139,6 +140,20 @@ def inheritable():
             if os.get_inheritable(fd):
                 found.add(fd)
     return found
+
+
+def is_import_of_package():
+    """Return whether an installed package is being imported: what it sets then, as scikit-learn
+    does, it means for itself. A program that is installed itself and run with -m is the script.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    if frame is None or not any(part in frame.f_code.co_filename for part in INSTALLED):
+        return False
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    main = getattr(sys.modules.get("__main__"), "__package__", None) or ""
+    return package not in ("__main__", main.partition(".")[0])
 
 
 def caller():
