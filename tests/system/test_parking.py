@@ -30,6 +30,7 @@ import signal, socket, sqlite3, ssl, statistics, string, struct, subprocess
 import tarfile, tempfile, textwrap, threading, timeit, tokenize, traceback, types, typing
 import unittest.mock, urllib.request, uuid, weakref, xml.etree.ElementTree, zipfile, zoneinfo
 import typing_extensions
+import types; sys.modules.setdefault("cython_runtime", types.ModuleType("cython_runtime"))
 import importlib; importlib.import_module("numpy.linalg")
 import sympy
 from torch import nn; show(nn.__spec__.loader is nn.__loader__)

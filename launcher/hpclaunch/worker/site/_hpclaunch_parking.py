@@ -228,7 +228,8 @@ class Parking:
         numbers = bits(self.closures[number] & self.parked)
         self._check(numbers)
         for each in numbers:
-            sys.modules[self.names[each]] = self.modules[each]
+            # Extensions that come from Cython make some modules for themselves, if there are none.
+            sys.modules.setdefault(self.names[each], self.modules[each])
         self.parked &= ~self.closures[number]
         for each in numbers:
             if each in self.attributes:
@@ -245,7 +246,8 @@ class Parking:
         has: the script has put one into `sys.modules`, or a directory into `sys.path`."""
         for number in numbers:
             name, module = self.names[number], self.modules[number]
-            if sys.modules.get(name, module) is not module:
+            there = sys.modules.get(name, module)
+            if there is not module and is_found_by_name(name, module):
                 self.restarts.restart("module", name)
         if self.path in (sys.path, sys.path[1:]):  # the first is the script's directory
             return
