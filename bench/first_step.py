@@ -1,13 +1,13 @@
 """What people wait for: launch to the first optimizer step, and SIGKILL of a worker to the next.
 
-    python bench/first_step.py [--workers 1 2 4 8] [--kinds light heavy transformers] [--runs 3]
-                               [--shapes 2x4] [--stages]
+    python bench/first_step.py [--workers 1 2 4 8] [--runs 3] [--shapes 2x4] [--stages]
+                               [--kinds light heavy transformers project]
 
 A DDP script with AdamW and a scheduler, under hpclaunch and torchrun in turn on this machine; heavy
-also imports pandas and scikit-learn, and transformers trains a tiny BERT that is made on the spot.
-hpclaunch is measured twice: launched for the first time, with an empty cache directory, and for the
-second time. The worker is killed some seconds after the first step; the job goes on meanwhile, and
-the next round loads what this one has saved. The last column is the memory of all workers and their
+also imports pandas and scikit-learn, transformers trains a tiny BERT that is made on the spot, and
+project does the same with an import in another module of the user's. The worker is killed some
+seconds after the first step; the job goes on meanwhile, and the next round loads what this one has
+saved. The last column is the memory of all workers and their
 launcher, each shared page counted once. Shapes are nodes x workers on each, on a real Slurm cluster
 on this machine (`on_slurm.py`; as root only); their memory is that of the workers only, with their
 part of what they share with others. --stages tells where the time goes.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from measuring import HPCLAUNCH, TORCHRUN, Command, Run, alone, median, running
+from measuring import HPCLAUNCH, TORCHRUN, Run, alone, median, running
 from on_slurm import Allocation, allocation, cluster_of, why_not
 from stages import LAUNCH, RESTART, Stages, launch_stages, print_stages, restart_stages
 
@@ -31,12 +31,12 @@ KINDS = {
     "light": "",
     "heavy": "import pandas\nimport sklearn.linear_model\n",
     "transformers": "from transformers import BertConfig, BertForSequenceClassification\n",
+    "project": "from models import BertConfig, BertForSequenceClassification\n",
 }
 FIRST_LINES = "from time import monotonic\nbegan = monotonic()\n"
 REST = 4.0  # seconds from the first step to the kill
-# With a launcher, a script and a cache directory.
-Start = Callable[[str, Path, str], AbstractContextManager[Run]]
-FIRST, SECOND = f"{HPCLAUNCH}, first launch", f"{HPCLAUNCH}, second launch"
+# With a launcher and a script.
+Start = Callable[[str, Path], AbstractContextManager[Run]]
 
 
 @dataclass
@@ -81,30 +81,28 @@ def memory(pids: Sequence[int]) -> float:
 
 
 def on_this_machine(workers: int) -> Start:
-    def start(launcher: str, script: Path, cache: str) -> AbstractContextManager[Run]:
-        command = alone(launcher, workers)
-        env = {**command.env, "XDG_CACHE_HOME": cache}
-        return running([Command(command.argv, env)], workers, script=[script])
+    def start(launcher: str, script: Path) -> AbstractContextManager[Run]:
+        return running([alone(launcher, workers)], workers, script=[script])
 
     return start
 
 
 def on_slurm(held: Allocation, workers: int) -> Start:
-    def start(launcher: str, script: Path, cache: str) -> AbstractContextManager[Run]:
-        return held.launcher(launcher, workers, [script], {"XDG_CACHE_HOME": cache})()
+    def start(launcher: str, script: Path) -> AbstractContextManager[Run]:
+        return held.launcher(launcher, workers, [script])()
 
     return start
 
 
 def measure(kind: str, where: str, runs: int, start: Start, *, stages: bool) -> None:
-    figures = {name: Figures() for name in (FIRST, SECOND, TORCHRUN)}
-    for _ in range(runs):
-        with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
-            script = Path(cache) / "train.py"
-            script.write_text(FIRST_LINES + KINDS[kind] + WORKER.read_text())
+    figures = {name: Figures() for name in (HPCLAUNCH, TORCHRUN)}
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        script = Path(directory) / "train.py"
+        script.write_text(FIRST_LINES + KINDS[kind] + WORKER.read_text())
+        script.with_name("models.py").write_text(KINDS["transformers"])
+        for _ in range(runs):
             for name, each in figures.items():
-                launcher = TORCHRUN if name == TORCHRUN else HPCLAUNCH
-                each.add(start(launcher, script, cache))
+                each.add(start(name, script))
     print(f"\n{kind}, {where}; medians of {runs}")
     print(f"{'':28}{'launch':>10}{'ratio':>8}{'restart':>10}{'ratio':>8}{'memory':>11}")
     usual = figures[TORCHRUN]
@@ -115,9 +113,8 @@ def measure(kind: str, where: str, runs: int, start: Start, *, stages: bool) -> 
             line += f"{median(ours):8.2f} s{ratio:>8}"
         print(f"{line}{median(each.memory):8.0f} MB", flush=True)
     if stages:
-        short = {name.rpartition(", ")[2]: each for name, each in figures.items()}
-        print_stages("launch", LAUNCH, {name: f.launch_stages for name, f in short.items()})
-        print_stages("restart", RESTART, {name: f.restart_stages for name, f in short.items()})
+        print_stages("launch", LAUNCH, {name: f.launch_stages for name, f in figures.items()})
+        print_stages("restart", RESTART, {name: f.restart_stages for name, f in figures.items()})
 
 
 def main() -> None:

@@ -110,11 +110,9 @@ def _missing(call: pytest.CallInfo[None]) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _surroundings() -> None:
     """Where tests run, and not where pytest-xdist starts the processes that run them."""
     surroundings.tell()
-    # What a launch remembers of a script is neither the user's, nor another run's of the tests.
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)

@@ -63,14 +63,7 @@ def test_of_what_a_test_starts(without_others: None) -> None:
     ours = [name for name in found.pop("environ") if not name.startswith("PYTEST_")]
     assert found == KNOWN
     # pytest imports readline, which tells the size of the terminal to all.
-    assert {*ours} <= {
-        *surroundings.KEPT,
-        *surroundings.CONTROLS,
-        "LANG",
-        "LINES",
-        "COLUMNS",
-        "XDG_CACHE_HOME",
-    }
+    assert {*ours} <= {*surroundings.KEPT, *surroundings.CONTROLS, "LANG", "LINES", "COLUMNS"}
 
 
 def strange() -> None:

@@ -1,6 +1,9 @@
 """What a worker can tell of itself after it has imported and used what researchers use.
 
 libraries.py     prints one line of JSON, which is the same however the worker was started
+
+With the variable UNTIL, a journal, it then waits in its first round until the template has imported
+the same, and fails.
 """
 
 import importlib
@@ -21,6 +24,7 @@ LIBRARIES = (
 )
 OF_LAUNCH = {"MASTER_PORT", "HPCLAUNCH_STORE", "HPCLAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE"}
 OF_LAUNCH |= {"TORCHELASTIC_RUN_ID", "HPCLAUNCH_RUN_ID", "UNTIL", "HPCLAUNCH_NOTICE_FILE"}
+OF_LAUNCH |= {"TORCHELASTIC_RESTART_COUNT"}
 
 
 class Plain:
@@ -136,11 +140,15 @@ def train():
     for _ in range(2):
         optimizer.step()
     deadline = time.monotonic() + 90
-    while "UNTIL" in os.environ and time.monotonic() < deadline:
+    while learns() and time.monotonic() < deadline:
         with open(os.environ["UNTIL"]) as journal:
             if journal.read().count('"note":"renewed"') > 1:
                 break
         time.sleep(0.1)
+
+
+def learns():
+    return "UNTIL" in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
 def main():
@@ -151,6 +159,7 @@ def main():
     told = {"origins": origins, **facts(), **use()}
     told |= {f"{name} afterwards": value for name, value in facts().items()}
     sys.stdout.write(json.dumps(told) + "\n")
+    sys.exit(learns())
 
 
 if __name__ == "__main__":

@@ -148,12 +148,6 @@ def place(directory, name, file="probe.py", start="cold"):
 
 
 @pytest.fixture(autouse=True)
-def _unknown_script(tmp_path, monkeypatch):
-    """Or the template would import what the script has imported after it had told what there is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True)
 def _torch(request, monkeypatch):
     """Let everything find the light torch, unless the test needs the real one."""
     if not request.node.get_closest_marker("torch"):

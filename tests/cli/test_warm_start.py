@@ -215,28 +215,19 @@ def renewed(journal):
 
 
 @pytest.mark.torch
-def test_what_a_script_imports_is_there_when_it_starts_again(run, tmp_path):
-    """What its text shows at once; the rest at the restart, and when it is launched again."""
-    source = LEARNS.format(STEPS + UNTIL_LEARNED)
-    env = {"XDG_CACHE_HOME": tmp_path / "cache"}
-    said, _, journal = run(source, env=env)
+def test_what_a_script_imports_is_there_when_it_starts_again(run):
+    """What its text shows at once, the rest at the restart."""
+    said, _, journal = run(LEARNS.format(STEPS + UNTIL_LEARNED))
     assert said == ["0 True False"] * 2 + ["1 True True"] * 2
     assert len(renewed(journal)) == 2
-    (file,) = (tmp_path / "cache" / "hpclaunch" / "lessons").iterdir()
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-    said, _, _ = run(source, env=env)
-    assert said == ["0 True True"] * 2 + ["1 True True"] * 2
 
 
 @pytest.mark.torch
-def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run, tmp_path):
-    env = {"XDG_CACHE_HOME": tmp_path / "cache"}
+def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run):
     steps = "def trains():\n" + textwrap.indent(STEPS, "    ")  # each worker would import much
-    said, _, journal = run(LEARNS.format(steps), "--preload", "none", env=env)
+    said, _, journal = run(LEARNS.format(steps), "--preload", "none")
     assert said == ["0 False False"] * 2 + ["1 False False"] * 2
     assert not renewed(journal)
-    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.torch

@@ -9,7 +9,6 @@ from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
-from ..system.lessons import NO_LESSON, Lesson
 from ..system.logs.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -25,8 +24,9 @@ class Start:
     ahead: bool  # the template imports torch now, even if it may only serve the store
     modules: tuple[str, ...] = ()  # what it imports beside torch
     learn: bool = False  # the workers tell what they import, for the templates of later rounds
-    lesson: Lesson = NO_LESSON  # what the script is known to import
-    memory: str = ""  # the file for the lesson of its next launch; "": this agent writes none
+    # What the script imports, as far as its text shows: steps as in `_hpclaunch_lesson.py`, and
+    # ["from", module, name]: a package may import the name's module only then.
+    steps: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

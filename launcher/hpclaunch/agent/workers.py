@@ -101,9 +101,7 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
         start.modules,
         own=worker_environment.OWN,
         now=start.warm or start.ahead,
-        steps=start.lesson.steps,
-        avoided=start.lesson.avoided,
-        memory=start.memory,
+        steps=start.steps,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from hpclaunch.agent.config import Start
 
@@ -19,24 +21,30 @@ def start(
     """Return how to start the workers, and a line for a user who may have expected a warm start."""
     if options.no_python:  # it may use torch, in whatever language
         return Start(warm=False, ahead=head), ""
-    may_have_torch, cold = look_at(what, environ)
-    if options.cold or not may_have_torch:
-        return Start(warm=False, ahead=head and may_have_torch), ""
-    if cold:
-        return Start(warm=False, ahead=head), f"cold start: {cold}"
+    look = look_at(what, environ)
+    if options.cold or not look.may_have_torch:
+        return Start(warm=False, ahead=head and look.may_have_torch), ""
+    if look.cold:
+        return Start(warm=False, ahead=head), f"cold start: {look.cold}"
     modules = tuple(name for name in options.preload if name not in (AUTO, NONE))
     if NONE in options.preload:
         return Start(True, ahead=True, modules=modules), ""
-    from hpclaunch.system import lessons
+    from hpclaunch.system.shared import program_text
 
-    lesson, file = lessons.of_command(what.command, environ)
-    memory = str(file) if file is not None and head else ""
-    warm = Start(True, ahead=True, modules=modules, learn=True, lesson=lesson, memory=memory)
-    return warm, ""
+    steps = () if look.tree is None else program_text.installed_imports(look.tree)
+    return Start(True, ahead=True, modules=modules, learn=True, steps=steps), ""
 
 
-def look_at(what: Program, environ: Mapping[str, str]) -> tuple[bool, str]:
-    """Return whether a program may import torch, and why it must start cold; "" if it need not.
+class Look(NamedTuple):
+    """What the text of a program shows."""
+
+    may_have_torch: bool
+    cold: str = ""  # why it must start cold; "" if it need not
+    tree: ast.Module | None = None  # of a program that may import torch, if it could be parsed
+
+
+def look_at(what: Program, environ: Mapping[str, str]) -> Look:
+    """Look at a program.
 
     What cannot be found out from a short look at its text starts warm: a worker finds out itself
     whether it must be a new interpreter.
@@ -46,23 +54,23 @@ def look_at(what: Program, environ: Mapping[str, str]) -> tuple[bool, str]:
 
     call = interpreter_call.parse(what.command[1:])
     if not (call.runs and program_text.has_torch()):
-        return False, ""
+        return Look(False)
     cold = what.cold or interpreter_call.why_cold(call, environ)
     name = "standard input" if call.program == "-" else call.program
     try:
         text = program_text.read(call)
     except program_text.ReadOnceError:
-        return True, cold or f"{name} can be read only once"
+        return Look(True, cold or f"{name} can be read only once")
     if text is None:
-        return False, ""  # Python will say that it is not there
+        return Look(False)  # Python will say that it is not there
     tree = program_text.parse(text)
     if tree is None:
         # An archive, or compiled; else Python will say what is wrong.
-        return b"\0" in text or len(text) == program_text.MOST_BYTES, cold
+        return Look(b"\0" in text or len(text) == program_text.MOST_BYTES, cold)
     if first_imports.is_plain(tree, sys.stdlib_module_names):
-        return False, ""
+        return Look(False)
     change = program_text.first_change(tree, environ)
     if change is not None and not cold:
         file = "the code after -c" if call.kind == "c" else name
         cold = reasons.changed_too_early(file, *change)
-    return True, cold
+    return Look(True, cold, tree)

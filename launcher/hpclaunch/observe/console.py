@@ -47,7 +47,7 @@ def messages(fact: facts.Fact) -> list[str]:
         # The rounds
         case facts.RoundBegan():
             return _round_began(fact)
-        case facts.RoundEnded():
+        case facts.RoundEnded() | facts.NodeArrived():
             return []
         case facts.RestartDecided():
             return [_restart(fact)]

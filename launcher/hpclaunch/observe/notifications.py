@@ -89,8 +89,9 @@ class Notifications:
                     yield from self._exhausted(self._spares.difference(fact.hosts))
             case facts.NodeLost(host=host):
                 yield from self._exhausted(self._spares - {host})
-            case facts.NodeCameBack(host=host) if self._keeps_spares:
-                self._spares.add(host)
+            case facts.NodeArrived(host=host) | facts.NodeCameBack(host=host):
+                if self._keeps_spares:
+                    self._spares.add(host)
             case facts.JobEnded():
                 yield _job_ended(fact)
 

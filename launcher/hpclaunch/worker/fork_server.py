@@ -8,8 +8,7 @@ blocked.
     {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
         "env": {...}, "modules": [...],            {"event": "passed-over", "module": M, "why": W}
         "own": [...], "now": BOOL,                 {"event": "renewed"}
-        "lesson": {"steps", "avoided"},
-        "memory": PATH}
+        "steps": [...]}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
         "progress": BOOL, "store": PATH,           {"event": "copier", "pid": P}
@@ -65,7 +64,7 @@ errors, "" when another node has it; the template forks it as well, and is start
 connection if not before. "restart" says that a worker has become a new interpreter
 (`site/_hpclaunch_restart.py`): the later rounds of this launch start cold. "peers" are the networks
 from which the nodes of the round connect to it. "store-exit" says that there is none any more;
-"why" is empty where the process itself has written it. With "lesson", and with "learn" for the next
+"why" is empty where the process itself has written it. With "steps", and with "learn" for the next
 round, a successor of the template imports what the script did; a start waits for the first one
 only. This process itself is one thread without torch, CUDA or ZeroMQ.
 
@@ -272,8 +271,8 @@ class ForkServer:
 
     # Requests
 
-    def on_prepare(self, argv, env, modules, own, now, lesson, memory):
-        self.template.prepare(argv, os.environ | env, modules, own, lesson, memory)
+    def on_prepare(self, argv, env, modules, own, now, steps):
+        self.template.prepare(argv, os.environ | env, modules, own, steps)
         if now:
             self.template.start()
 

@@ -43,7 +43,6 @@ class TemplateClient:
         self._avoided = set()  # modules that it cannot import
         self._steps = []  # of all lessons so far
         self._done: Any = frozenset()  # those that this template has done
-        self._memory = ""  # the file for the lesson of the next launch, if this agent writes it
         self._renewals = 0
         self.successor: Any = None
         self._channel: Any = None
@@ -58,10 +57,9 @@ class TemplateClient:
     def fileno(self):
         return -1 if self._channel is None else self._channel.fileno()
 
-    def prepare(self, argv, environ, modules, own, lesson, memory):
+    def prepare(self, argv, environ, modules, own, steps):
         self._argv, self._environ, self._modules, self._own = argv, environ, [*modules], own
-        self._steps, self._memory = lesson["steps"], memory
-        self._avoided |= set(lesson["avoided"])
+        self._steps = steps
 
     def learn(self, steps, own):
         """From workers of the round that runs. The next template is to know it as well."""
@@ -97,8 +95,7 @@ class TemplateClient:
         self.successor = Successor(output, self._steps, idle=idle)
         fds = [self.successor.theirs.fileno(), *output]
         steps = [s for s in self._steps if s[0] in ("set", "seed") or not self._avoids(s[1])]
-        fields = {"steps": steps, "own": self._own, "avoided": sorted(self._avoided)}
-        self.ask("renew", fds, idle=idle, memory=self._memory, **fields)
+        self.ask("renew", fds, idle=idle, steps=steps, own=self._own)
         self.successor.theirs.close()
 
     def hear_successor(self):

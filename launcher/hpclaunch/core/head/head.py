@@ -38,6 +38,7 @@ from ..protocol.facts import (
     DrainFound,
     EndReason,
     JobEnded,
+    NodeArrived,
     NodeLost,
     NodesJoin,
     RequestGranted,
@@ -381,7 +382,10 @@ class Head:
             self._orders.term = self.rotation.next_term(report.term, self.me)
         effects = self._keep_workers(self.lease.note_answer(peer.place.index, report.version, now))
         was_lost = peer.lost
+        was_absent = peer.place.index in self.roster.absent
         noted = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
+        if was_absent and self.current is not None and peer.place.node in self.roster.nodes:
+            effects.append(Record(NodeArrived(peer.host)))
         if (peer.lost and not was_lost) or peer.unfit:
             self._end_round_without(peer)
         return effects + self._unfit.note(peer, self.round) + noted

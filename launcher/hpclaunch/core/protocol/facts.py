@@ -218,6 +218,13 @@ class NodeLost:
 
 
 @value(frozen=True, slots=True)
+class NodeArrived:
+    """All agents of a node are here, after a round has begun without it."""
+
+    host: str
+
+
+@value(frozen=True, slots=True)
 class NodeCameBack:
     """The node was lost, and can take part again."""
 
@@ -375,6 +382,7 @@ Fact = (
     | NodesCordoned
     | DrainFound
     | NodeLost
+    | NodeArrived
     | NodeCameBack
     | NodesSilent
     | NodeHeard

@@ -48,20 +48,15 @@ class ForkServerClient(Helper):
         own: Iterable[str] = (),
         now: bool,
         steps: Sequence[Sequence[Any]] = (),
-        avoided: Sequence[str] = (),
-        memory: str = "",
     ) -> None:
         """How to start the template: `now`, or on the first connection to a store.
 
         `own` are variables that differ between workers: a module that depends on one of them when
         it is imported cannot be imported for all.
 
-        The first successor of the template does the `steps` of a lesson, without the modules that
-        are `avoided`. What workers tell then, to whose round `start` says so, is written to the
-        file `memory` for the next launch.
+        The first successor of the template does these `steps`.
         """
-        lesson = {"steps": steps, "avoided": avoided}
-        more = {"own": sorted(own), "now": now, "lesson": lesson, "memory": memory}
+        more = {"own": sorted(own), "now": now, "steps": steps}
         self.ask(op="prepare", argv=argv, env=env, modules=modules, **more)
 
     def listen(self, *, loopback: bool) -> None:

@@ -62,6 +62,20 @@ def first_change(tree: ast.Module, environ: Mapping[str, str]) -> tuple[str, int
     return first_imports.first_change(tree, python, is_read_at_load, environ)
 
 
+def installed_imports(tree: ast.Module) -> tuple[tuple[str, str, str], ...]:
+    """Return the imports of installed modules that a script does in any case, as steps: ("import",
+    module, origin), with the origin "" for a module of a package, or ("from", module, name).
+    """
+    steps = []
+    for name, taken in first_imports.first_imports(tree):
+        spec = PathFinder.find_spec(name.partition(".")[0], sys.path[1:])
+        origin = "" if spec is None else spec.origin or ""
+        if "-packages/" in origin:
+            found = origin if "." not in name else ""
+            steps.append(("from", name, taken) if taken else ("import", name, found))
+    return tuple(steps)
+
+
 def has_torch() -> bool:
     """Return whether torch is installed."""
     return PathFinder.find_spec("torch", sys.path[1:]) is not None

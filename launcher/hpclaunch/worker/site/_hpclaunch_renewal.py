@@ -12,7 +12,6 @@ caches, open files that are only read.
 
 import contextlib
 import importlib
-import json
 import os
 import random
 import sys
@@ -128,12 +127,6 @@ class Renewal:
         self.note_functions()
         return ""
 
-    def lasting(self):
-        """The steps to do the next time. Values of variables may be secrets, and others by then:
-        only that one is set is kept.
-        """
-        return [[kind, name, None if kind == "set" else value] for kind, name, value in self.steps]
-
 
 class Moment:
     """What an import may change for others."""
@@ -228,20 +221,3 @@ def set_niceness(niceness):
             time.sleep(0.02)
         except OSError:
             return  # this kernel has none
-
-
-def remember(path, steps, avoided):
-    """Write a lesson for the next launch: whole, or not at all."""
-    directory = os.path.dirname(path)
-    made = f"{path}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        with open(os.open(made, flags, 0o600), "w") as f:
-            json.dump({"version": 1, "steps": steps, "avoided": sorted(avoided)}, f)
-        os.replace(made, path)
-    except (OSError, UnicodeError):
-        try:
-            os.unlink(made)
-        except OSError:
-            pass

@@ -22,8 +22,7 @@ server, with one JSON object per line, and the files with what was written to st
         [{"rank", "argv", "env", "out", "err",
         "stdin", "cpus"}, ...]}
     {"op": "renew", "steps": [...], "own": [...],
-        "avoided": [...], "idle": BOOL,
-        "memory": PATH}
+        "idle": BOOL}
 
 With "store" the listening socket comes along, and one child holds the round's TCPStore. "learn" has
 the fork server's descriptors, one or two, to which the first and the last worker write their
@@ -256,7 +255,7 @@ class Template:
 
     # The next template
 
-    def renew(self, fds, steps, own, avoided, idle, memory):
+    def renew(self, fds, steps, own, idle):
         """True in the fork that is the next template."""
         try:
             brood = fork_through()
@@ -275,10 +274,10 @@ class Template:
             os.set_inheritable(fd, False)
         self.mine = self.startup.descriptors().keys()
         self.tell("begun", pid=os.getpid())
-        self.replay(steps, own, avoided, idle, memory)
+        self.replay(steps, own, idle)
         return True
 
-    def replay(self, steps, own, avoided, idle, memory):
+    def replay(self, steps, own, idle):
         self.startup.recorder.begin()
         renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
         often = gc.get_threshold()
@@ -301,8 +300,6 @@ class Template:
             self.tell("unsafe", module=name, why=why)
             os._exit(0)
         self.take_name()
-        if memory:
-            renewal.remember(memory, replayed.lasting(), avoided)
         gc.set_threshold(*often)
         self.prepare_to_fork()
         finalizing().freeze()

@@ -1,0 +1,31 @@
+"""What a worker notes of what its script does, until it has sent its lesson."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpclaunch.worker
+
+SITE = Path(hpclaunch.worker.__file__).parent / "site"
+SEEDS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import random, _hpclaunch_lesson
+telling = _hpclaunch_lesson.Telling(sys.argv[2])
+from random import seed
+for _ in range(5):
+    seed(1)
+    telling.stepped(None)
+print(len(telling.changes))
+"""
+
+
+@pytest.mark.starts
+def test_seeds_are_noted_until_it_is_told(tmp_path):
+    """Also by what the script has taken from its module."""
+    command = [sys.executable, "-c", SEEDS, SITE, tmp_path / "lesson"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"2\n"
+    assert json.loads((tmp_path / "lesson").read_text()) != []
