@@ -58,7 +58,7 @@ STAND_INS = str(STRANGER.parent)
 # The first line of a script that asks whether its template has imported what it has not itself.
 PRELOADED = (
     "import sys; preloaded = lambda name: "
-    "any(f.is_parked(name) for f in sys.meta_path if hasattr(f, 'is_parked'))\n"
+    "name in sys.modules or any(name in getattr(f, 'modules', ()) for f in sys.meta_path)\n"
 )
 LIGHT_TORCH = str(STRANGER.with_name("light_torch"))  # for PYTHONPATH, where torch is not tested
 entered: set[str] = set()  # which of them

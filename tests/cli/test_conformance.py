@@ -568,7 +568,7 @@ def test_training(here, tmp_path):
         assert first["own.initial_seed"] != second["own.initial_seed"]
         assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
     assert_same(python, cold)
-    assert_same(python, warm)
+    assert_same(python, warm, ["torch was there"])
 
 
 # Ends

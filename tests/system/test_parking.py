@@ -6,33 +6,16 @@ import signal
 import pytest
 from templates import Warm, WithTorch, eventually
 
-from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import LIGHT_TORCH
 
 pytestmark = pytest.mark.starts
 
-# Statements, each of which may import more; what they show must be the same too.
+# Statements of a script: what they show, and whether torch is there after each.
 STATEMENTS = """
-import abc, argparse, array
+import sys, abc, asyncio, dataclasses, importlib.metadata, inspect, json, logging, pickle, typing
 import importlib.util; seen = importlib.util.find_spec("torch"); show(seen.name, seen.origin)
-import importlib.util; show(importlib.util.find_spec("torch.nn") is not None)
-import asyncio
-import base64, bisect, calendar, collections.abc, concurrent.futures
-import contextlib, copy, csv, ctypes
-import dataclasses, datetime, decimal, difflib, email, enum
-import fractions, functools, gettext, glob, gzip, hashlib, heapq, html, http.client
-import importlib.metadata, importlib.resources, inspect, io, ipaddress
-import json, linecache, locale, logging
-import logging.handlers, lzma, math, multiprocessing, numbers, operator, optparse
-import pathlib, pdb, pickle, pkgutil, platform, pprint, queue, random
-import re, resource, runpy, secrets, selectors, shelve, shlex, shutil
-import signal, socket, sqlite3, ssl, statistics, string, struct, subprocess
-import tarfile, tempfile, textwrap, threading, timeit, tokenize, traceback, types, typing
-import unittest.mock, urllib.request, uuid, weakref, xml.etree.ElementTree, zipfile, zoneinfo
-import typing_extensions
+import numpy, sympy, typing_extensions
 import types; sys.modules.setdefault("cython_runtime", types.ModuleType("cython_runtime"))
-import importlib; importlib.import_module("numpy.linalg")
-import sympy
 from torch import nn; show(nn.__spec__.loader is nn.__loader__)
 import torch, pickle; show(pickle.loads(pickle.dumps(torch.Tensor)).__module__)
 import torch.distributed as dist; show(dist.__spec__.name)
@@ -40,53 +23,50 @@ import torch.utils.data, torch.optim
 import importlib, torch.version; show(importlib.reload(torch.version) is torch.version)
 import torch._dynamo
 """
+ENTRIES = ("import torch.nn.functional as F", "import functorch", "from torch.optim import SGD")
 SHOWS = """
 import sys
 statements, to = sys.argv[1:]
-shown, modules = [], [sorted(sys.modules)]
+shown = []
 def show(*what): shown.append(what)
 for statement in open(statements):
     exec(statement)
-    modules.append(sorted(sys.modules))
+    show("torch" in sys.modules, "torch.nn" in sys.modules)
 import json
-json.dump([shown, modules], open(to, "w"))
+json.dump(shown, open(to, "w"))
 """
 
 
 @pytest.mark.torch
-def test_the_modules_of_a_warm_worker_are_those_of_a_cold_one(tmp_path):
-    """From the first line on, and after each import."""
+def test_torch_is_there_once_the_script_has_imported_it(tmp_path):
+    """As in a cold worker, whatever is imported first."""
     client = WithTorch(tmp_path)
-    lines = STATEMENTS.strip().splitlines()
-    orders = [lines, [*reversed(lines)]]
-    for number, order in enumerate(orders):
-        (tmp_path / f"{number}").write_text("\n".join(order))
+    scripts = [STATEMENTS.strip(), *ENTRIES]
+    for number, statements in enumerate(scripts):
+        (tmp_path / f"{number}").write_text(statements)
     found = {}
     for warm in (True, False):
+        files = [tmp_path / f"{number}-{warm}" for number in range(len(scripts))]
         commands = [
-            client.command(SHOWS, str(tmp_path / f"{number}"), str(tmp_path / f"{number}-{warm}"))
-            for number in range(2)
+            client.command(SHOWS, str(tmp_path / f"{number}"), str(file))
+            for number, file in enumerate(files)
         ]
         # Cold workers have the hooks too.
         client.start(*commands, warm=warm, env={**client.env, "HPCLAUNCH_STORE": "localhost:1"})
         client.until("gone")
-        errors = [client.path(number).read_text() for number in range(2)]
-        assert errors == ["", ""]
-        files = [tmp_path / f"{number}-{warm}" for number in range(2)]
+        assert [client.path(number).read_text() for number in range(len(scripts))] == [""] * 4
         found[warm] = [json.loads(file.read_text()) for file in files]
     client.server.close()
-    for order, warm, cold in zip(orders, found[True], found[False], strict=True):
-        assert warm[0] == cold[0]
-        for statement, one, other in zip(["", *order], warm[1], cold[1], strict=True):
-            assert one == other, statement
+    assert found[True] == found[False]
 
 
 SCRIPT = """
 import os, sys
-print(os.getpid(), preloaded("torch"))
+def is_parked(): return any(getattr(finder, "is_parked", False) for finder in sys.meta_path)
+print(os.getpid(), is_parked())
 {}
 import torch
-print(os.getpid(), preloaded("torch"))
+print(os.getpid(), is_parked())
 """
 GIVEN = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
 CHANGES = [
@@ -116,6 +96,7 @@ NO_CHANGES = [
     "import torch\nos.environ['OMP_NUM_THREADS'] = '3'",
     "sys.path.append(os.path.dirname(__file__) + '/library')",
     "import importlib.util; importlib.util.find_spec('torch')",
+    "sys.path.insert(0, os.path.dirname(__file__) + '/link')",  # to where torch is
     "import sets_it_for_itself",  # as scikit-learn does
 ]
 
@@ -132,6 +113,7 @@ def client(tmp_path):
     client.library.mkdir(parents=True)
     (client.library / "pkgutil.py").write_text("")
     client.library.with_name("settings.py").write_text(setting)
+    client.library.with_name("link").symlink_to(LIGHT_TORCH)
     yield client
     client.server.close()
 
@@ -179,7 +161,7 @@ def test_where_the_change_was(client):
     written_by(client, [SCRIPT.format(CHANGES[0])])
     told = client.until("restart")
     assert (told["kind"], told["name"]) == ("variable", "OMP_NUM_THREADS")
-    assert (told["file"], told["line"]) == ("train.py", 4)
+    assert (told["file"], told["line"]) == ("train.py", 5)
 
 
 def test_a_process_that_a_worker_has_forked_only_reports(client):
@@ -191,30 +173,24 @@ def test_a_process_that_a_worker_has_forked_only_reports(client):
     assert client.until("restart")["forked"]
 
 
-def test_what_torch_sets_and_writes_comes_with_its_import(client, tmp_path):
-    (tmp_path / "talks.py").write_text(
-        "import os, sys; os.environ['TALKS'] = '1'; print('said'); sys.stderr.write('e')\n"
-    )
-    client.prepare(
-        "import os; print('TALKS' in os.environ)\nimport talks; print('TALKS' in os.environ)",
-        "talks",
-        env={"PYTHONPATH": f"{SITE}:{tmp_path}"},
-    )
-    assert client.ready().round() == ["False\nsaid\nTrue\n"]
+TALKS = """
+import os, sys
+os.environ["TALKS"] = "1"; print("said"); sys.stderr.write("e")
+__path__ = [os.path.join({light!r}, "torch")]
+with open(os.path.join(__path__[0], "__init__.py")) as f: exec(f.read())
+"""
+SHOWS_TALKS = "import os; print('TALKS' in os.environ)\nimport torch; print('TALKS' in os.environ)"
+
+
+def test_what_torch_sets_and_writes_comes_with_its_import(tmp_path):
+    (tmp_path / "library" / "torch").mkdir(parents=True)
+    (tmp_path / "library" / "torch" / "__init__.py").write_text(TALKS.format(light=LIGHT_TORCH))
+    (tmp_path / "library" / "early.py").write_text("print('hello')")
+    client = Warm(tmp_path, [str(tmp_path / "library")])
+    client.prepare(SHOWS_TALKS, "early", env=GIVEN)
+    assert client.ready().round() == ["hello\nFalse\nsaid\nTrue\n"]
     assert client.path(0).read_text() == "e"
-
-
-def test_a_preloaded_module_that_has_read_a_variable(client, tmp_path):
-    """It is restored with its own import, which may come after that of torch."""
-    (tmp_path / "reads.py").write_text("import os; mode = os.environ.get('MODE')\n")
-    client.prepare(
-        "import os, torch\nprint(preloaded('reads'))\nos.environ['MODE'] = 'fast'\n"
-        "import reads; print(reads.mode)",
-        "reads",
-        env={"PYTHONPATH": f"{SITE}:{tmp_path}"},
-    )
-    assert client.ready().round() == ["True\nFalse\nfast\n"]
-    assert client.until("restart")["name"] == "MODE"
+    client.server.close()
 
 
 def test_a_worker_begins_anew_as_it_began(client):

@@ -185,6 +185,7 @@ class ForkServer:
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
         self.restarts = RestartReports()
+        self.warned = False  # of a worker that should have become a new interpreter
         self.must_be_cold = False  # a worker has become a new interpreter, as others would
         self.progress = ProgressWatch()
         self.gathering: Any = None  # (when to go on, the questions, their number) if some are asked
@@ -536,12 +537,15 @@ class ForkServer:
             self.untaken = 0
 
     def hear_restarts(self):
-        reports = self.restarts.read()
-        if reports and not self.must_be_cold:
-            self.must_be_cold = True
-            self.tell("restart", **dataclasses.asdict(reports[0]))
-            if not self.store.errors:  # else the next round's store is forked from it as well
-                self.template.leave()
+        for report in self.restarts.read():
+            if self.must_be_cold or (report.forked and self.warned):
+                continue
+            self.tell("restart", **dataclasses.asdict(report))
+            self.warned = True
+            if not report.forked:
+                self.must_be_cold = True
+                if not self.store.errors:  # else the next round's store is forked from it as well
+                    self.template.leave()
 
     def learn(self, ready):
         lesson = self.lessons.take(ready)

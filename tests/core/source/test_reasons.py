@@ -11,7 +11,7 @@ def test_a_variable():
 
 def test_a_module():
     assert of_restart("module", "csv", "train.py", 7, forked=False) == (
-        "cold start: train.py has, in line 7, another module csv than hpclaunch has imported"
+        "cold start: line 7 of train.py leads to another module csv than hpclaunch has loaded"
     )
 
 

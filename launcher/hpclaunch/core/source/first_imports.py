@@ -16,9 +16,9 @@ SETTING = ("putenv", "unsetenv", "load_dotenv", "read_env")
 RUNNING = ("import_module", "__import__", "exec", "run_path", "run_module")  # code that is not here
 
 
-def is_plain(tree: ast.Module, python: Container[str]) -> bool:
-    """Return whether a script imports nothing but modules of Python itself, whose names are in
-    `python`.
+def is_plain(tree: ast.AST, python: Container[str]) -> bool:
+    """Return whether a script, or a part of it, imports nothing but modules of Python itself, whose
+    names are in `python`.
     """
     for node in ast.walk(tree):
         match node:
@@ -38,8 +38,8 @@ def first_change(
     """Return the first variable that `matters` and is changed before any import that may bring
     torch, with its line. Only plain statements of the script's own are looked at.
     """
-    for statement in tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom) and not _is_of(python, statement):
+    for statement in _certain(tree.body):
+        if not is_plain(statement, python):
             return None
         for name, value in _changes(statement, environ):
             if matters(name) and environ.get(name) != value:
@@ -54,7 +54,13 @@ def first_imports(tree: ast.Module) -> list[tuple[str, str]]:
     """
     found: dict[tuple[str, str], None] = {}
     if not any(map(_sets_variables, ast.walk(tree))):
-        _collect(tree.body, found)
+        for statement in _certain(tree.body):
+            match statement:
+                case ast.Import(names=names):
+                    found |= {(alias.name, ""): None for alias in names}
+                case ast.ImportFrom(module=str() as module, names=names, level=0):
+                    found[module, ""] = None
+                    found |= {(module, alias.name): None for alias in names if alias.name != "*"}
     if _optimizes(tree):
         found[COMPILER, ""] = None
     return list(found)
@@ -107,14 +113,12 @@ def _optimizes(tree: ast.Module) -> bool:
     return False
 
 
-def _collect(body: list[ast.stmt], found: dict[tuple[str, str], None]) -> None:
+def _certain(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that are executed in any case, those for the script itself included."""
     for statement in body:
         match statement:
-            case ast.Import(names=names):
-                found |= {(alias.name, ""): None for alias in names}
-            case ast.ImportFrom(module=str() as module, names=names, level=0):
-                found[module, ""] = None
-                found |= {(module, alias.name): None for alias in names if alias.name != "*"}
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                pass
             case ast.If(
                 test=ast.Compare(
                     left=ast.Name(id="__name__"),
@@ -122,7 +126,9 @@ def _collect(body: list[ast.stmt], found: dict[tuple[str, str], None]) -> None:
                     comparators=[ast.Constant(value="__main__")],
                 )
             ):
-                _collect(statement.body, found)
+                yield from _certain(statement.body)
+            case _:
+                yield statement
 
 
 def _sets_variables(node: ast.AST) -> bool:

@@ -13,7 +13,7 @@ def of_restart(kind: str, name: str, file: str, line: int, *, forked: bool) -> s
     """
     reason = changed_too_early(file, name, line)
     if kind == "module":
-        reason = f"{file} has, in line {line}, another module {name} than hpclaunch has imported"
+        reason = f"line {line} of {file} leads to another module {name} than hpclaunch has loaded"
     if forked:
         return f"warning: {reason}, in a process that a worker has forked: start with --cold"
     return f"cold start: {reason}"

@@ -1,18 +1,15 @@
-"""Parks what the template has imported outside `sys.modules`, until a worker's script imports it.
+"""Parks torch outside `sys.modules` until a worker's script imports it.
 
-A worker that is forked from the template has torch in its memory. For the script, `sys.modules` is
-nevertheless that of a new interpreter. `Parking` is the first finder on `sys.meta_path`. When the
-script imports a module that is parked, the finder restores this module together with all modules
-that it has imported itself, just as a real import would load them. So it is known when torch comes
-into being for the script. `_hpclaunch_restart.py` relies on that.
+A worker that is forked from the template has torch in its memory, but its script does not find it
+in `sys.modules`. When the script imports torch or a part of it, `Parking`, the first finder on
+`sys.meta_path`, restores all of torch. `_hpclaunch_restart.py` needs to know this moment. Modules
+that torch has imported from elsewhere stay in `sys.modules`.
 
-The template records which module imports which (`Recorder`), and what an import does beside loading
-modules (`Effects`). Nothing here is imported that a script might not have imported.
+`Effects` are what importing torch did beside loading modules. Nothing here is imported that a
+script might not have imported.
 """
 
-import _frozen_importlib
 import _frozen_importlib_external
-import builtins
 import os
 import sys
 
@@ -20,93 +17,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from typing import Any
 
-importlib: "Any" = _frozen_importlib
-
-
-C_CODE = ("create_module", "exec_module")  # of importlib, which call that of a module in C
-
-
-class Recorder:
-    """Records which modules import which, between `begin` and `end`."""
-
-    def __init__(self):
-        self.imports: Any = set()  # what `edges` resolves
-        self._given: Any = ()
-
-    def begin(self):
-        given, find = builtins.__import__, importlib._gcd_import
-        modules, frame_at, add = sys.modules, sys._getframe, self.imports.add
-        # The number of modules when an import was last recorded. If none has begun since, then the
-        # one that asks now has asked for the one that did so.
-        seen: Any = {}
-
-        def import_(name, globals=None, locals=None, fromlist=(), level=0):  # noqa: A002
-            package = globals.get("__package__") if level and globals else None
-            what = name, level, package, tuple(fromlist) if fromlist else ()
-            if seen.get(what) != len(modules):
-                seen[what] = len(modules)
-                add((asker(frame_at(1)), *what))
-            return given(name, globals, locals, fromlist, level)
-
-        def _gcd_import(name, package=None, level=0):
-            """Record calls of `importlib.import_module`."""
-            add((asker(frame_at(1)), name, level, package, ()))
-            return find(name, package, level)
-
-        self._given = given, find
-        builtins.__import__ = import_
-        importlib._gcd_import = _gcd_import
-
-    def end(self):
-        builtins.__import__, importlib._gcd_import = self._given
-
-    def edges(self):
-        """Yield pairs of names: a module, and one that it has asked for."""
-        for asker, name, level, package, taken in self.imports:
-            if level:
-                base = (package or "").rsplit(".", level - 1)[0]
-                name = f"{base}.{name}" if name else base
-            yield asker, name
-            for item in taken:
-                yield asker, f"{name}.{item}"
-
-
-def asker(frame):
-    """Return the name of the module that is being loaded, and asks for another one."""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "<module>":
-            return frame.f_globals.get("__name__")
-        if code.co_name in C_CODE and code.co_filename.startswith("<frozen importlib"):
-            loaded = frame.f_locals
-            return loaded["spec"].name if "spec" in loaded else loaded["module"].__name__
-        frame = frame.f_back
-    return None
+TORCH = ("torch", "functorch")
 
 
 class Effects:
-    """What importing a module does beside loading modules: variables that it reads and sets, and
-    what it writes. Created before the import; `end` is called after it."""
+    """What importing torch does beside loading modules: variables that it reads and sets, and what
+    it writes. Created before the import; `end` is called after it."""
 
-    def __init__(self, startup, name):
-        self.name = name
+    def __init__(self, startup):
         self.read = frozenset()  # type: ignore[var-annotated]
         self.changes = {}  # name: value, or None for a deletion
         self.written = (b"", b"")  # to stdout and stderr
-        self._before: Any = startup, dict(os.environ), sizes()
+        self.sizes = sizes()  # of what was written by its end
+        self._before: Any = startup, dict(os.environ)
         startup.asked.clear()
 
     def end(self, own):
-        startup, environ, before = self._before
+        startup, environ = self._before
         self.changes = startup.changes(environ)
         self.read = frozenset(startup.asked) - own
-        self.written = tuple(map(read, (1, 2), before, sizes()))
+        begin, self.sizes = self.sizes, sizes()
+        self.written = tuple(map(read, (1, 2), begin, self.sizes))
         self._before = None
-
-
-def written():
-    """Return what the template has written to stdout and stderr so far."""
-    return tuple(map(read, (1, 2), (0, 0), sizes()))
 
 
 def sizes():
@@ -126,145 +58,82 @@ def read(fd, begin, end):
 
 
 class Parking:
-    """The modules that the template has imported beside those `at_start`.
+    """The modules of torch, which the template has imported with others that were not there
+    `at_start`."""
 
-    A module has a number, its place in the order of `sys.modules`. A set of modules is an integer
-    with a bit for each: it is small, and a worker that uses it writes to no page of theirs.
-    """
-
-    def __init__(self, at_start, recorder, effects):
-        self.names = [name for name in sys.modules if name not in at_start]
-        self.modules: Any = [sys.modules[name] for name in self.names]
-        self.numbers = {name: number for number, name in enumerate(self.names)}
-        self.closures = self._closures(recorder)
-        self.attributes = self._attributes()
-        self.effects = {self.numbers[e.name]: e for e in effects if e.name in self.numbers}
+    def __init__(self, at_start, effects):
+        self.effects = effects
+        loaded = {name: module for name, module in sys.modules.items() if name not in at_start}
+        self.modules = {name: m for name, m in loaded.items() if name.partition(".")[0] in TORCH}
+        # Those that the script might have found elsewhere, or replaced, before torch imports them.
+        self.origins = {
+            name: (module, spec.origin if spec.has_location else None)
+            for name, module in loaded.items()
+            if "." not in name and (spec := spec_of(module)) is not None and spec.name == name
+        }
         self.path = [*sys.path]
-        self.parked = 0  # the set of modules that are parked
         self.restarts: Any = None
-
-    def _closures(self, recorder):
-        """Return, for each module, the set of modules that importing it brings along."""
-        edges = [[] for _ in self.names]  # type: ignore[var-annotated]
-        for asker, name in recorder.edges():
-            if asker in self.numbers and name in self.numbers:
-                edges[self.numbers[asker]].append(self.numbers[name])
-        for number, name in enumerate(self.names):
-            parent = self.numbers.get(name.rpartition(".")[0])
-            if parent is not None:
-                edges[number].append(parent)
-            if not is_found_by_name(name, self.modules[number]) and number:
-                # Its package has made it, or else the module that came before it.
-                edges[number - 1 if parent is None else parent].append(number)
-        closures = [1 << number for number in range(len(edges))]
-        before = None
-        while closures != before:
-            before = [*closures]
-            for number, others in enumerate(edges):
-                found = closures[number]
-                for other in others:
-                    found |= closures[other]
-                closures[number] = found
-        known = {}  # type: ignore[var-annotated]  # many are equal
-        return [known.setdefault(found, found) for found in closures]
-
-    def _attributes(self):
-        """Return {number: (namespace, name)} of the attributes of packages that are modules which
-        importing the package does not bring along."""
-        found = {}
-        for number, name in enumerate(self.names):
-            parent, _, last = name.rpartition(".")
-            above = self.numbers.get(parent)
-            if above is not None and self.closures[above] >> number & 1:
-                continue
-            namespace = getattr(sys.modules.get(parent), "__dict__", {})
-            if namespace.get(last) is self.modules[number]:
-                found[number] = (namespace, last)
-        return found
-
-    def is_parked(self, name):
-        number = self.numbers.get(name)
-        return number is not None and bool(self.parked >> number & 1)
+        self.is_parked = False
 
     def park(self, restarts):
-        """Park the modules of a worker that is about to run its script. `restarts` learns what is
-        restored, and what must not be."""
+        """Park torch in a worker that is about to run its script. `restarts` learns when it is
+        restored, and when it must not be."""
         self.restarts = restarts
-        for name in self.names:
+        for name in self.modules:
             del sys.modules[name]
-        for namespace, name in self.attributes.values():
-            del namespace[name]
-        self.parked = (1 << len(self.names)) - 1
+        self.is_parked = True
         sys.meta_path.insert(0, self)
-
-    def end(self):
-        """Prepare for the end of the process, which runs exit handlers of parked modules: give
-        their packages the attributes back. Let go of the other modules: Python finalizes them."""
-        parked = set(bits(self.parked))
-        self.modules = [m if number in parked else None for number, m in enumerate(self.modules)]
-        self.attributes = {n: place for n, place in self.attributes.items() if n in parked}
-        for number, (namespace, name) in self.attributes.items():
-            namespace[name] = self.modules[number]
 
     # A finder
 
     def find_spec(self, name, path=None, target=None):
-        """Return what the other finders find, with a loader that restores the module."""
-        if not self.is_parked(name):
+        """Return what the other finders find, with a loader that restores torch."""
+        if not self.is_parked or name not in self.modules:
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec and finder is not self else None
             if spec is not None:
-                spec.loader = Loader(self, self.numbers[name], spec.loader)
+                spec.loader = Loader(self, spec.loader)
                 return spec
         return None
 
-    def restored(self, number, origin):
-        """Restore a module that was found at `origin`, with all that its import brings along."""
-        known = spec_of(self.modules[number])
-        if known is not None and known.origin != origin:
-            self.restarts.restart("module", self.names[number])
-        numbers = bits(self.closures[number] & self.parked)
-        self._check(numbers)
-        for each in numbers:
-            # Extensions that come from Cython make some modules for themselves, if there are none.
-            sys.modules.setdefault(self.names[each], self.modules[each])
-        self.parked &= ~self.closures[number]
-        for each in numbers:
-            if each in self.attributes:
-                namespace, name = self.attributes[each]
-                namespace[name] = self.modules[each]
-        done = [self.effects.pop(each, None) for each in numbers]
-        self.restarts.restored(list(filter(None, done)))
-        if not self.parked:
+    def restored(self, name, origin):
+        """Restore torch, one of whose modules was found at `origin`; return this module."""
+        module = self.modules[name]
+        if self.is_parked:
+            known = spec_of(module)
+            if known is not None and not is_same(known.origin, origin):
+                self.restarts.restart("module", name)
+            self._check()
+            self.is_parked = False
+            for each, parked in self.modules.items():
+                sys.modules.setdefault(each, parked)
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        return self.modules[number]
+            self.restarts.restored(self.effects)
+        return module
 
-    def _check(self, numbers):
-        """Become a new interpreter if an import would now load another module than the template
-        has: the script has put one into `sys.modules`, or a directory into `sys.path`."""
-        for number in numbers:
-            name, module = self.names[number], self.modules[number]
-            there = sys.modules.get(name, module)
-            if there is not module and is_found_by_name(name, module):
+    def _check(self):
+        """Become a new interpreter if importing torch would now load another module than it has:
+        the script has put one into `sys.modules`, or a directory into `sys.path`."""
+        for name, (module, _) in self.origins.items():
+            if sys.modules.get(name, module) is not module:
                 self.restarts.restart("module", name)
         if self.path in (sys.path, sys.path[1:]):  # the first is the script's directory
             return
-        for number in numbers:
-            name, known = self.names[number], spec_of(self.modules[number])
-            if "." not in name and known is not None and known.has_location:
+        for name, (_, origin) in self.origins.items():
+            if origin is not None:
                 spec = _frozen_importlib_external.PathFinder.find_spec(name)
-                if spec is not None and spec.origin != known.origin:
+                if spec is not None and not is_same(spec.origin, origin):
                     self.restarts.restart("module", name)
 
 
 class Loader:
-    """A loader that restores a module, and otherwise looks like the module's own, which is None for
-    a package without a file."""
+    """A loader that restores torch, and otherwise looks like the module's own, which is None for a
+    package without a file."""
 
-    def __init__(self, parking, number, loader):
-        self._parking, self._number, self._loader = parking, number, loader
+    def __init__(self, parking, loader):
+        self._parking, self._loader = parking, loader
         self._spec = None
 
     @property  # type: ignore[misc]
@@ -275,7 +144,7 @@ class Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec):
-        module = self._parking.restored(self._number, spec.origin)
+        module = self._parking.restored(spec.name, spec.origin)
         self._spec = spec_of(module)
         return module
 
@@ -287,16 +156,14 @@ class Loader:
         return sys.modules[name]
 
 
-def is_found_by_name(name, module):
-    spec = spec_of(module)
-    return spec is not None and spec.name == name
-
-
 def spec_of(module):
     """Return the spec of a module, without asking an object that answers every question."""
     return getattr(module, "__dict__", {}).get("__spec__")
 
 
-def bits(integer):
-    """Return the numbers of the bits that are set."""
-    return [number for number, bit in enumerate(reversed(bin(integer)[2:])) if bit == "1"]
+def is_same(known, found):
+    """Return whether two origins are one file, whatever links lead to it."""
+    try:
+        return known == found or os.path.samefile(known, found)
+    except (OSError, TypeError):  # no files
+        return False

@@ -75,7 +75,7 @@ class Renewal:
             os.environ[name] = value
 
     def load(self, name, origin, taken=""):
-        effects = self.template.effects_of(name)
+        self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
         # A package comes after those of its modules that it imports itself.
@@ -100,7 +100,6 @@ class Renewal:
             raise NotForAll(blamed, str(e)) from e
         if read := sorted(self.set_here.keys() & self.asked.keys()):
             raise NotForAll(blamed, f"it reads {read[0]}, which the script sets")
-        effects.end(self.template.own)
 
     def note_functions(self):
         """Those of modules that are new."""

@@ -3,10 +3,11 @@
 While torch is loaded it reads environment variables. In a worker that is forked, this has happened
 before the script began. So until the script imports torch, changes of these variables are watched:
 whoever changes one replaces the process by a new interpreter, with the same arguments, streams and
-process id. That one imports torch itself. The same holds for the modules that a lesson has added to
-the template. The fork server learns it, and starts the later rounds cold.
+process id. That one imports torch itself. The fork server learns it, and starts the later rounds
+cold.
 
-A process that the script has forked cannot begin anew. It only reports what it has changed.
+A process that the script has forked cannot begin anew. If it imports torch, it reports what it has
+changed.
 """
 
 import contextlib
@@ -45,12 +46,10 @@ class Restarts:
         self.libc = ctypes.CDLL(None)
         self.given = os.putenv, os.unsetenv
         self.watching = self.putenv, self.unsetenv
-        self.watch()
+        self.noted = b""  # what a process that the script has forked has changed
+        os.putenv, os.unsetenv = self.watching
 
     # Variables
-
-    def watch(self):
-        os.putenv, os.unsetenv = self.watching
 
     def putenv(self, name, value, /):
         self.change(os.fsdecode(name), os.fsdecode(value))
@@ -65,43 +64,45 @@ class Restarts:
             self.restart("variable", name)
 
     def matters(self, name):
-        """Return whether a module that is parked has read this variable while it was loaded."""
-        torch = self.parking.is_parked("torch")
-        read = (effects.read for effects in [*self.parking.effects.values()])
-        return (torch and is_read_at_load(name)) or any(name in names for names in read)
+        """Return whether torch is parked, and has read this variable while it was loaded."""
+        read = is_read_at_load(name) or name in self.parking.effects.read
+        return read and self.parking.is_parked
 
     def restored(self, effects):
-        """Modules are there for the script: give what they have written, and set what they have set
-        while they were loaded."""
-        if watched := (os.putenv, os.unsetenv) == self.watching:
+        """Torch is there for the script: give what it has written, and set what it has set while it
+        was loaded."""
+        if (os.putenv, os.unsetenv) == self.watching:
             os.putenv, os.unsetenv = self.given
-        for each in effects:
-            for fd, data in enumerate(each.written, start=1):
-                while data:
-                    data = data[os.write(fd, data) :]
-            for name, value in each.changes.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-        left = any(each.read for each in [*self.parking.effects.values()])
-        if watched and (left or self.parking.is_parked("torch")):
-            self.watch()
+        for fd, data in enumerate(effects.written, start=1):
+            while data:
+                data = data[os.write(fd, data) :]
+        for name, value in effects.changes.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self.noted:
+            self.send(self.noted)
 
     # A new interpreter
 
     def restart(self, kind, name):
-        """Report what the script has done, and begin anew."""
+        """Report what the script has done, and begin anew. A process that the script has forked
+        cannot: it reports it if it imports torch."""
         forked = os.getpid() != self.pid
-        with contextlib.suppress(OSError):
-            file, line = caller()
-            file = file.removeprefix(self.directory + os.sep)
-            message = [kind, name[:MOST], file[-MOST:], line, forked]
-            data = json.dumps(message).encode() + b"\n"
-            with open(self.report, "wb", buffering=0) as f:
-                f.write(data)
-        if not forked:
+        file, line = caller()
+        file = file.removeprefix(self.directory + os.sep)
+        message = [kind, name[:MOST], file[-MOST:], line, forked]
+        data = json.dumps(message).encode() + b"\n"
+        if forked:
+            self.noted = data
+        else:
+            self.send(data)
             self.become_new()
+
+    def send(self, data):
+        with contextlib.suppress(OSError), open(self.report, "wb", buffering=0) as f:
+            f.write(data)
 
     def become_new(self):
         streams: Any = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
@@ -109,7 +110,8 @@ class Restarts:
             with contextlib.suppress(Exception):
                 stream.flush()
         self.libc.fflush(None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
         with contextlib.suppress(OSError):
             os.chdir(self.directory)
         os.umask(self.mask)

@@ -5,8 +5,6 @@ Two things cannot be inherited: what they open or start would be shared by all w
 they read from a variable that differs between workers was the template's value. The template
 checks for both before it is ready.
 
-Once they have run, everything that the template imports is recorded (`_hpclaunch_parking.py`).
-
 Imports nothing, since it would be imported before these two run.
 """
 
@@ -56,7 +54,6 @@ class Startup:
         for name in (__name__, parking.__name__):
             del sys.modules[name]
         self.parking = parking
-        self.recorder = parking.Recorder()
         self.modules = frozenset()  # type: ignore[var-annotated]  # that a script finds there
         self.open = self.descriptors().keys()
         self.asked = _asked
@@ -81,7 +78,6 @@ class Startup:
 
     def _serve(self):
         self.modules = frozenset(sys.modules)
-        self.recorder.begin()
         sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template").serve(self)
 
     def changes(self, before):

@@ -103,9 +103,10 @@ class Template:
         self.own = frozenset()  # type: ignore[var-annotated]
         self.blocked = ()
         self.unseeded = None
-        self.said = (b"", b"")  # what the interpreter wrote to stdout and stderr as it started
-        self.changes = {}  # of variables, by what Python ran then
-        self.effects = []  # of all imports
+        self.effects: Any = None  # of importing torch
+        # What all else has written to stdout and stderr, and which variables it has changed
+        self.said = (b"", b"")
+        self.changes = {}
         self.parking: Any = None
         self.came: list[int] = []  # descriptors for the next requests
         # The words of the command line up to the script, which every worker has in common.
@@ -166,17 +167,15 @@ class Template:
             if is_traced():
                 raise Unfit("the interpreter is being traced")
             self.check_state(STARTUP)
-            self.said = self.startup.parking.written()
-            self.changes = self.startup.changes(env)
             self.unseeded = Unseeded()
             is_plain = finalizing().is_plain()
-            effects = self.effects_of("torch")
+            self.effects = self.startup.parking.Effects(self.startup)
             import_torch()
             if is_plain:
                 finalizing().torch_is_imported()
             self.take_name()
             self.check("torch")
-            effects.end(self.own)
+            self.effects.end(self.own)
         except Unfit as e:
             self.tell("unfit", words=self.words, why=str(e))
             return
@@ -188,22 +187,26 @@ class Template:
             gc.set_threshold(*often)
         finalizing().freeze()
 
-    def effects_of(self, module):
-        """Return a record of what importing a module is about to do beside loading modules."""
-        self.effects.append(self.startup.parking.Effects(self.startup, module))
-        return self.effects[-1]
-
     def prepare_to_fork(self):
         """Prepare what the workers need, so that none of them makes it for itself."""
-        self.startup.recorder.end()
+        parking, torchs = self.startup.parking, self.effects
+        self.changes = {
+            name: value
+            for name, value in self.startup.changes(self.env).items()
+            if name not in torchs.changes
+        }
+        self.said = tuple(
+            parking.read(fd, 0, end - len(written)) + parking.read(fd, end, now)
+            for fd, end, now, written in zip(
+                (1, 2), torchs.sizes, parking.sizes(), torchs.written, strict=True
+            )
+        )
         for name in ("_hpclaunch_lesson", "_hpclaunch_restart"):
             _hpclaunch_hooks.beside(name)
-        known = self.startup.modules
-        self.parking = self.startup.parking.Parking(known, self.startup.recorder, self.effects)
-        finalizing().left_out.append(self.parking)  # as are its modules that are not parked
+        self.parking = parking.Parking(self.startup.modules, torchs)
+        finalizing().left_out.append(self.parking)
 
     def load_module(self, name):
-        effects = self.effects_of(name)
         try:
             __import__(name)
         except (Exception, SystemExit) as e:
@@ -213,7 +216,6 @@ class Template:
         except Unfit as e:
             self.tell("unsafe", module=name, why=str(e))
             os._exit(0)
-        effects.end(self.own)
 
     def check(self, name):
         self.check_state(f"importing {name}")
@@ -278,7 +280,6 @@ class Template:
         return True
 
     def replay(self, steps, own, idle):
-        self.startup.recorder.begin()
         renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
         often = gc.get_threshold()
         gc.set_threshold(0)
@@ -477,8 +478,6 @@ def become(template, brood, worker, request):
     report = template.of_server(request["restarts"])
     restarts = _hpclaunch_hooks.beside("_hpclaunch_restart").Restarts
     restarts = restarts(template.parking, environ, worker, template.blocked, report)
-    # Handlers of the template's modules come after those of the script.
-    atexit.register(template.parking.end)
     template.parking.park(restarts)
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
