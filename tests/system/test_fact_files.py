@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -71,6 +72,7 @@ def test_lines_that_are_cut_off_or_make_no_sense_are_left_out(tmp_path):
     path.touch(0o600)
     bad = [b'{"time":1,"fact":"Record"}', b'{"fact":"NodeHeard"}', b'"format"', b"[1]", b"\xff"]
     older = title.replace(b'"format":1', b'"format":0')
+    bad += [re.sub(rb'"time":[^,]*', b'"time":' + time, line) for time in (b"null", b'"1"')]
     whole = [title, line, line[:20], b"\n", b"\n".join(bad), b"\n", line, older, line, line[:-4]]
     path.write_bytes(b"".join(whole))
     assert [each.fact for each in fact_files.read(tmp_path)] == [NodeHeard("n2")] * 2

@@ -46,9 +46,12 @@ class Notification:
 
 
 class Notifications:
-    """A fold over the facts that one head records."""
+    """A fold over the facts that this agent records while it leads: anew in each tenure."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._round = 0
         self._nodes = 0  # of the round
         self._keeps_spares = False
@@ -57,6 +60,8 @@ class Notifications:
 
     def note(self, fact: facts.Fact, now: float) -> list[Notification]:
         """Return what is to be sent because of a fact that was recorded now, in seconds."""
+        if isinstance(fact, facts.HeadChanged | facts.HeadDeposed):
+            self._begin()
         return [Notification(*each) for each in self._note(fact, now)]
 
     def _note(

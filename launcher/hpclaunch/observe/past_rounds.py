@@ -27,13 +27,15 @@ REASONS = {
 
 
 class PastRounds:
-    """A fold over the facts that this agent records while it leads."""
+    """A fold over the facts that this agent records while it leads: anew in each tenure."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, PastRound]] = deque(maxlen=MOST)
 
     def note(self, fact: facts.Fact, now: float) -> None:
         """Note a fact that was recorded now, in seconds."""
+        if isinstance(fact, facts.HeadChanged | facts.HeadDeposed):
+            self._rounds.clear()
         match fact:
             case facts.RoundEnded(round=number, ranks=ranks) if fact.is_early:
                 self._keep(number, ranks, _why(fact), now, is_fault=fact.is_programs_fault)

@@ -43,6 +43,7 @@ from hpclaunch.core.protocol.events import (
 )
 from hpclaunch.core.protocol.facts import RoundBegan
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Share, Shares
+from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.observe.console import Console
 
 IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE
@@ -141,6 +142,19 @@ def test_a_node_that_falls_ill_costs_no_restart():
     effects = tell(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
     assert ChooseCheckpoint() in deeds(effects)
     assert (head.round, head.budget.total, head.verdict) == (1, 0, None)
+
+
+def test_workers_that_were_killed_with_their_node_have_not_ended_well():
+    """Even if all others have ended with 0, and have left processes behind."""
+    head = a_head("n0 n1 n2", fewest=2, health=True)
+    tell(head, 0.1, *(report(i, IDLE) for i in range(3)))
+    tell(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
+    well = [replace(failed(rank), code=0) for rank in range(4)]
+    killed = [replace(failed(rank, 137, 9), stopped=True) for rank in (4, 5)]
+    tell(head, 1.0, report(0, RUNNING, 0, exits=tuple(well[:2])))
+    tell(head, 1.1, report(1, RUNNING, 0, exits=tuple(well[2:])))
+    tell(head, 1.2, report(2, STOPPING, 0, unfit=ILL, exits=tuple(killed)))
+    assert (head.stage, head.verdict) == (Stage.STOPPING, None)
 
 
 # A member

@@ -17,8 +17,17 @@ from hpclaunch.core.protocol.events import (
     Requested,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import Ending, Grow, Request, Requeueing
-from hpclaunch.observe.notifications import Topic
+from hpclaunch.core.protocol.facts import (
+    EndReason,
+    HeadChanged,
+    HeadDeposed,
+    NodeLost,
+    RoundBegan,
+    RoundEnded,
+)
+from hpclaunch.core.protocol.model import Ending, Failure, Grow, Request, Requeueing
+from hpclaunch.observe.notifications import STORM, Notifications, Topic
+from hpclaunch.observe.past_rounds import PastRounds
 
 
 def training(hosts="n0 n1", **settings):
@@ -132,6 +141,62 @@ def test_another_head_tells_that_it_leads_once_a_quorum_follows_it():
     assert ended.details == {"cause": "node lost"}
     assert (ended.round, ended.text) == (0, "the head on n0 was lost: n1 leads now")
     assert [notify.topic for notify in rest] == [Topic.ROUND_BEGAN]
+
+
+def test_of_a_head_that_dies_between_two_rounds_no_round_ends():
+    """That of the last one was sent, and the next one never began."""
+    crew = training("n0 n1 n2", fewest=1)
+    crew.checkpoint = None
+    fail(crew)
+    assert topics(crew) == [Topic.ROUND_BEGAN, Topic.ROUND_ENDED]
+    crew.checkpoint = ""
+    crew.kill(0)
+    crew.until(20.0)
+    assert topics(crew)[2:] == [Topic.ROUND_BEGAN]
+
+
+def test_a_head_that_leads_again_knows_nothing_of_its_spares_before():
+    notifications = Notifications()
+    began = RoundBegan(*(0, "n[0-1]", 2, 4, (), (), True, ("n2",), "", "", (), "", 1), saves=False)
+    notifications.note(began, 0.0)
+    notifications.note(HeadDeposed("n0", "n1"), 1.0)
+    notifications.note(HeadChanged("n1", "n0", 3), 60.0)
+    assert notifications.note(NodeLost("n2", "it is gone"), 61.0) == []
+
+
+def test_a_storm_is_of_one_head():
+    notifications = Notifications()
+    failure = Failure(0, 0, "n0", 1, 0, -1.0, stopped=False, tail="")
+    for number in range(STORM):
+        if number == STORM - 1:
+            notifications.note(HeadDeposed("n0", "n1"), 1.0)
+            notifications.note(HeadChanged("n1", "n0", -1), 2.0)
+        ended = RoundEnded(number, -1.0, -1.0, (EndReason.FAILURE,), (failure,), (), 4)
+        found = notifications.note(ended, 3.0)
+        assert [each.topic for each in found] == [Topic.ROUND_ENDED]
+
+
+def test_the_past_rounds_are_those_of_one_tenure():
+    past = PastRounds()
+    for number, head in enumerate(("n1", "n2")):
+        past.note(HeadChanged("n0", head, number), 1.0)
+    assert [each.why for each in past.rounds(2.0)] == ["the head on n0 was lost: n2 leads now"]
+    past.note(HeadDeposed("n2", "n1"), 3.0)
+    assert past.rounds(4.0) == ()
+
+
+def test_a_node_that_is_unfit_is_told_of_once_by_all_heads():
+    crew = Crew("n0 n1 n2 n3", fewest=2, health=True)
+    crew.start(0, 1, 2, 3)
+    crew.tell(3, HealthFound("a GPU is broken"))
+    for agent in (0, 1, 2):
+        crew.tell(agent, HealthFound())
+    crew.until(8.0)
+    crew.kill(0)
+    crew.until(30.0)
+    assert crew.heads == [1]
+    assert Topic.ROUND_ENDED in topics(crew)
+    assert topics(crew).count(Topic.NODE_CORDONED) == 1
 
 
 def test_of_two_heads_one_tells_that_it_has_taken_over():

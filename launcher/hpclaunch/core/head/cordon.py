@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..protocol import ranges
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import CordonKind, NodesCordoned
 from ..protocol.model import Job
@@ -16,6 +17,15 @@ class UnfitNodes:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._recorded: set[int] = set()
+
+    def take_over(self, recorded: str) -> None:
+        """Do not record again what the head before has recorded."""
+        self._recorded = set(ranges.parsed(recorded))
+
+    @property
+    def recorded(self) -> str:
+        """Their numbers, for the next head."""
+        return ranges.written(self._recorded)
 
     def note(self, peer: Peer, number: int) -> list[Effect]:
         """Record that the agent's node is cordoned, if it is unfit and that is new. `number` is the

@@ -209,6 +209,7 @@ class Head:
         self._takeover = takeover = Takeover(self.job, self.roster, election, now)
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
+        self._unfit.take_over(election.configuration.record.unfit)
         self._begins = int(takeover.begun)
         self._stage_since = self._tenure_since = now
         self.notices.begin_to_ask(now)
@@ -425,8 +426,8 @@ class Head:
         if self.current is None or self.stage is Stage.ENDING or not self.lease.holds(now):
             return []
         version = self.lease.configuration.version
-        cordoned = ranges.written(self.roster.cordoned)
-        record = configuration.Record(self.round, self.budget.tally, cordoned)
+        cordoned, unfit = ranges.written(self.roster.cordoned), self._unfit.recorded
+        record = configuration.Record(self.round, self.budget.tally, cordoned, unfit)
         self.lease.reconfigure(record, self._next_heads())
         self.lease.drop_old_configuration()
         is_new = self.lease.configuration.version > version

@@ -90,6 +90,13 @@ class Peer:
             return False
         return len({e.rank for e in report.exits if e.rank != NO_RANK}) == part.nproc
 
+    def workers_have_ended_well(self, number: int) -> bool:
+        """Return whether all workers of this round have ended with 0."""
+        report = self.report
+        return report is not None and (
+            self.workers_have_ended(number) and not any(e.code for e in report.exits)
+        )
+
     @property
     def can_come_back(self) -> bool:
         """Whether the agent was given up, is heard again, and has no workers any more."""

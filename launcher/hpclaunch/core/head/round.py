@@ -42,7 +42,7 @@ class Round:
     @property
     def has_ended_well(self) -> bool:
         """Whether all workers have ended with 0. They may have left processes behind."""
-        ended = all(peer.workers_have_ended(self.number) for peer in self.participants)
+        ended = all(peer.workers_have_ended_well(self.number) for peer in self.participants)
         return ended and not self.failures
 
     @property

@@ -29,7 +29,7 @@ class Takeover:
         self.old_is_dead = election.old in election.dead
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         # Facts that are held back until a quorum has answered our orders; None: from then on.
-        changed = HeadChanged(there, here, self.last_round)
+        changed = HeadChanged(there, here, self._ended_round(election))
         self._held_back: list[Effect] | None = [Record(changed)]
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
 
@@ -44,13 +44,15 @@ class Takeover:
         return self._held_back is None
 
     @property
-    def last_round(self) -> int:
-        """The last one that is known."""
-        return self.configuration.record.round
-
-    @property
     def next_round(self) -> int:
-        return self.last_round + ROUNDS_AHEAD if self.begun else 0
+        return self.configuration.record.round + ROUNDS_AHEAD if self.begun else 0
+
+    def _ended_round(self, election: Election[Report]) -> int:
+        """Return the round that has ended with the old head; -1 if it was between two rounds: then
+        the one that it recorded was still to begin.
+        """
+        number = self.configuration.record.round
+        return number if any(vote.round == number for vote in election.votes.values()) else -1
 
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Returns when our first round may begin.

@@ -32,9 +32,10 @@ _parsed = lru_cache(maxsize=8)(ranges.parsed)
 class Record:
     """What a new head must know about the job. The agents agree on it without reading it."""
 
-    round: int = -1  # the last round that began; -1 before the first
+    round: int = -1  # the last one that began or, between two, the next; -1 before the first
     tally: Tally = NOTHING_SPENT
     cordoned: str = ""  # agents whose workers failed again and again or were slow: "0-3,7"
+    unfit: str = ""  # nodes whose cordon is recorded as a fact
 
 
 @dataclass(frozen=True, slots=True)

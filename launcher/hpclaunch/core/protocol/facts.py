@@ -302,7 +302,7 @@ class ReadersAwaited:
 class HeadChanged:
     lost: str  # the host of the head before
     head: str  # the host of this one
-    round: int  # the last one that is known, which has ended; -1: none had begun
+    round: int  # the one that the head before was running, which has ended; -1: none
 
 
 @value(frozen=True, slots=True)

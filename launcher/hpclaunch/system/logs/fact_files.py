@@ -107,6 +107,7 @@ def _facts(lines: list[bytes]) -> Iterator[RecordedFact]:
                 title = value
             elif title.get("format") == FORMAT and "fact" in value:
                 fact = msgspec.convert(value, type=KINDS[value["fact"]])
-                yield RecordedFact(value["time"], title["launch"], title["host"], fact)
+                origin = (value["time"], title["launch"], title["host"])
+                yield RecordedFact(*msgspec.convert(origin, tuple[float, str, str]), fact)
         except (ValueError, TypeError, KeyError):
             continue
