@@ -77,5 +77,3 @@ LEAST_LOSS = 2.0  # the shortest loss timeout: four beats
 # its silence costs nothing: it may be suspended, or its network be gone for a while. Slurm, which
 # may end the job for it, waits for as long by default (SlurmdTimeout).
 PATIENT_LOSS = 300.0
-# Its beat: each costs every agent some wakeups, and news is sent at once anyway.
-PATIENT_BEAT = 2.0
