@@ -71,7 +71,7 @@ class Timing:
 
 
 DEFAULTS = Timing()
-LEAST_HANG = 2.0  # the shortest hang timeout: four looks
+LEAST_HANG = 2.0  # the shortest hang timeout: one look at the workers before its end, and one then
 LEAST_LOSS = 2.0  # the shortest loss timeout: four beats
 # The loss timeout of a job that can do without no node. Nothing can begin without a silent one, so
 # its silence costs nothing: it may be suspended, or its network be gone for a while. Slurm, which
