@@ -51,18 +51,49 @@ def test_one_agent_with_many_workers_sleeps_while_they_make_no_steps():
     assert control.next_deadline() < math.inf  # how they keep pace is asked
 
 
-def test_a_lease_that_would_hardly_be_longer_is_not_renewed():
-    control = Control(a_job(loss=100.0), 1, 1, "10.0.0.2", "a1")
+def kept(effects):
+    return [e.until for e in effects if isinstance(e, KeepWorkers)]
+
+
+def follower(**timing):
+    """(an agent of a job with these times, what gives it an order with a lease of so many seconds
+    and returns the ends of the leases that its fork server gets)"""
+    control = Control(a_job(**timing), 1, 1, "10.0.0.2", "a1")
     tell(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
 
-    def renewals(now, *before):
+    def renewals(now, *before, keep=90.0):
         (sent,) = (e for e in tell(control, now, *before, Tick()) if isinstance(e, Send))
-        effects = tell(control, now, run(0, serial=int(now), heard=sent.message.serial, keep=90.0))
-        return [e.until for e in effects if isinstance(e, KeepWorkers)]
+        heard = sent.message.serial
+        return kept(tell(control, now, run(0, serial=int(now), heard=heard, keep=keep)))
 
-    assert [renewals(float(now)) for now in (1, 2, 3, 4, 5)] == [[91.0], [], [93.0], [], [95.0]]
+    return control, renewals
+
+
+def test_a_lease_that_would_hardly_be_longer_is_not_renewed():
+    _, renewals = follower(loss=100.0, beat=1.0)
+    keeps = {1.0: 90.0, 2.0: 89.5, 3.0: 89.0, 4.0: 88.75, 5.0: 89.0}
+    found = [renewals(now, keep=keep) for now, keep in keeps.items()]
+    assert found == [[91.0], [], [92.0], [], [94.0]]
     assert renewals(6.0, ForkServerReplaced()) == [96.0]  # the new one has none
-    assert renewals(7.0, LeaseOver()) == [97.0]  # the workers are held
+
+
+def test_a_lease_is_never_known_to_be_longer_by_a_beat():
+    _, renewals = follower(loss=300.0, beat=1.0)
+    assert [renewals(float(now), keep=290.0) for now in (1, 2, 3)] == [[291.0], [292.0], [293.0]]
+
+
+def test_a_lease_that_ends_soon_is_renewed_however_little():
+    _, renewals = follower(loss=100.0, beat=1.0)
+    keeps = {1.0: 2.0, 2.0: 1.5, 3.0: 1.0}
+    found = [renewals(now, keep=keep) for now, keep in keeps.items()]
+    assert found == [[3.0], [3.5], [4.0]]
+
+
+def test_workers_that_are_held_get_the_newest_lease_if_it_is_still_good():
+    control, renewals = follower(loss=100.0, beat=1.0)
+    assert [renewals(now, keep=keep) for now, keep in ((1.0, 5.0), (2.0, 4.5))] == [[6.0], []]
+    assert kept(tell(control, 6.25, LeaseOver())) == [6.5]
+    assert kept(tell(control, 6.75, LeaseOver())) == []
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():

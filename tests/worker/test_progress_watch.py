@@ -179,6 +179,27 @@ def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker)
     assert looks(watch, process)[-1]["still"] > 0
 
 
+@pytest.mark.parametrize(
+    ("size", "seconds", "is_still"),
+    [(50.0, 600.0, True), (5000.0, 600.0, False), (50.0, 0.0, False), (0.5, 0.0, True)],
+)
+def test_how_much_one_reads_is_judged_by_the_time_since_the_last_look(
+    watch, worker, size, seconds, is_still
+):
+    reads = "file.read(int(sys.stdin.readline())); time.sleep(600)"
+    process = worker(f"import sys, time\nfile = open('/dev/zero', 'rb', buffering=0)\n{reads}")
+    looks(watch, process)
+    before = progress_watch.work_of(process.pid)[process.pid].read
+    number = int(size * progress_watch.READ)
+    process.stdin.write(f"{number}\n".encode())
+    process.stdin.flush()
+    deadline = time.monotonic() + LIMIT
+    while progress_watch.work_of(process.pid)[process.pid].read < before + number:
+        assert time.monotonic() < deadline
+    watch._looked_at -= seconds
+    assert (watch.look({0: process.pid})["still"] > 0) == is_still
+
+
 def test_an_answer_is_no_sign_of_life(watch, worker):
     """Else nothing would count as still that is asked again and again."""
     process = worker("import sys\nfor _ in sys.stdin: print('an answer', flush=True)")
@@ -263,11 +284,14 @@ def test_a_program_that_has_ended_trains_no_more(watch, worker):
     assert not looks(watch, process)[-1]["trains"]
 
 
+@pytest.mark.parametrize("pause", [0.0, 600.0])
 def test_after_a_pause_of_the_fork_server_nothing_is_held_against_the_workers(
-    watch, worker, monkeypatch
+    watch, worker, monkeypatch, pause
 ):
+    """Whether a look was due or not."""
     process = worker(QUIET)
     looks(watch, process)
+    watch._next += pause
     monkeypatch.setattr(progress_watch, "LATE", 0.05)
     time.sleep(0.1)
     before = time.monotonic()

@@ -32,7 +32,7 @@ from hpclaunch.core.protocol.model import (
     Requeueing,
     Trouble,
 )
-from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_BEAT, PATIENT_LOSS, Timing
+from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
@@ -129,7 +129,6 @@ def _job(
     """The same on all of its agents."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
     fixed = fewest >= where.nodes
-    is_patient = fixed and not options.loss_timeout
     return Job(
         where.places,
         fewest=min(fewest, where.nodes),
@@ -154,8 +153,7 @@ def _job(
             grace=options.shutdown_timeout,
             hang=LEARNED if options.hang_timeout is None else options.hang_timeout,
             notice=LEARNED if options.notice is None else options.notice,
-            loss=options.loss_timeout or (PATIENT_LOSS if is_patient else DEFAULTS.loss),
-            beat=PATIENT_BEAT if is_patient else DEFAULTS.beat,
+            loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
         ),
     )
 

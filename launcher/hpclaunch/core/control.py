@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from .ledger.book import Book
     from .snapshot.job_snapshot import JobSnapshot
 
-KEEP_SHARE = 0.02  # of the loss timeout: by less, the worker lease is not renewed
+# Of the loss timeout, but no more than a beat: by less, a worker lease that is good for longer than
+# a beat is not renewed.
+KEEP_SHARE = 0.02
 
 
 class Control:
@@ -84,6 +86,7 @@ class Control:
         self._ahead = ClockOffset()  # in real time, as the workers' times are
         self._handled_at: float | None = None  # the last event, on that clock
         self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
+        self._lease_until = -math.inf  # the newest that is known, likewise
         self._left: Verdict | None = None  # why this agent leaves the others to go on without it
         self.exited = False
 
@@ -161,17 +164,24 @@ class Control:
             verdict = self._left or self.member.verdict
             assert verdict is not None, "an agent ends with a verdict"
             outside.append(Exit(verdict, alone=self._left is not None))
-        return self._worth_a_wakeup([self._in_real_time(effect, real) for effect in outside])
+        effects = [self._in_real_time(effect, real) for effect in outside]
+        if isinstance(event, LeaseOver) and self._lease_until > real:
+            effects.append(KeepWorkers(self._lease_until))  # what was left out
+        return self._worth_a_wakeup(effects, real)
 
-    def _worth_a_wakeup(self, effects: list[Effect]) -> list[Effect]:
+    def _worth_a_wakeup(self, effects: list[Effect], now: float) -> list[Effect]:
         """Leave out renewals of the worker lease that make it hardly longer: each of them wakes the
         fork server.
         """
-        least = self._kept_until + KEEP_SHARE * self.job.timing.loss
+        beat = self.job.timing.beat
+        least = self._kept_until + min(KEEP_SHARE * self.job.timing.loss, beat)
         renewals = [e for e in effects if isinstance(e, KeepWorkers)]
-        if not renewals or renewals[-1].until < least:
+        if not renewals:
+            return effects
+        self._lease_until = renewals[-1].until
+        if self._lease_until < least and self._kept_until > now + beat:
             return [e for e in effects if not isinstance(e, KeepWorkers)]
-        self._kept_until = renewals[-1].until
+        self._kept_until = self._lease_until
         return effects
 
     def _wake(self, now: float) -> None:

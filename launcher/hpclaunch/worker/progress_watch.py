@@ -50,10 +50,10 @@ LOOK = 1.0  # seconds between two looks
 # nobody awaits stillness, but no more than STILL_LOOK: a look at processes costs much more than one
 # at the shared memory.
 PACE, STILL_LOOK = 0.25, 5.0
-LATE = 2.0  # seconds by which a look is late
+LATE = 2.0  # seconds: every LOOK this process notes that it runs; so late, it was suspended
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
-SAVES = 1 << 20  # bytes written between two looks by a worker that makes no step
-READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
+SAVES = 1 << 20  # bytes written in a second by a worker that makes no step
+READ = 1 << 12  # bytes in a second; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
 # What costs most to find out is asked once nothing has moved for this share of the shortest time
 # that somebody awaits, or for so many seconds if nobody does.
@@ -119,6 +119,7 @@ class ProgressWatch:
         self._allocated: Any = None  # rank -> page.ALLOCATED, likewise
         self._moved_at = 0.0
         self._looked_at = 0.0
+        self._ran_at = 0.0  # when this process last came here, be it to look or not
         self._anew_at = 0.0  # when it began to look, or began anew
         self._awaited: Any = ()  # seconds of stillness for which somebody waits
         self._told_at = 0.0
@@ -161,7 +162,8 @@ class ProgressWatch:
         """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
         if self._files is None:
             return
-        self._moved_at = self._looked_at = self._told_at = self._anew_at = now = time.monotonic()
+        now = time.monotonic()
+        self._moved_at = self._looked_at = self._told_at = self._anew_at = self._ran_at = now
         self._next = now + LOOK
         for worker in self._workers.values():
             worker.told = worker.work = None
@@ -185,21 +187,27 @@ class ProgressWatch:
 
     def left(self):
         """Milliseconds for poll(), None without an end."""
-        return None if self._next == math.inf else max(0, math.ceil(1000 * self._until()))
-
-    def _until(self):
-        return self._next - time.monotonic()
+        if self._next == math.inf:
+            return None
+        end = min(self._next, self._ran_at + LOOK)
+        return max(0, math.ceil(1000 * (end - time.monotonic())))
 
     # How far they have come
 
     def look(self, pids, *, at_once=False):
         """What to tell the agent, if anything; `pids` are the living workers', by rank."""
-        if self._files is None or (self._until() > 0 and not at_once):
+        if self._files is None:
             return None
         now = time.monotonic()
-        is_late = now > max(self._next, self._looked_at) + LATE
+        was_suspended = now > self._ran_at + LOOK + LATE
+        self._ran_at = now
+        if was_suspended:  # and so perhaps were they
+            self.go_on()
+            return None
+        if now < self._next and not at_once:
+            return None
         elapsed, self._looked_at = now - self._looked_at, now
-        if not pids or is_late:  # this process did not run, and so perhaps nor did they
+        if not pids:
             self.go_on()
             return None
         moments = [self._step(self._workers[rank], elapsed) for rank in pids]
@@ -266,13 +274,14 @@ class ProgressWatch:
         """Those of the workers that have not moved, as this look has found them."""
         return [process for worker in self._workers.values() for process in worker.work or ()]
 
-    def _has_traffic(self):
+    def _has_traffic(self, elapsed):
         """Whether more than a little has gone over one of their connections since the last look."""
         known = connections_of(self._processes())
         before, self._traffic = self._traffic, {inode: c.bytes for inode, c in known.items()}
         if before is None:
             return False
-        return any(now - before.get(inode, now) >= READ for inode, now in self._traffic.items())
+        least = in_time(READ, elapsed)
+        return any(now - before.get(inode, now) >= least for inode, now in self._traffic.items())
 
     def _allocates(self, ranks):
         """Whether one has allocated memory of a GPU since the last look, as whoever begins
@@ -321,12 +330,13 @@ class ProgressWatch:
         """
         now = self._looked_at
         seen = [self._work(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
-        if any(moved for moved, _ in seen):
-            self._moved_at, self._traffic, self._allocated = now, None, None
-            return None
         after = COSTLY_SHARE * min(self._awaited) if self._awaited else COSTLY_AFTER
         is_long = now >= self._moved_at + after
-        if is_long and self._has_traffic() | self._allocates(pids):
+        moved = any(moved for moved, _ in seen)
+        moved = moved or (is_long and self._has_traffic(elapsed) | self._allocates(pids))
+        if moved or not is_long:  # the next look compares with nothing that is older than this one
+            self._traffic = self._allocated = None
+        if moved:
             self._moved_at = now
             return None
         processes = self._processes()
@@ -352,8 +362,8 @@ class ProgressWatch:
         worker.written = max(known, written - worker.told_us)
         moved = worker.written > known
         for process, now in worker.work.items():
-            worker.saves |= now.written - before[process].written >= SAVES
-            moved |= now.read - before[process].read >= READ
+            worker.saves |= now.written - before[process].written >= in_time(SAVES, elapsed)
+            moved |= now.read - before[process].read >= in_time(READ, elapsed)
         return moved, wanted(worker.work) - wanted(before) >= BUSY * elapsed
 
     # How they keep pace
@@ -442,8 +452,8 @@ class ProgressWatch:
         enough, elapsed = SPINNING, 0.0
         while elapsed < max(enough, LONGEST if hearing else 0.0, GATHERING if deaf else 0.0):
             yield APART
-            self._looked_at = time.monotonic()  # at nothing; but this process has run
-            elapsed = self._looked_at - began
+            self._ran_at = time.monotonic()
+            elapsed = self._ran_at - began
             late = [(r, a) for r, a in hearing.items() if elapsed >= PATIENCE and self._is_mute(r)]
             before = len(late) + len(deaf)
             late, deaf = self._signal(late), self._signal(deaf)
@@ -458,13 +468,13 @@ class ProgressWatch:
             self._busy[rank] = wanted(work_of(pid)) - used[rank] >= SPUN * elapsed
         begun = [last_begun(self._answer(rank, "entries")) for rank in pids]
         self._moved_at = max([self._moved_at, *begun])
-        left, since = deaf + forked, self._looked_at
+        left, since = deaf + forked, self._ran_at
         limit = since + FORKED
-        while (left or self._are_answering()) and self._looked_at < min(limit, since + ANSWERING):
+        while (left or self._are_answering()) and self._ran_at < min(limit, since + ANSWERING):
             before, left = left, self._signal(left)
             yield APART
-            self._looked_at = time.monotonic()
-            since = since if left == before else self._looked_at
+            self._ran_at = time.monotonic()
+            since = since if left == before else self._ran_at
 
     def _are_answering(self):
         return any(marks and is_answering(marks[-1][0]) for marks in self._marks.values())
@@ -706,6 +716,13 @@ def work_of(pid):
 
 def cpu_of(pid):
     return sum(each.cpu for each in work_of(pid).values())
+
+
+def in_time(rate, seconds):
+    """Return how much this rate, per second, comes to. No time is too short for what a second has:
+    else a look that follows another at once would find much in little.
+    """
+    return rate * max(1.0, seconds)
 
 
 def wanted(work):

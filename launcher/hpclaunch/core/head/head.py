@@ -312,11 +312,13 @@ class Head:
         return snapshot_of(self, now, entered=now - self._stage_since)
 
     def _look(self, now: float) -> list[Effect]:
-        """Ask for what is only wanted while somebody looks."""
+        """Ask for what is only wanted while somebody looks. The other agents are asked in answer to
+        their next reports.
+        """
         wants_vitals = self.onlookers.look(now)
         if self.stage is not Stage.RUNNING:
             return []
-        effects = self._order_all(now) if wants_vitals else []
+        effects: list[Effect] = [self._order(self.roster[self.me], now)] if wants_vitals else []
         idle = not self.growth.is_looking and not self._last_search.is_open
         if self.job.saves and idle and self.onlookers.begin_search(now):
             effects.append(self._choosing.search)

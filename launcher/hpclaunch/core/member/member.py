@@ -154,8 +154,7 @@ class Member:
                 self._looking.saw(seen)
             case WorkersSeen() | VitalsTaken():
                 effects += self.work.handle(event, now)
-                # Somebody waits for vitals; and no report goes to a head in this process at a beat.
-                if self._is_head or isinstance(event, VitalsTaken):
+                if self._is_head:  # to which no report goes at every beat
                     self._report_at = now
             case Signalled(signum=signum):
                 effects += self._handle_signal(signum, now)

@@ -71,11 +71,9 @@ class Timing:
 
 
 DEFAULTS = Timing()
-LEAST_HANG = 2.0  # the shortest hang timeout: four looks
+LEAST_HANG = 2.0  # the shortest hang timeout: one look at the workers before its end, and one then
 LEAST_LOSS = 2.0  # the shortest loss timeout: four beats
 # The loss timeout of a job that can do without no node. Nothing can begin without a silent one, so
 # its silence costs nothing: it may be suspended, or its network be gone for a while. Slurm, which
 # may end the job for it, waits for as long by default (SlurmdTimeout).
 PATIENT_LOSS = 300.0
-# Its beat: each costs every agent some wakeups, and news is sent at once anyway.
-PATIENT_BEAT = 2.0
