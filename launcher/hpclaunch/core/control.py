@@ -33,7 +33,7 @@ from .protocol.events import (
     TroubleFound,
 )
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
+from .protocol.model import GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
 from .stragglers.clock_offset import ClockOffset
 
@@ -71,8 +71,8 @@ class Control:
         `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
         """
         own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(job, index, *own, task=task, has_place=has_place)
-        self.head = Head(job, anew=anew) if index == HEAD else None
+        self.member = Member(job, index, *own, task=task, anew=anew, has_place=has_place)
+        self.head = Head(job) if self.member.follower.leads else None
         self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
         self._announcer: Announcer | None = None  # the same, where somebody is to be told
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
@@ -147,7 +147,6 @@ class Control:
         if self.head is None and self.member.verdict is None:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
-        self._deliver(self._ask_around(now), outside, now)
         self._keep_book(event, real)
         outside += self._announce(now)
         if self._left is not None or self._is_over():
@@ -267,17 +266,6 @@ class Control:
             follower.depose()
             return []
         return follower.reinstate() if follower.is_deposed else []
-
-    def _ask_around(self, now: float) -> list[Effect]:
-        """The first agent leads when it is started. If it was started anew, another one may lead by
-        now: before anything begins without some of the agents, these are asked.
-        """
-        follower = self.member.follower
-        if self.head is None:
-            return []
-        follower.is_new = follower.is_new and self.head.current is None
-        asked = self.head.choose_whom_to_ask(now)
-        return [] if asked is None else follower.ask(asked)
 
     def _lead_if_elected(self, now: float) -> list[Effect]:
         election = self._candidate.elected(now)

@@ -59,7 +59,6 @@ from .takeover import Takeover, next_unused_round
 if TYPE_CHECKING:
     from ..snapshot.job_snapshot import JobSnapshot
 
-MOST_ASKED = 8  # agents that are not here, of those that a new head asks
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
 
 
@@ -75,7 +74,6 @@ class Head:
         me: int = 0,
         term: int = 0,
         configuration: Configuration | None = None,
-        anew: bool = False,
     ) -> None:
         self.job, self.timing = job, job.timing
         self.me = me
@@ -91,7 +89,6 @@ class Head:
         self.lease = LeaderLease(
             *(self.rotation, job.timing, me, presences, configuration, term),
             elects=job.elects,
-            anew=anew,
         )
         self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
@@ -104,14 +101,12 @@ class Head:
         self._requeue = RequeueDecision(job)
         self.onlookers = Onlookers()
         self._orders = Orders(self.lease, self.roster[me])
-        self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
+        self._rendezvous = Rendezvous(job, self.roster, self.lease)
         self._choosing = CheckpointChoice(job, self.budget)
         self._cordon = Cordon(job)
         self._explanations = Explanations(self.budget)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
-        self._asked_at = -math.inf  # when `choose_whom_to_ask` was called last
-        self._asked: list[int] = []  # what it said
         self._given: dict[str, int] = {}  # the places that were given, by incarnation
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Awaited()
@@ -144,8 +139,6 @@ class Head:
             deadlines.append(self._choosing.next_deadline(self._rendezvous.paused_until))
         if self.stage is Stage.RENDEZVOUS:
             deadlines.append(self._rendezvous.next_deadline())
-            if self._asked_at < self._asks_until and self._unasked:
-                deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
             deadlines.append(self.lease.renewable_until)
             watches = (self._hangs, self._stragglers, self.notices)
@@ -180,9 +173,9 @@ class Head:
 
     @property
     def knows_rounds(self) -> bool:
-        """Whether it has begun rounds, or has taken over from a head that may have. If not, and an
-        agent tells of one, then this agent was started anew. Others may elect a head at this very
-        moment, so it answers nobody of theirs, and waits until that head is heard.
+        """Whether it has begun rounds, or has taken over from a head that may have. If not, an
+        agent that reports one is of another launch in this job step or, without Slurm, of an
+        earlier start of this head.
         """
         return self.current is not None or self._takeover is not None
 
@@ -200,7 +193,6 @@ class Head:
     def take_over(self, election: Election[Report], now: float) -> list[Effect]:
         """Begin to lead in place of a head that is lost, after an election that we have won."""
         self._takeover = takeover = Takeover(self.job, self.roster, election, now)
-        self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
         self._begins = int(takeover.begun)
         if takeover.begun:
@@ -278,6 +270,7 @@ class Head:
         if beat:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
+        if beat or (reporter is not None and self.lease.is_urgent(self.roster.absent)):
             effects += self._reconfigure(now)
         effects += self.notices.ask(now)
         effects += self._advance(now, ticked=ticked)
@@ -381,7 +374,7 @@ class Head:
             self._orders.term = self.rotation.next_term(report.term, self.me)
         effects = self._keep_workers(self.lease.note_answer(peer.place.index, report.version, now))
         was_lost = peer.lost
-        said = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
+        said = self.losses.note(peer, report, now, ending=self.stage is Stage.ENDING)
         if (peer.lost and not was_lost) or peer.unfit:
             self._end_round_without(peer)
         lines = [*self._cordon.announce(peer), *filter(None, [said])]
@@ -414,18 +407,19 @@ class Head:
         return [] if until is None else [KeepWorkers(until)]
 
     def _reconfigure(self, now: float) -> list[Effect]:
-        """Once the first round has begun, the agents that are there are the voters. This agent is
-        one of them, and is told of a new configuration at once: it may have to vote with it.
+        """The agents that are there are the voters. They are sent a new configuration at once: they
+        may have to vote with it.
         """
-        if self.current is None or self.stage is Stage.ENDING or not self.lease.holds(now):
+        if self.stage is Stage.ENDING or not self.lease.holds(now):
             return []
         version = self.lease.configuration.version
         cordoned = ranges.written(self.roster.cordoned)
-        record = Record(self.round, self.budget.tally, cordoned)
-        self.lease.reconfigure(record, self._next_heads())
-        self.lease.drop_old_configuration()
+        begun = self.round if self.current is not None else self.lease.configuration.record.round
+        record = Record(begun, self.budget.tally, cordoned)
+        self.lease.reconfigure(record, now, self._next_heads())
+        self.lease.drop_old_configuration(now)
         is_new = self.lease.configuration.version > version
-        return [self._order(self.roster[self.me], now)] if is_new else []
+        return self._order_all(now) if is_new else []
 
     def _next_heads(self) -> tuple[tuple[int, str], ...]:
         """The addresses of those who would lead after this agent."""
@@ -496,44 +490,20 @@ class Head:
         """
         if not self._rendezvous.is_ready(self._next_groups):
             return False, []
-        if now < self._asks_until and self._unasked:
-            return False, []
         effects = [] if self.lease.will_hold(now) else self._renew(now)
         return self.lease.will_hold(now), effects
 
     def _never_arrived(self, now: float) -> set[int]:
         """Return the agents that the job began without; none while they may still be late."""
-        if now < self._tenure_since + self.timing.last_call:
+        begun = self.current is not None or self.taken_over is not None
+        if not begun or now < self._tenure_since + self.timing.last_call:
             return set()
         return self.roster.absent - self.lease.configuration.agents
 
-    # Whether another agent leads already
-
-    @property
-    def _unasked(self) -> list[int]:
-        """Before the first round: agents that are not here, and may follow another head."""
-        if self.knows_rounds or not self.job.elects:
-            return []
-        return sorted(self.roster.absent.intersection(self.rotation.agents))
-
-    def choose_whom_to_ask(self, now: float) -> list[int] | None:
-        """Return to which agents to report as well; None if that is as before."""
-        self._asked_at = now
-        if not self._unasked:
-            asked = []
-        elif not self._asked and now >= self._asks_at:
-            asked = self._unasked[:MOST_ASKED]
-        else:
-            return None
-        if asked == self._asked:
-            return None
-        self._asked = asked
-        return asked
+    # Agents of before
 
     def _is_of_before(self, report: Report) -> bool:
-        """Return whether an agent belongs to an earlier start of this head or, before the first
-        round, to any other head: see knows_rounds.
-        """
+        """Return whether an agent is of another launch, or of an earlier start of this head."""
         if report.round < 0 or not self.knows_rounds:
             return report.round >= 0
         return self.lease.is_of_ours(report.term) and report.start not in ("", self._orders.start)
@@ -545,14 +515,6 @@ class Head:
         if report.phase is not Phase.ENDED:
             self._rendezvous.pause(now + self.timing.killing)
         return [self._orders.dismissal(sender, report)]
-
-    @property
-    def _asks_at(self) -> float:
-        return self._tenure_since + self.timing.election
-
-    @property
-    def _asks_until(self) -> float:
-        return self._asks_at + 2 * self.timing.election
 
     def _next_groups(self) -> list[int]:
         return next_groups(self.groups, self.roster.nodes_by_task, self.job.most)

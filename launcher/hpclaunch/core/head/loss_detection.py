@@ -33,7 +33,7 @@ class LossDetector:
         notice_at = math.inf if told else peer.presence.silent_at(self.timing.silence_notice)
         return min(peer.presence.deadline(), notice_at)
 
-    def note(self, peer: Peer, report: Report, *, ending: bool) -> str:
+    def note(self, peer: Peer, report: Report, now: float, *, ending: bool) -> str:
         """Take in a new report. Returns a line for the user, or ""."""
         said = ""
         self.roster.absent.discard(peer.place.index)
@@ -41,7 +41,7 @@ class LossDetector:
             self.roster.changed()
         if report.phase is Phase.ENDED and not ending and not peer.lost:
             said = f"the agent on {peer.host} has left: it did not hear the head"
-            peer.presence.leave(said)
+            peer.presence.die(now, said)
             self._give_up(peer)
         if peer.can_come_back:
             peer.presence.come_back()

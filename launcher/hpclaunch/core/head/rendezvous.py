@@ -24,9 +24,8 @@ class Rendezvous:
     `update` takes in what has changed. The methods after it change nothing.
     """
 
-    def __init__(self, job: Job, roster: Roster, lease: LeaderLease, *, anew: bool = False) -> None:
+    def __init__(self, job: Job, roster: Roster, lease: LeaderLease) -> None:
         self.job, self.timing = job, job.timing
-        self._anew = anew  # the job has begun before, and may go on elsewhere, or be over
         self.roster = roster
         self.lease = lease
         self._since = 0.0
@@ -52,7 +51,7 @@ class Rendezvous:
 
     def complete(self) -> None:
         """The rendezvous was complete. From now on, nobody waits for agents that have not come."""
-        self._arrivals_closed, self._taken_over, self._anew = True, False, False
+        self._arrivals_closed, self._taken_over = True, False
 
     def pause(self, until: float) -> None:
         """Begin no round before `until`: workers of a dead agent may be left until then, or a node
@@ -81,9 +80,8 @@ class Rendezvous:
 
     @property
     def fewest(self) -> int:
-        """The fewest nodes that a round can have: more than half where others may go on."""
-        asked = self.job.fewest or self.job.most or self.job.nodes
-        return max(asked, self.job.nodes // 2 + 1) if self._anew else asked
+        """The fewest nodes that a round can have."""
+        return self.job.fewest or self.job.most or self.job.nodes
 
     @property
     def _last_call(self) -> float:
@@ -211,11 +209,6 @@ class Rendezvous:
         is_late = self._awaits_arrivals and waited >= self.timing.join
         if is_late and len(self.roster.nodes) < self.fewest:
             names = hosts_of(self.roster.unheard)
-            if self._anew:
-                here = hosts_of([self.roster[self.roster.me]])
-                reason = f"the agent on {here} was started anew, and {names} did not answer within "
-                reason += f"{waited:.0f} s: they may go on without it, or the job is over"
-                return Verdict(EXIT_LOST, reason)
             why = self._describe_partial_start() or (
                 "is hpclaunch running there, and do the hosts see the same secret file?"
             )

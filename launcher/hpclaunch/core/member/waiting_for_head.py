@@ -6,14 +6,17 @@ import math
 
 from ..protocol.effects import Diagnose, Effect, Say
 from ..protocol.model import EXIT_LOST, HEAD, Job, Place, Trouble, Verdict
-from ..protocol.wording import signal_name
+from ..protocol.wording import signal_name, some
+
+NAMES = 8  # hosts named in a line before it says "and so many more"
 
 
 class Waiting:
     """The wait for the head, from `begin` to `end`. Before and after that, there is no deadline."""
 
-    def __init__(self, job: Job, place: Place) -> None:
-        self.job = job
+    def __init__(self, job: Job, place: Place, *, anew: bool = False) -> None:
+        """`anew`: this is the first agent, started anew. It does not know who leads."""
+        self.job, self.anew = job, anew
         self.here = place.host
         self.head = job.places[HEAD].host
         self._since = 0.0
@@ -53,8 +56,11 @@ class Waiting:
         self._diagnosis = diagnosis
         if math.isinf(self._notice_at):
             return []  # the wait has ended meanwhile
-        why = f": {diagnosis}" if diagnosis else ""
+        why = f": {diagnosis}" if diagnosis and not self.anew else ""
         waited = now - self._since
+        if self.anew:
+            said = f"{self.here} was started anew, and has waited {waited:.0f} s for a head"
+            return [Say(said)]
         return [Say(f"{self.here} has waited {waited:.0f} s for the head on {self.head}{why}")]
 
     def verdict(self, now: float, signum: int, trouble: Trouble | None) -> Verdict:
@@ -69,6 +75,12 @@ class Waiting:
             "secret file?"
         )
         waited = now - self._since
+        if self.anew:
+            others = (place.host for place in self.job.places if place.host != self.here)
+            names = some(others, NAMES)
+            reason = f"the agent on {self.here} was started anew, and {names} did not answer "
+            reason += f"within {waited:.0f} s: they may go on without it, or the job is over"
+            return Verdict(EXIT_LOST, reason)
         return Verdict(
             EXIT_LOST,
             f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {reason}",
