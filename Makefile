@@ -31,7 +31,7 @@ quick: lint types     ## style, types, and the tests that start no process; a mi
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on; a minute
 	$(BIN)/python demo.py
 
-test: $(VENV)/ready system lint types pytest     ## everything that must hold before a commit; 16 minutes
+test: $(VENV)/ready system lint types pytest     ## everything that must hold before a commit; 12 minutes
 
 lint: $(VENV)/ready     ## style, by ruff; a second
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ lint: $(VENV)/ready     ## style, by ruff; a second
 types: $(VENV)/ready     ## types, by mypy; seconds, the first time half a minute
 	$(BIN)/mypy
 
-pytest: $(VENV)/ready     ## the tests alone; 16 minutes
+pytest: $(VENV)/ready     ## the tests alone; 12 minutes
 	$(RUN) -m '$(SHORT)'
 
 test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; two runs, each about as long as make test
