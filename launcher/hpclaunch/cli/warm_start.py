@@ -36,7 +36,7 @@ def start(
 
 
 class Look(NamedTuple):
-    """What the text of a program shows."""
+    """The findings of a look at the text of a program."""
 
     may_have_torch: bool
     cold: str = ""  # why it must start cold; "" if it need not

@@ -1,1 +1,1 @@
-"""What people see of a job, made of facts. Nothing is decided here, nor read again."""
+"""Views of a job, made of facts. No decision is made here, and no text is parsed."""

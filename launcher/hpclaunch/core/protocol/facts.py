@@ -159,7 +159,7 @@ class StragglerRecovered:
 
 
 class LeftoverStep(str, Enum):
-    """What is done about processes that outlive the workers."""
+    """The steps taken against processes that outlive the workers."""
 
     WAIT = "wait"
     END = "end"

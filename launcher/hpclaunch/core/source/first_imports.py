@@ -1,4 +1,4 @@
-"""What a short look at the text of a script shows of its imports.
+"""A short look at the text of a script: its first imports, and the variables that it sets before.
 
 Whether a script starts warm or cold does not depend on these answers for its correctness: a worker
 finds out by itself that it must be a new interpreter. They save time.
