@@ -35,9 +35,10 @@ def helpers():
 
 def is_meant(helper):
     try:
-        return which in " ".join(helper.cmdline())
+        command = helper.cmdline()
     except psutil.Error:  # it is being replaced
         return False
+    return command != agent.cmdline() and which in " ".join(command)
 
 def send(wait=lambda helper: False):
     found = helpers()
@@ -188,8 +189,28 @@ def test_helpers_that_are_killed_at_the_end(tmp_path):
     assert (tmp_path / "logs/round-0/rank-0.out").read_text() == OUTPUT
 
 
+KILLS_ITS_FORK_SERVER = """
+import os, signal, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
+"""
+
+
+def test_what_the_user_has_started_before_outlives_a_helper(tmp_path):
+    """A monitor in the background of the shell that becomes the agent is a child of the agent."""
+    monitor = ("sh", "-c", 'sleep 1000 > out 2>&1 & echo $! > pid; exec "$@"', "sh")
+    done = hpclaunch(script(tmp_path, KILLS_ITS_FORK_SERVER), cwd=tmp_path, before=monitor)
+    other = psutil.Process(int((tmp_path / "pid").read_text()))
+    other.kill()
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 3" in done.stderr
+
+
 def is_helper(process):
-    return "hpclaunch.worker.fork_server" not in process.cmdline()
+    """Return whether it is one by now: its parent would wait for one stopped before its exec."""
+    command = process.cmdline()
+    return command != process.parent().cmdline() and "hpclaunch.worker.fork_server" not in command
 
 
 def stop(process):

@@ -44,7 +44,7 @@ def prctl(option, value):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def children(of=None):
+def children(of: int | None = None) -> list[int]:
     """Return the pids of a process's children, also adopted ones; by default of this process."""
     parent = of or os.getpid()
     try:

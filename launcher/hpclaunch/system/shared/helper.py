@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.worker.json_lines import JsonLines
+from hpclaunch.worker.processes import children, descendants, is_stopped
 from hpclaunch.worker.stop_watch import PERIOD, STOPPED_LIMIT, StopWatch
 
 from . import open_file_limit
@@ -68,6 +69,7 @@ class Helper:
         stdout: int | None = None,
     ) -> None:
         adopt_orphans()  # of the helper, should it be killed
+        self._older = children()  # of this process; also the user's, from before its exec
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._lines = JsonLines(ours)
@@ -135,8 +137,6 @@ class Helper:
         """Kill it at once, and all below it. If it hangs in a driver or a file system, it cannot be
         killed for now, and is not waited for.
         """
-        from hpclaunch.worker.processes import descendants
-
         limit = time.monotonic() + ABANDON_LIMIT
         below = descendants((), self._process.pid) if self.has_children else set()
         self._process.kill()
@@ -144,7 +144,7 @@ class Helper:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
             if below:
-                self._end_children(lambda: below & descendants(_own), limit)
+                self._end_children(lambda: below & self._orphans(), limit)
 
     # Waits outside the agent's loop. Helpers that are stopped continue.
 
@@ -176,10 +176,11 @@ class Helper:
 
     def _end_orphans(self) -> None:
         """After its death: its children died with it, and their children are ours now."""
-        from hpclaunch.worker.processes import descendants
-
         self._process.wait()
-        self._end_children(lambda: descendants(_own), time.monotonic() + GONE_LIMIT)
+        self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
+
+    def _orphans(self) -> set[int]:
+        return descendants({*_own, *self._older})
 
     def _end_children(self, find: Callable[[], set[int]], limit: float) -> None:
         """Kill and reap children of ours until none is found or the time `limit` has come."""
@@ -207,8 +208,6 @@ class StoppedHelpers:
 
         Call this after SIGCHLD and at `next_deadline`.
         """
-        from hpclaunch.worker.processes import is_stopped
-
         stopped = [pid for pid, does in _own.items() if does and is_stopped(pid)]
         for pid in self._watch.look(stopped, now):
             os.kill(pid, signal.SIGCONT)
