@@ -28,6 +28,8 @@ settings.register_profile(
 )
 settings.load_profile("hpclaunch")
 
+SLURM = Path(__file__).parent / "slurm"
+SPREAD = 0.85  # of the files of a run: the part among which those of tests/slurm are spread
 
 # Names that a process may give itself, of up to 15 bytes, as it likes.
 NAMES = (
@@ -65,14 +67,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # once all have their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have files with processes, which wait, begin before files that only compute, and of these the
-    simulations before the many short files of the core: all test processes are busy to the end."""
+    """Order the files so that all test processes are busy to the end: files with processes before
+    files that only compute, of these the simulations before the many short files of the core, and
+    the files of tests/slurm, which mostly wait, spread evenly among all others but the last."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    wait = [path for path, tests in files.items() if any(map(is_marked, tests))]
-    compute = [path for path in reversed(files) if path not in {*wait}]
-    items[:] = [item for path in (*wait, *compute) for item in files[path]]
+    jobs = [path for path in files if SLURM in path.parents]
+    starts = [path for path, tests in files.items() if any(map(is_marked, tests))]
+    computing = [path for path in reversed(files) if path not in {*starts}]
+    others = [path for path in (*starts, *computing) if path not in {*jobs}]
+    place = {path: n / len(others) for n, path in enumerate(others)}
+    place |= {path: SPREAD * n / len(jobs) for n, path in enumerate(jobs)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ import pytest
 from .cluster import Cluster
 from .conftest import AGENT, LIGHT_TORCH, SCRIPTS, Launch
 
+PORT = 15123  # neither one of the agents' usual ports nor one that the kernel gives to clients
 MEET = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -78,13 +79,13 @@ def test_a_firewall_that_lets_the_port_of_the_user_through(
     cluster: Cluster, launch: Launch, script: Path
 ) -> None:
     with firewall(cluster):
-        said = met(launch, "--master-addr=n1", "--master-port=40123", script)
+        said = met(launch, "--master-addr=n1", f"--master-port={PORT}", script)
     assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
 
 
 def test_another_head_is_found_at_the_port_of_the_user(cluster: Cluster, launch: Launch) -> None:
     """Where the nodes have no names, and a firewall."""
-    options = ["--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.11:40123"]
+    options = ["--nnodes=2:3", "--rdzv-backend=c10d", f"--rdzv-endpoint=10.78.0.11:{PORT}"]
     with cluster.without_names(), firewall(cluster):
         job = launch("--nproc", 1, *options, SCRIPTS / "tell.py", "--until", "go")
         job.until_all_run(3)
