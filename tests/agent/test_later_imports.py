@@ -25,6 +25,7 @@ NEEDED_AT_ONCE = {
     "system.gpus.mps",
     "system.network.lookup",
     "system.network.view_socket",
+    "worker.mps_messages",
 }
 
 

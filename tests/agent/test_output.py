@@ -14,7 +14,7 @@ from hpclaunch.core.placement.streams import Streams
 from hpclaunch.core.protocol.model import Assignment
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.log_service import LogService
-from hpclaunch.system.processes.fork_server_client import Worker
+from hpclaunch.worker.fork_server_messages import Worker
 from surroundings import full_disk
 
 NPROC = 2

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
-from hpclaunch.system.processes.fork_server_client import Worker
+from hpclaunch.worker.fork_server_messages import Worker
 
 pytestmark = pytest.mark.starts
 
@@ -473,7 +473,7 @@ def test_nothing_outlives_a_killed_fork_server(client):
     while not client.server.lost:
         assert time.monotonic() < deadline
         select.select([client.server], [], [], 0.1)
-        client.told += client.server.receive()
+        client.hear()
     assert all(gone(pid) for pid in pids)
 
 

@@ -458,7 +458,7 @@ def _raise_signal(signum):
         _signal.raise_signal(signum)
 
 
-def counted_as(phase, met):
+def counted_as(phase: int, met: float) -> int:
     """As what time in this phase is counted; `met`: the seconds that the ranks took to meet."""
     return LOADING if phase == START and met else COUNTED[phase]
 

@@ -9,20 +9,7 @@ it (`_hpclaunch_parking.py`).
 
 HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a stream socket to the fork
 server, with one JSON object per line, and the files with what was written to stdout and stderr.
-
-    from the fork server                            to the fork server
-    {"op": "load", "modules": [...],                {"event": "failed", "module": M, "why": W}
-        "env": {...}, "own": [...],                 {"event": "unsafe", "module": M, "why": W}
-        "blocked": [...]}
-                                                    {"event": "ready" or "unfit", "words": [...],
-                                                        "why": W}
-    {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
-        "learn": [FD], "restarts": FD,                  "pids": {rank: pid}, "store": PID}
-        "env": {...}, "workers":
-        [{"rank", "argv", "env", "out", "err",
-        "stdin", "cpus"}, ...]}
-    {"op": "renew", "steps": [...], "own": [...],
-        "idle": BOOL}
+`worker/template_messages.py`, of which nothing can be imported here, has the messages.
 
 With "store" the listening socket comes along, and one child holds the round's TCPStore. "learn" has
 the fork server's descriptors, one or two, to which the first and the last worker write their
@@ -30,9 +17,9 @@ lessons (`_hpclaunch_lesson.py`). To the one of "restarts", a worker writes why 
 interpreter (`_hpclaunch_restart.py`).
 
 With "renew" come a channel and two files for output. A fork of the template imports what a lesson
-says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says {"event":
-"begun", "pid": P} on its channel, and is a template like this one once it is "ready", unless a
-module is "unsafe". This one goes on until then.
+says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says "begun" on its
+channel, and is a template like this one once it is "ready", unless a module is "unsafe". This one
+goes on until then.
 
 Workers are forked by a child of this process that ends at once. So they become children of the fork
 server, which is the nearest subreaper: it alone waits for them and ends them.
@@ -147,6 +134,8 @@ class Template:
                         buffer = b""
                         break
                     close(*given)
+                else:
+                    raise ValueError(f"unknown request {op!r}")
 
     def take_name(self):
         """Older torches give the process that imports them another name: the workers have that."""
@@ -154,8 +143,8 @@ class Template:
             self.name = given
             set_name(NAME)
 
-    def tell(self, event, **fields):
-        self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+    def tell(self, op, **fields):
+        self.channel.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
 
     # Loading
 
@@ -182,7 +171,7 @@ class Template:
         for name in modules:
             self.load_module(name)
         self.prepare_to_fork()
-        self.tell("ready", words=self.words, why="")
+        self.tell("ready", words=self.words)
         if not gc.get_threshold()[0]:  # else a module has set another
             gc.set_threshold(*often)
         finalizing().freeze()
@@ -304,7 +293,7 @@ class Template:
         gc.set_threshold(*often)
         self.prepare_to_fork()
         finalizing().freeze()
-        self.tell("ready", words=self.words, why="")
+        self.tell("ready", words=self.words)
 
     # Forking
 
