@@ -469,12 +469,23 @@ def test_nothing_outlives_a_killed_fork_server(client):
     client.start(sh("setsid sleep 600 & echo $! $$; wait"))
     pids = [int(word) for word in wait_for(client.path(0, "out")).split()]
     os.kill(client.pid, signal.SIGKILL)
+    end_of(client)
+    assert all(gone(pid) for pid in pids)
+
+
+def end_of(client):
+    """Wait until the fork server has ended."""
     deadline = time.monotonic() + LIMIT
     while not client.server.lost:
         assert time.monotonic() < deadline
         select.select([client.server], [], [], 0.1)
         client.hear()
-    assert all(gone(pid) for pid in pids)
+
+
+def test_one_that_does_not_know_a_request_ends(client):
+    client.server.ask(op="dance", steps=3)
+    end_of(client)
+    assert not client.server.was_killed()
 
 
 def test_one_that_is_stopped_takes_a_large_request(client):

@@ -194,7 +194,7 @@ class Restart(Message):
     module of that name which is another one than the template's, in a line of a file. Later rounds
     start cold."""
 
-    kind: str
+    kind: str  # "variable" or "module"
     name: str
     file: str
     line: int
