@@ -54,7 +54,7 @@ class Request(NamedTuple):
 class Events(NamedTuple):
     """What Births calls."""
 
-    tell: Callable[[Event], None]
+    report: Callable[[Event], None]
     born: Callable[[Worker, int], None]  # a worker, its pid
     ended: Callable[[int, int, int], None]  # pid of a worker that was born, code, signal
     reap: Callable[[], None]  # wait for processes that have ended
@@ -137,8 +137,8 @@ class Births:
     ) -> None:
         complain(streams["err"], f"cannot start the worker: {why}")
         if not signum:  # the kernel grants no further process
-            self._on.tell(CannotStart(why))
-        self._on.tell(Exit(rank, code, signum))
+            self._on.report(CannotStart(why))
+        self._on.report(Exit(rank, code, signum))
 
     # The template forks
 
@@ -182,7 +182,7 @@ class Births:
                     self._on_forked(reply)
                 case Failed(module, why) | Unsafe(module, why):
                     self.template.unlearn(module)
-                    self._on.tell(PassedOver(module, why, learned=False))
+                    self._on.report(PassedOver(module, why, learned=False))
                 case Ready(words):
                     self._on_loaded(State.READY, words, "")
                 case Unfit(words, why):
@@ -194,7 +194,7 @@ class Births:
 
     def _on_loaded(self, state: State, words: list[str], why: str) -> None:
         self.template.loaded(state, words)
-        self._on.tell(Template(state.value, why))
+        self._on.report(Template(state.value, why))
         self.template.renew(idle=False)
         self.proceed()
 
@@ -235,7 +235,7 @@ class Births:
         how = signal.Signals(signum).name if signum else f"exit code {code}"
         why = self.template.ended(how)
         if why != UNSAFE:
-            self._on.tell(Template(self.template.state.value, why))
+            self._on.report(Template(self.template.state.value, why))
         if self.is_forking or self.store.asked:
             what = "workers" if self.is_forking else "store"
             reply = Forked(what, {}, 0, "the template process was killed")
@@ -262,7 +262,7 @@ class Births:
     def _lose_store(self, why: str, code: int = 1, signum: int = 0) -> None:
         """Report this at once: a rank that connects to the store later would wait for nothing."""
         self.store.lost()
-        self._on.tell(StoreExit(self.store.port, code, signum, why))
+        self._on.report(StoreExit(self.store.port, code, signum, why))
 
     # What workers teach
 
@@ -270,7 +270,7 @@ class Births:
         for report in self.restarts.read():
             if self._must_be_cold or (report.forked and self._has_reported_restart):
                 continue
-            self._on.tell(report)
+            self._on.report(report)
             self._has_reported_restart = True
             if not report.forked:
                 self._must_be_cold = True
@@ -285,7 +285,7 @@ class Births:
     def hear_successor(self) -> None:
         before = self.template.successor
         for module, why in self.template.hear_successor():
-            self._on.tell(PassedOver(module, why, learned=True))
+            self._on.report(PassedOver(module, why, learned=True))
         if self.template.successor is not before:
             self.proceed()
 
@@ -306,6 +306,6 @@ class Births:
             template.drop_successor()
         elif not (self.is_forking or self.store.asked):
             template.succeed()
-            self._on.tell(Renewed())
+            self._on.report(Renewed())
         if template.successor is not successor:
             self.proceed()

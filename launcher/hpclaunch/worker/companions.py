@@ -23,12 +23,12 @@ class Companions:
         template: TemplateClient,
         store: Store,
         terminals: Terminals,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
     ) -> None:
         self._template = template
         self._store = store
         self._terminals = terminals
-        self._tell = tell
+        self._report = report
         self._stop_watch = StopWatch(STOPPED_LIMIT)
 
     def pids(self) -> set[int]:
@@ -47,4 +47,4 @@ class Companions:
         stopped = filter(is_stopped, self.pids() - {0})
         for pid in self._stop_watch.look(stopped, time.monotonic()):
             os.kill(pid, signal.SIGCONT)
-            self._tell(Continued(known.get(pid, "template process")))
+            self._report(Continued(known.get(pid, "template process")))

@@ -117,13 +117,13 @@ class ForkServer:
         self.template = TemplateClient(spawner, deaf=spared)
         self.store = Store()
         self.terminals = Terminals()
-        self.events = OrderedEvents(self.terminals, self.tell)
-        self.companions = Companions(self.template, self.store, self.terminals, self.tell)
+        self.events = OrderedEvents(self.terminals, self.report)
+        self.companions = Companions(self.template, self.store, self.terminals, self.report)
         self.workers = Workers(self.companions.pids)
         self.lease = WorkerLease(self.workers)
-        calls = Events(self.tell, self.on_birth, self.on_end, self.reap)
+        calls = Events(self.report, self.on_birth, self.on_end, self.reap)
         self.births = Births(spawner, self.template, self.store, self.lease, calls)
-        self.watch = WorkerWatch(self.workers, self.tell)
+        self.watch = WorkerWatch(self.workers, self.report)
         self.stop = WorkerStop(self.workers, handlers)
         self.memory_kills = MemoryKills()
         self.board = NoticeBoard()
@@ -175,7 +175,7 @@ class ForkServer:
         """Whether the workers make no progress, because they are held or stopped."""
         return self.lease.holds or self.stop.is_asked_for
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         with contextlib.suppress(AgentGoneError):  # run() sees it too
             self.channel.send(event.encoded())
 
@@ -191,7 +191,7 @@ class ForkServer:
                 if now:
                     self.template.start()
             case Listen(loopback):
-                self.tell(Listening(self.store.listen(loopback)))
+                self.report(Listening(self.store.listen(loopback)))
             case Start():
                 self.on_start(request)
             case Resize(size):
@@ -217,7 +217,7 @@ class ForkServer:
                 pass  # the round that it is about is over
             case Signal(signum):
                 if without := self.workers.pass_on(signum):
-                    self.tell(Unhandled(signum, without))
+                    self.report(Unhandled(signum, without))
             case Keep(until):
                 if self.lease.keep(until):
                     self.watch.go_on()
@@ -250,7 +250,7 @@ class ForkServer:
         had = self.terminals.pid
         streams = self.terminals.open(start.workers, start.terminals, start.size, pipes=start.pipes)
         if self.terminals.pid != had:
-            self.tell(Copier(self.terminals.pid))
+            self.report(Copier(self.terminals.pid))
         workers = []
         for worker in start.workers:
             env = worker.env | (variables.get(worker.rank, {}) if start.progress else {})
@@ -267,7 +267,7 @@ class ForkServer:
         take_pending(self.spared)  # signals from before the worker began
         self.workers.born(worker.rank, pid, worker.argv)
         self.watch.born(worker.rank, pid)
-        self.tell(Started(worker.rank, pid))
+        self.report(Started(worker.rank, pid))
 
     def on_end(self, pid: int, code: int, signum: int) -> None:
         rank = self.workers.ended(pid)
@@ -280,7 +280,7 @@ class ForkServer:
     def on_stop(self, signum: int) -> None:
         self.stop.ask()
         if self.lease.holds:
-            self.tell(LeaseOver())
+            self.report(LeaseOver())
             self.kill_round()
         else:
             self.births.finish()
@@ -288,7 +288,7 @@ class ForkServer:
 
     def on_lease_over(self) -> None:
         self.lease.end()
-        self.tell(LeaseOver())
+        self.report(LeaseOver())
         self.births.hear_fork()
         if self.stop.is_asked_for or self.births.is_forking:
             self.kill_round()

@@ -108,13 +108,13 @@ class MpsKeeper:
         self.fronts: dict[str, FrontEnd] = {}
         self.watch: WorkerWatch | None = None
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         self.channel.send(event.encoded())
 
     def run(self, device: str, first: float) -> None:
         swept = sweep(self.places, self.prefix)
         if swept:
-            self.tell(Swept(swept))
+            self.report(Swept(swept))
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         while True:
@@ -150,15 +150,15 @@ class MpsKeeper:
                 self.await_other_user(number, FrontEnd(self.control, foreign))
             self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
-            self.tell(Failed(number, str(e)))
+            self.report(Failed(number, str(e)))
         except OccupiedError as e:
-            self.tell(Occupied(number, str(e)))
+            self.report(Occupied(number, str(e)))
         except OvertakenError:
-            self.tell(Failed(number, "another round began"))
+            self.report(Failed(number, "another round began"))
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
             present = len(self.fronts[""].clients() or ()) if foreign else 0
-            self.tell(Ready(number, directories, present))
+            self.report(Ready(number, directories, present))
 
     def await_other_user(self, number: int, front: FrontEnd) -> None:
         """CUDA itself would wait as well, without a word and without an end."""
@@ -169,7 +169,7 @@ class MpsKeeper:
             where = f"the MPS daemon at {front.pipes}"
             if not told:
                 why = f"{where} serves {user}, and takes one user at a time (process {pid})"
-                self.tell(Waiting(number, why))
+                self.report(Waiting(number, why))
                 told = True
             if time.monotonic() > limit:
                 why = f"{where} still serves {user} after {ANOTHER_USER_LIMIT:g} s (process {pid})"
@@ -237,16 +237,16 @@ class MpsKeeper:
             pids = pids.union(*clients.values())
             outside, are_served = watch.look(pids)
             if are_served:
-                self.tell(Clients({key: len(pids) for key, pids in clients.items()}))
+                self.report(Clients({key: len(pids) for key, pids in clients.items()}))
                 self.watch = None
                 return
         mapped = all(front.tells_our_pids() for front in self.fronts.values()) if outside else True
         if 0 in pids or not mapped:  # 0: a client that the daemon itself cannot see
-            self.tell(Unmapped())
+            self.report(Unmapped())
             self.watch = None
             return
         if outside:
-            self.tell(Outside(sorted(outside)))
+            self.report(Outside(sorted(outside)))
         if not watch.again():
             self.watch = None
 

@@ -18,9 +18,9 @@ FLUSH_LIMIT = 5.0  # seconds that an event waits for output to be in files
 
 
 class OrderedEvents:
-    def __init__(self, terminals: Terminals, tell: Callable[[Event], None]) -> None:
+    def __init__(self, terminals: Terminals, report: Callable[[Event], None]) -> None:
         self._terminals = terminals
-        self._tell = tell
+        self._report = report
         self._kept: collections.deque[tuple[float, Event]] = collections.deque()  # (limit, event)
 
     def add(self, event: Event, rank: int | None = None) -> None:
@@ -29,7 +29,7 @@ class OrderedEvents:
             self._kept.append((time.monotonic() + FLUSH_LIMIT, event))
         else:
             self._release(len(self._kept))
-            self._tell(event)
+            self._report(event)
 
     def due(self) -> float:
         """Return when the next event is sent at the latest."""
@@ -50,4 +50,4 @@ class OrderedEvents:
     def _release(self, number: int) -> None:
         for _ in range(min(number, len(self._kept))):
             _, event = self._kept.popleft()
-            self._tell(event)
+            self._report(event)

@@ -44,7 +44,7 @@ class WorkerStop:
         self._signalled = set()
 
     def ask(self) -> None:
-        """Record that the workers are to stop: no more of them may start or go on."""
+        """Record that the workers are to stop: none of them may start or go on."""
         self.is_asked_for = True
 
     def signal(self, signum: int) -> None:

@@ -40,9 +40,9 @@ class Questions(NamedTuple):
 class WorkerWatch:
     """Begun anew with every round."""
 
-    def __init__(self, workers: Workers, tell: Callable[[Event], None]) -> None:
+    def __init__(self, workers: Workers, report: Callable[[Event], None]) -> None:
         self._workers = workers
-        self._tell = tell
+        self._report = report
         self._progress = ProgressWatch()
         self._sampler = Sampler(self._progress)
         self._vitals = VitalSigns(self._progress)
@@ -71,7 +71,7 @@ class WorkerWatch:
         Call it before what they have left behind is looked at."""
         self._look_at_notice()
         if self._given and self._notices.was_last(self._given):
-            self._tell(Taken(self._given, last=True))
+            self._report(Taken(self._given, last=True))
             self._given = 0
 
     def end(self) -> list[int]:
@@ -92,7 +92,7 @@ class WorkerWatch:
             self._sampler.ask(number, self._workers.pids())
 
     def vitals(self, number: int) -> None:
-        self._tell(Vitals(number, self._vitals.of(self._workers.pids())))
+        self._report(Vitals(number, self._vitals.of(self._workers.pids())))
 
     def gather(self, number: int, *, only_ask: bool) -> None:
         """Begin to ask the workers where they are."""
@@ -103,7 +103,7 @@ class WorkerWatch:
     # Notices
 
     def offer(self, number: int, step: int, signum: int) -> None:
-        self._tell(Offered(number, **self._notices.offer(number, step, signum)))
+        self._report(Offered(number, **self._notices.offer(number, step, signum)))
 
     def withdraw(self) -> None:
         self._notices.withdraw()
@@ -111,15 +111,15 @@ class WorkerWatch:
     def give(self, number: int) -> None:
         without = self._notices.give(self._workers.pids(), number)
         if without:
-            self._tell(Unhandled(self._notices.signum, without))
+            self._report(Unhandled(self._notices.signum, without))
         if len(without) == len(self._workers.living):
-            self._tell(Unheard(number))
+            self._report(Unheard(number))
         self._given = self._untaken = number
         self._look_at_notice()
 
     def _look_at_notice(self) -> None:
         if self._untaken and self._notices.is_taken(self._untaken):
-            self._tell(Taken(self._untaken, last=False))
+            self._report(Taken(self._untaken, last=False))
             self._untaken = 0
 
     # Looks
@@ -149,13 +149,13 @@ class WorkerWatch:
         self._questions = None
         if not only_ask:
             self._look_at_workers(at_once=True)  # some may go on meanwhile
-        self._tell(Evidence(questions.number, self._progress.evidence(self._workers.pids())))
+        self._report(Evidence(questions.number, self._progress.evidence(self._workers.pids())))
 
     def _look_at_workers(self, *, at_once: bool = False) -> None:
         pids = self._workers.pids()
         seen = self._progress.look(pids, at_once=at_once)
         if seen is not None:
-            self._tell(Progress(**seen))
+            self._report(Progress(**seen))
         sample = self._sampler.look(pids)
         if sample is not None:
-            self._tell(Sample(**sample))
+            self._report(Sample(**sample))
