@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ..ledger.book import Category
 from ..ledger.end_causes import OF_ROUNDS
 from ..ledger.job_report import JobReport
+from ..protocol.facts import Category
 from ..protocol.model import GpuUse
 from ..protocol.stages import Stage
 from ..snapshot.job_snapshot import AgentState, JobSnapshot, LaunchSnapshot, NodeGpu

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..history.moment import AgentHistory, AgentMoment, states_of
-from ..ledger.book import Category, LedgerEntry
+from ..ledger.entries import LedgerEntry
 from ..ledger.round_shares import CATEGORIES
+from ..protocol.facts import Category
 from ..protocol.model import Doing
 from ..snapshot.job_snapshot import AgentState
 from .time_axis import UNITS, TimeAxis

@@ -51,7 +51,7 @@ class LogServiceClient(Helper):
     costs = "lines may be missing here, and are in the files; the journal may have a gap"
 
     def __init__(self) -> None:
-        found = find_spec("msgspec")  # for the books of several heads
+        found = find_spec("msgspec")  # for the facts of earlier heads
         assert found is not None, "hpclaunch depends on it"
         assert found.origin is not None
         paths = [str(Path(found.origin).parents[1])]
@@ -157,18 +157,11 @@ class LogServiceClient(Helper):
         self.ask(op="append", directory=str(directory), name=name, text=text)
         return True
 
-    def read_books(self, directory: Path, launch: str, term: int) -> None:
-        """What the heads of this launch before that of this term have written: "books", if there is
-        something.
+    def read_facts(self, directory: Path, launch: str, kinds: Sequence[str]) -> None:
+        """Read the facts of these kinds that were recorded in a launch: "facts", if they can be
+        read.
         """
-        self.ask(op="read_books", directory=str(directory), launch=launch, term=term)
-
-    def report(self, directory: Path, launch: str, *, ledger: str, alone: str) -> None:
-        """Write the report of this launch to a file there. `alone` is its text where the file
-        `ledger` is the only one of its kind; it is "" if it is not known.
-        """
-        where = {"directory": str(directory), "launch": launch}
-        self.ask(op="report", **where, ledger=ledger, alone=alone)
+        self.ask(op="read_facts", directory=str(directory), launch=launch, kinds=kinds)
 
     def remove(self, file: Path) -> None:
         self.ask(op="remove", file=str(file))

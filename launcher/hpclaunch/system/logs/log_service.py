@@ -13,14 +13,11 @@ before; nothing waits for a console.
     {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
     {"op": "keep", "directory": PATH,
-        "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
+        "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the report
     {"op": "append", "directory": PATH,
-        "name": NAME, "text": T}      the history, the journal
-    {"op": "read_books", "directory": PATH,          {"event": "books", "term": N,
-        "launch": NAME, "term": N}                       "book": a book, packed}
-    {"op": "report", "directory": PATH,
-        "launch": NAME, "ledger": NAME,
-        "alone": TEXT}                the report, at the end
+        "name": NAME, "text": T}      the history, the journal, the facts
+    {"op": "read_facts", "directory": PATH,          {"event": "facts", "lines": TEXT}
+        "launch": NAME, "kinds": [NAME, ...]}            if they can be read
     {"op": "say", "text": T}
     {"op": "live", "text": T}   what the job waits for, if this is a terminal
     {"op": "remove", "file": PATH}
@@ -41,7 +38,7 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpclaunch.core.protocol.wording import for_console
 from hpclaunch.system.shared import disk, open_file_limit
@@ -51,11 +48,8 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from .console import consoles
 from .error_file import with_beginning
 from .index_writer import IndexWriter
-from .log_directory import LEDGERS, size, tail
+from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
-
-if TYPE_CHECKING:
-    from hpclaunch.core.ledger.summing import Launch
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 ROOM = 5.0  # seconds between two looks whether a file system is full
@@ -209,42 +203,16 @@ class LogService:
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
-        if why not in self._unkept:  # the ledger is written again and again
+        if why not in self._unkept:  # some files are written again and again
             self._unkept.add(why)
             self._say(f"cannot write {names}: {why}")
 
-    def _read_books(self, directory: str, launch: str, term: int) -> None:
-        # Imported after a takeover: no other job pays for it.
-        from hpclaunch.core.ledger.summing import as_one
-        from hpclaunch.system.shared import packing
-
-        from . import ledger_files
-
-        launches: list[Launch] = []
-        with contextlib.suppress(OSError):
-            launches, _ = ledger_files.read(Path(directory))
-        mine = (book for each in launches if each.name == launch for book in each.books)
-        if books := [book for book in mine if book.term < term]:
-            book = packing.pack(as_one(books)).decode()
-            self._channel.tell("books", term=term, book=book)
-
-    def _report(self, directory: str, launch: str, ledger: str, alone: str) -> None:
-        found: list[Path] = []
-        with contextlib.suppress(OSError):
-            found = LEDGERS.in_directory(Path(directory))
-        if alone and [file.name for file in found] == [ledger]:
-            self._keep(directory, {"report.json": alone})
-            return
-        # Imported where there were several heads or launches: no other job pays for it.
-        from hpclaunch.core.ledger.job_report import report
-
-        from . import ledger_files
+    def _read_facts(self, directory: str, launch: str, kinds: list[str]) -> None:
+        from . import fact_files  # imported after a takeover: no other job pays for it
 
         with contextlib.suppress(OSError):
-            launches, _ = ledger_files.read(Path(directory))
-            mine = [each for each in launches if each.name == launch]
-            if mine:
-                self._keep(directory, {"report.json": ledger_files.to_json(report(mine))})
+            lines = fact_files.lines_of(Path(directory), launch, kinds)
+            self._channel.tell("facts", lines=lines)
 
     def _remove(self, file: str) -> None:
         with contextlib.suppress(OSError):
