@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from story import a_job
@@ -18,9 +17,10 @@ from story import a_job
 from hpclaunch.core.control import Control
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.crc import checksum
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     Assignment,
-    JobState,
     Look,
     NoticeAnswer,
     Place,
@@ -29,8 +29,8 @@ from hpclaunch.core.protocol.model import (
     Seen,
     StepNotice,
     Verdict,
-    checksum,
 )
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import PastRound
 from hpclaunch.observe.console import Console
 from hpclaunch.observe.ledger import DatedFact, ledger_of

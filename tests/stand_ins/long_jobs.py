@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from hpclaunch.core.history.moment import (
@@ -29,6 +28,7 @@ from hpclaunch.core.protocol.facts import (
     SeatUse,
 )
 from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Origin, Verdict
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs.fact_files import FactFile
 
 BEGIN = 1_790_000_000.0

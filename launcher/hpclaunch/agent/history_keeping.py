@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol.facts import Fact, SeatUse
-from ..core.protocol.model import GpuUse, Phase, RankVitals
+from ..core.protocol.gpu_use import GpuUse
+from ..core.protocol.model import Phase, RankVitals
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import HISTORIES
 from .config import Config

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from ..core.ledger.entries import (
     LATEST,
@@ -33,6 +32,7 @@ from ..core.protocol.facts import (
     SeatUse,
 )
 from ..core.protocol.model import Verdict
+from ..core.protocol.values import field, fields, is_dataclass, replace, value
 
 MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
 MOST_ENDS = 50
@@ -41,7 +41,7 @@ KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocat
 DatedFact = tuple[float, Fact]  # with the time when it was recorded
 
 
-@dataclass(slots=True)
+@value()
 class Ledger:
     """A fold: `note` is to have all facts of the heads of a launch, in the order of time."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from ..ledger.round_shares import RoundPart, together
 from ..protocol.facts import (
@@ -15,6 +14,7 @@ from ..protocol.facts import (
 )
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
 
@@ -23,7 +23,7 @@ MOST_LOST = 8  # nodes
 ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
 
 
-@dataclass(slots=True)
+@value()
 class Round:
     number: int
     participants: list[Peer]  # the agents that have workers in it

@@ -6,15 +6,15 @@ A seat is a GPU, or where there are none a worker's place. Seat seconds are seco
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from ..protocol.facts import Category, SeatSeconds
+from ..protocol.values import replace, value
 
 LATEST = 1e11  # seconds since the epoch; no file of ours is of that time
 NEVER_SAVED = 0.0  # the training began from the start: the epoch comes before everything
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class LedgerEntry:
     """A round, or the time between two of them. Times are seconds since the epoch."""
 

@@ -6,16 +6,16 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..protocol.facts import Category, RoundEnded, SeatSeconds
 from ..protocol.model import Verdict
+from ..protocol.values import value
 from .entries import LedgerEntry, rewind, sums
 
 RUN = re.compile(r"\.r\d+$")  # the end of a name: which run of a training a launch is
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Launch:
     """One start of hpclaunch: on what its seats spent their time, under all agents that led."""
 
@@ -37,7 +37,7 @@ class Launch:
         return self.entries[-1].end
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Account:
     """All seat seconds of a job, from `begin` to `end`."""
 

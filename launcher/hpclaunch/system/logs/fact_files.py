@@ -17,7 +17,6 @@ import os
 import re
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +24,7 @@ import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.protocol import facts
+from hpclaunch.core.protocol.values import field, value
 from hpclaunch.worker import private_files
 
 from ..shared import bounded_json, packing
@@ -77,7 +77,7 @@ class FactFile:
             self._lines.add(packing.to_json({"time": at, **value}) + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class AgentFacts:
     """The facts that one start of an agent has recorded, with their times in seconds since the
     epoch."""
