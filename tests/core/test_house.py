@@ -52,8 +52,9 @@ RULES = {
 }
 # The agent's side and the worker's.
 OF_BOTH = (
-    *("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag"),
-    *("worker.stop_watch", "worker.site"),  # of the latter the table of variables
+    *("worker.json_lines", "worker.messages", "worker.private_files", "worker.processes"),
+    *("worker.sock_diag", "worker.stop_watch"),
+    "worker.site",  # the table of variables
 )
 ALLOWED = {
     "core.protocol": set(),
