@@ -83,7 +83,8 @@ ALLOWED = {
     "core": set(),
     "observe": NOUNS | {"core.snapshot", "core.ledger", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
-    "agent": CORE | {"observe", "system", "system.shared", "worker.json_lines", "__init__"},
+    "agent": CORE
+    | {"observe", "system", "system.shared", "worker.json_lines", "worker.messages", "__init__"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
