@@ -40,13 +40,14 @@ from ..core.protocol.model import (
 from ..core.protocol.wording import signal_name
 from ..core.source.reasons import of_restart
 from ..observe.console import Console
-from ..system.logs import error_file
+from ..system.logs import error_file, messages
 from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
+from ..system.shared.disk import DiskSeen
 from ..system.shared.helper import CONTINUES, StoppedHelpers
 from . import evidence, post_mortem, sampling
 from .config import Config
@@ -241,7 +242,9 @@ class Agent:
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         self._deliver(*self.last_words.expire(now), *self.errands.expire(now))
         if now >= self._disk_until:
-            self._deliver(*self._check_health({"silent": True}))
+            assert self.config.logs is not None, "it was asked for"
+            silent = Disk(str(self.config.logs.path), silent=True)
+            self._deliver(*self._check_health(silent))
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
@@ -425,18 +428,18 @@ class Agent:
 
     def _hear_log_service(self) -> None:
         service = self.output.service
-        for reply in service.receive():
+        for reply in service.replies():
             match reply:
-                case {"event": "prepared", "id": number}:
+                case messages.Prepared(id=number):
                     self._start_workers(number)
-                case {"event": "refused", "id": number, "why": why, "file": file, "full": full}:
+                case messages.Refused(id=number, why=why, file=file, full=full):
                     self._refuse(number, f"{why}: {file}", full=full)
-                case {"event": "tail", "id": number, "text": text}:
+                case messages.Tail(id=number, text=text):
                     self._deliver(*self.last_words.receive(number, text))
-                case {"event": "books", "term": term, "book": book}:
+                case messages.Books(term=term, book=book):
                     self.ledger.take_books(self.control, term, book, time.monotonic())
-                case {"event": "disk", "seen": seen} if self._disk_until < math.inf:
-                    self._deliver(*self._check_health(seen))
+                case messages.Disk(seen=seen) if self._disk_until < math.inf:
+                    self._deliver(*self._check_health(Disk(**seen.fields())))
         if service.lost:
             self._poller.unregister(service.fileno())
             service.close()
@@ -454,13 +457,12 @@ class Agent:
         self.output.service.look(self._next_number(), self.config.logs.path)
         return []
 
-    def _check_health(self, seen: dict[str, Any]) -> Iterable[events.Event]:
+    def _check_health(self, disk: Disk) -> Iterable[events.Event]:
         self._disk_until = math.inf
-        assert self.config.logs is not None, "it was asked for"
-        return self.health.check(Disk(**{"path": str(self.config.logs.path)} | seen))
+        return self.health.check(disk)
 
-    def _look_at_disk(self, seen: dict[str, Any]) -> None:
-        self.health.look_at_checkpoints(Disk(**seen))
+    def _look_at_disk(self, seen: DiskSeen) -> None:
+        self.health.look_at_checkpoints(Disk(**seen.fields()))
 
     # Effects
 
