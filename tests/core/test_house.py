@@ -97,7 +97,8 @@ ALLOWED = {
 }
 # One thing of the outside that takes several files: these may know each other.
 TOGETHER = (
-    *("system.checkpoints", "system.logs", "system.network", "observe", "agent", "cli", "worker"),
+    *("system.checkpoints", "system.gpus", "system.logs", "system.network"),
+    *("observe", "agent", "cli", "worker"),
 )
 
 

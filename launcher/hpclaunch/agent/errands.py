@@ -76,7 +76,7 @@ class Errands:
         except OSError:  # no process, or no descriptor, is left
             pending.until = -math.inf
             return
-        client.ask(**pending.errand.encoded())
+        client.send(pending.errand)
 
     def _start(self) -> ErrandServiceClient:
         self._client, self._has_hung = ErrandServiceClient(), False
