@@ -17,7 +17,17 @@ from hpclaunch.agent import errands as module
 from hpclaunch.agent import evidence
 from hpclaunch.agent.errands import Errands
 from hpclaunch.core.protocol import events
-from hpclaunch.system.shared.errands import Notified, Notify, ReadStacks, Resolve, Resolved, Stacks
+from hpclaunch.system.shared.errands import (
+    Explain,
+    Explained,
+    FindJobEnd,
+    Notified,
+    Notify,
+    ReadStacks,
+    Resolve,
+    Resolved,
+    Stacks,
+)
 from hpclaunch.system.shared.helper import Helper
 
 pytestmark = pytest.mark.starts
@@ -105,22 +115,50 @@ def test_each_has_its_own_answer(asked, tmp_path):
     assert (tmp_path / "event").read_text() == '{"event": "hang"}\n'
 
 
-def test_one_that_hangs_holds_up_no_other(asked, errands, py_spy, tmp_path):
-    """It is given up after its time, and the process with it, once nothing else is in hand."""
+def find_job_end():
+    known = {"job": "7", "step": "", "end": "", "restarts": "", "nodes": "", "since": 0.0}
+    return partial(FindJobEnd, **known, before=None)
+
+
+@pytest.mark.parametrize("kind", ["scontrol", "name", "py-spy", "command"])
+def test_one_that_hangs_holds_up_no_other(asked, errands, py_spy, tmp_path, monkeypatch, kind):
+    """It is given up after its time, and the process with it."""
+    stalls = hanging(py_spy)
+    (tmp_path / "scontrol").symlink_to(py_spy)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # without an address, Slurm is asked for the node's
+    made = {"scontrol": find_job_end(), "name": resolve(), "py-spy": stalls}
+    asked.run(kind, made.get(kind) or notify("exec sleep 600"))
+    first = helper()
+    while not first.children():
+        time.sleep(0.01)
+    asked.run("other command", notify("exit 3"))
+    asked.run("explanation", partial(Explain, host="n1", addresses=(), ports=()))
+    assert dict(asked.until(2)) == {
+        "other command": Notified(2, "ended with 3"),
+        "explanation": Explained(3, ""),
+    }
+    below = first.children(recursive=True)
+    errands.expire(errands.next_deadline())
+    assert asked.over[2:] == [(kind, None)]
+    assert not any(process.is_running() for process in [first, *below])
+    asked.run("again", notify("exit 4"))
+    assert asked.until(4)[3] == ("again", Notified(4, "ended with 4"))
+
+
+def test_one_that_hangs_interrupts_no_other(asked, errands, py_spy, tmp_path):
+    """The process stays until what else it does is done."""
     go = tmp_path / "go"
     asked.run("stacks", hanging(py_spy))
     asked.run("command", notify(f"while [ ! -e {go} ]; do sleep 0.01; done"))
-    asked.run("name", resolve())
-    asked.until(1)
     first = helper()
     errands.expire(errands.next_deadline())
-    assert [name for name, _ in asked.over] == ["name", "stacks"]
-    assert asked.over[1][1] is None
+    assert asked.over == [("stacks", None)]
+    asked.run("name", resolve())
+    assert asked.until(2)[1] == ("name", Resolved(3, ()))
+    assert helper() == first
     go.touch()
-    assert asked.until(3)[2] == ("command", Notified(2, ""))  # it was not interrupted
+    assert asked.until(3)[2] == ("command", Notified(2, ""))
     assert not first.is_running()
-    asked.run("again", resolve())
-    assert asked.until(4)[3] == ("again", Resolved(4, ()))
 
 
 def test_what_a_killed_process_has_not_answered_is_begun_again(asked, py_spy, tmp_path):
@@ -167,7 +205,7 @@ def test_one_that_cannot_be_started(asked, errands, monkeypatch):
     monkeypatch.setattr(Helper, "__init__", fails)
     asked.run("name", resolve())
     assert asked.over == []  # whoever asks may not be ready for the answer yet
-    errands.expire(errands.next_deadline())
+    errands.wait(LIMIT)
     assert asked.over == [("name", None)]
 
 

@@ -74,7 +74,7 @@ class Errands:
         try:
             client = self._client or self._start()
         except OSError:  # no process, or no descriptor, is left
-            pending.until = -math.inf
+            pending.until = time.monotonic()
             return
         client.send(pending.errand)
 
@@ -101,9 +101,11 @@ class Errands:
         return self._hear() if self._client and self._client.fileno() in ready else []
 
     def wait(self, limit: float) -> None:
-        """Wait for the next answer, and conclude its errand, when the loop is over."""
-        if self._client is not None and self._client.wait(limit):
+        """Wait until an errand can be concluded, and do so, when the loop is over."""
+        left = self.next_deadline() - time.monotonic()
+        if self._client is not None and self._client.wait(min(limit, left)):
             self._hear()
+        self.expire(time.monotonic())
 
     def _hear(self) -> list[events.Event]:
         client = self._client
