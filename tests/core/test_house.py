@@ -52,8 +52,9 @@ RULES = {
 }
 # The agent's side and the worker's.
 OF_BOTH = (
-    *("worker.json_lines", "worker.messages", "worker.private_files", "worker.processes"),
-    *("worker.sock_diag", "worker.stop_watch"),
+    *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
+    "worker.mps_messages",
+    *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
     "worker.site",  # the table of variables
 )
 ALLOWED = {
@@ -84,7 +85,8 @@ ALLOWED = {
     "observe": NOUNS | {"core.snapshot", "core.ledger", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE
-    | {"observe", "system", "system.shared", "worker.json_lines", "worker.messages", "__init__"},
+    | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
+    | {"worker.messages", "worker.fork_server_messages", "worker.mps_messages"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),

@@ -98,6 +98,10 @@ class Message:
         """Return the fields by name, as JSON has them: with messages in them as objects, too."""
         return {name: _plain(value) for name, value in self.__dict__.items()}
 
+    def replaced(self: M, **changes: Any) -> M:
+        """Return the same with other values of these fields."""
+        return type(self)(**{**self.__dict__, **changes})
+
     @classmethod
     def of_fields(cls: type[M], fields: Mapping[str, object]) -> M:
         """Return the message with these fields of a JSON object. Raises MessageError."""
@@ -128,6 +132,11 @@ def decode(kinds: Kinds[M], raw: object) -> M:
     if op not in kinds:
         raise MessageError(f"unknown message {op!r}")
     return kinds[op].of_fields(fields)
+
+
+def never(message: NoReturn) -> NoReturn:
+    """End a `match` over all kinds of a message: a type checker refuses it where one is missing."""
+    raise AssertionError(f"nobody handles {message!r}")
 
 
 def _plain(value: object) -> object:

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpclaunch.system.shared import disk
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
-from hpclaunch.worker.messages import decode
+from hpclaunch.worker.messages import decode, never
 
 from . import AHEAD, ALL, READS, messages
 from .candidates import SECOND, Facts, RoundPeriod
@@ -205,13 +205,16 @@ def _replies(
             room = disk.look(Path(first))
             shown = tuple(seen(f, is_read=server.is_read(f)) for f in found[-MOST:])
             yield messages.Searched(number, shown, room, tuple(others(server.where, found)))
-        case messages.LookAt(id=number, path=path, share=(k, n)):
+        case messages.LookAt(id=number, path=path, size=size, time=written, rounds=rounds):
             yield messages.Begun(number)
-            of = (path, request.size, request.time, (k, n))
-            yield messages.Looked(number, *server.see(*of, request.rounds, is_asked))
+            k, n = request.share
+            wrong = server.see(path, size, written, (k, n), rounds, is_asked)
+            yield messages.Looked(number, *wrong)
         case messages.Suggest(arguments=arguments, since=since):
             match newest(patterns(arguments), since):
                 case (where, one):
                     yield messages.Suggested(where, one.candidate.path)
         case messages.Watch(on=on, rounds=rounds):
             server.watch(rounds, on=on)
+        case _:
+            never(request)

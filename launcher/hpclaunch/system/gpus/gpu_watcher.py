@@ -38,7 +38,7 @@ from hpclaunch.core.protocol.model import GpuUse
 from hpclaunch.core.protocol.wording import plain
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
-from hpclaunch.worker.messages import decode
+from hpclaunch.worker.messages import decode, never
 from hpclaunch.worker.processes import user_name
 
 from .watcher_messages import (
@@ -321,6 +321,8 @@ class GpuWatcher:
                 self.check(number, dead)
             case AskUse():
                 self.report_use()
+            case _:
+                never(request)
 
     def check(self, round: int, dead: Collection[int]) -> None:  # noqa: A002 - the word for it
         if (why := self.open()) or self.gpus is None:

@@ -24,7 +24,7 @@ from hpclaunch.core.protocol.wording import for_console
 from hpclaunch.system.shared import disk, open_file_limit
 from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
-from hpclaunch.worker.messages import decode
+from hpclaunch.worker.messages import decode, never
 
 from . import messages
 from .console import consoles
@@ -122,6 +122,8 @@ class LogService:
                     os.unlink(file)
             case messages.Finish():
                 self._finish()
+            case _:
+                never(request)
 
     def _reply(self, reply: messages.Reply) -> None:
         self._channel.send(reply.encoded())

@@ -104,7 +104,7 @@ class Helper:
             self._lines.send(request, wait=lambda: self._is_ready(select.POLLOUT, math.inf))
 
     def send(self, request: Message) -> None:
-        """Send a typed request."""
+        """Send a request, as `ask` does."""
         self.ask(**request.encoded())
 
     def receive(self) -> list[dict[str, Any]]:
