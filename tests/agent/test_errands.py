@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -13,7 +12,6 @@ import psutil
 import pytest
 import zmq
 
-from hpclaunch.agent import errands as module
 from hpclaunch.agent import evidence
 from hpclaunch.agent.errands import Errands
 from hpclaunch.core.protocol import events
@@ -34,7 +32,7 @@ pytestmark = pytest.mark.starts
 
 LIMIT = 60.0  # seconds; far more than any of this takes
 HERE = "127.0.0.2"
-HANGS = "#!/bin/sh\nexec sleep 600\n"
+HANGS = "#!/bin/sh\n[ -e {0}/go ] && exec echo stack\ntouch {0}/begun\nexec sleep 600\n"
 
 
 @pytest.fixture
@@ -105,7 +103,8 @@ def notify(command):
 
 
 def hanging(py_spy):
-    py_spy.write_text(HANGS)
+    """It hangs until there is a file "go" beside it, and makes one of the name "begun"."""
+    py_spy.write_text(HANGS.format(py_spy.parent))
     return partial(ReadStacks, py_spy=str(py_spy), pids=(1,), until=time.monotonic() + 600)
 
 
@@ -152,16 +151,16 @@ def test_one_that_hangs_holds_up_no_other(asked, errands, py_spy, tmp_path, monk
 
 def test_one_that_hangs_interrupts_no_other(asked, errands, py_spy, tmp_path):
     """The process stays until what else it does is done."""
-    go = tmp_path / "go"
+    end = tmp_path / "end"
     asked.run("stacks", hanging(py_spy))
-    asked.run("command", notify(f"while [ ! -e {go} ]; do sleep 0.01; done"))
+    asked.run("command", notify(f"while [ ! -e {end} ]; do sleep 0.01; done"))
     first = helper()
     errands.expire(errands.next_deadline())
     assert asked.over == [("stacks", None)]
     asked.run("name", resolve())
     assert asked.until(2)[1] == ("name", Resolved(3, ()))
     assert helper() == first
-    go.touch()
+    end.touch()
     assert asked.until(3)[2] == ("command", Notified(2, ""))
     assert not first.is_running()
 
@@ -171,11 +170,11 @@ def test_what_a_killed_process_has_not_answered_is_begun_again(asked, py_spy, tm
     runs = tmp_path / "runs"
     asked.run("stacks", hanging(py_spy))
     asked.run("command", notify(f"echo run >> {runs}; exec sleep 600"))
-    while not runs.exists() or not runs.read_text():
+    while not (tmp_path / "begun").exists() or not runs.exists() or not runs.read_text():
         time.sleep(0.01)
     first = helper()
     below = first.children()
-    py_spy.write_text("#!/bin/sh\necho stack\n")
+    (tmp_path / "go").touch()
     first.kill()
     assert asked.until(2) == [("command", None), ("stacks", Stacks(1, ("stack\n",)))]
     assert helper() != first
@@ -191,16 +190,6 @@ def test_one_that_is_not_replaced_leaves_errands_unanswered(poller, py_spy):
     assert asked.until(1) == [("stacks", None)]
     assert not helpers()
     errands.close()
-
-
-def test_one_that_is_idle_ends(asked, errands):
-    asked.run("name", resolve())
-    asked.until(1)
-    idle = helper()
-    assert errands.next_deadline() > time.monotonic() + module.IDLE - LIMIT
-    errands.expire(errands.next_deadline())
-    assert not idle.is_running()
-    assert errands.next_deadline() == math.inf
 
 
 def test_one_that_cannot_be_started(asked, errands, monkeypatch):

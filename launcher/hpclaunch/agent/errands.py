@@ -18,7 +18,6 @@ from ..system.shared.errands import ANSWERS, Answer, Errand, Notify
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 
-IDLE = 150.0  # seconds without an errand, after which the process ends; Slurm is asked each minute
 Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
 
 
@@ -47,7 +46,8 @@ class PendingErrand:
 
 class Errands:
     """Errands out, answers in. The process is started for the first errand, and replaced if it was
-    killed, or once it has nothing to do but errands that have hung.
+    killed, or once it has nothing to do but errands that have hung. It does not end when it is
+    idle: when the next errand comes, a file system may have stalled, and a start would wait for it.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Errands:
         self._number = 0
         self._pending: dict[int, PendingErrand] = {}
         self._has_hung = False  # an errand of this process
-        self._idle_at = math.inf
 
     def run(self, errand: Callable[[int], Errand], done: Done) -> None:
         """Begin an errand, which is made with its number. `done` gets the answer, later; None if
@@ -84,18 +83,13 @@ class Errands:
         return self._client
 
     def next_deadline(self) -> float:
-        if self._pending:
-            return min(pending.until for pending in self._pending.values())
-        return math.inf if self._client is None else self._idle_at
+        return min((pending.until for pending in self._pending.values()), default=math.inf)
 
     def expire(self, now: float) -> list[events.Event]:
-        """Conclude errands that are too late, and end an idle process. Call it after `receive`."""
+        """Conclude errands that are too late. Call it after `receive`."""
         late = [number for number, pending in self._pending.items() if now >= pending.until]
         self._has_hung = self._has_hung or bool(late)
-        found = self._conclude(dict.fromkeys(late))
-        if not self._pending and now >= self._idle_at:
-            self.close()
-        return found
+        return self._conclude(dict.fromkeys(late))
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
         return self._hear() if self._client and self._client.fileno() in ready else []
@@ -117,8 +111,6 @@ class Errands:
         over = [(self._pending.pop(n), a) for n, a in answers.items() if n in self._pending]
         if self._has_hung and not self._pending:
             self.close()  # nobody else's errand is lost with it
-        if over:
-            self._idle_at = time.monotonic() + IDLE
         return [event for pending, answer in over for event in pending.done(answer)]
 
     def _replace(self, lost: ErrandServiceClient) -> list[events.Event]:
