@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from ..core.protocol import events
-from ..core.protocol.model import Job, JobState
+from ..core.protocol.job_state import JobState
+from ..core.protocol.model import Job
 from ..system.hosts import slurm
 from ..system.shared.errands import Answer, FindJobEnd, JobEnd
 from .errands import Errands

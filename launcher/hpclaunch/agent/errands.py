@@ -8,12 +8,12 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import zmq
 
 from ..core.protocol import events
+from ..core.protocol.values import value
 from ..system.shared.errands import ANSWERS, Answer, Errand, Notify
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
@@ -37,7 +37,7 @@ class ErrandServiceClient(Helper):
         return self._is_ready(select.POLLIN, limit)
 
 
-@dataclass(slots=True)
+@value()
 class PendingErrand:
     errand: Errand
     done: Done

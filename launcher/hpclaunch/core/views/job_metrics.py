@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from ..ledger.book import Category
 from ..ledger.end_causes import OF_ROUNDS
 from ..ledger.job_report import JobReport
-from ..protocol.model import GpuUse
+from ..protocol.gpu_use import GpuUse
 from ..protocol.stages import Stage
+from ..protocol.values import value
 from ..snapshot.job_snapshot import AgentState, JobSnapshot, LaunchSnapshot, NodeGpu
 
 PREFIX = "hpclaunch_"
@@ -32,13 +32,13 @@ class MetricKind(str, Enum):
 Labels = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class MetricSample:
     labels: Labels
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class MetricFamily:
     """One metric. `name` has no suffix of its kind, and ends in the unit if there is one."""
 

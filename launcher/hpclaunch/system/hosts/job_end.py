@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpclaunch.core.protocol.model import JobState
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.system.shared.errands import FindJobEnd, JobEnd
 from hpclaunch.system.shared.scontrol import fields_of, said, shown
 
