@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from story import a_job
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.checksums import checksum
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     Assignment,
-    JobState,
     Look,
     NoticeAnswer,
     Place,
@@ -27,8 +27,8 @@ from hpclaunch.core.protocol.model import (
     Seen,
     StepNotice,
     Verdict,
-    checksum,
 )
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.console import Console
 from hpclaunch.observe.notifications import Notification, Notifications
 from hpclaunch.observe.past_rounds import PastRounds

@@ -23,7 +23,7 @@ from sim_steps import Steps
 from sim_training import Training
 
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import JobState
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.observe.console import Console
 
 

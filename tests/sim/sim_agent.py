@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ from hpclaunch.core.protocol.model import (
     Verdict,
     a_machine,
 )
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.stragglers.arrivals import together
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpclaunch.core.protocol.model import JobState
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.system.hosts import job_end
 from hpclaunch.system.shared.scontrol import fields_of, shown
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.protocol.model import Origin, Verdict
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs import ledger_files
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.shared import packing

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from damaged_data import damaged
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import JobState, Place
+from hpclaunch.core.protocol.job_state import JobState
+from hpclaunch.core.protocol.model import Place
 from hpclaunch.system.hosts import job_end, requeue, slurm
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.shared import scontrol

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import socket
 import time
@@ -17,6 +16,7 @@ from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Place, Trouble, with_place
+from ..core.protocol.values import replace
 from ..system.hosts import machines
 from ..system.network import death_notices, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
@@ -99,7 +99,7 @@ class Channels:
     def take_place(self, index: int) -> None:
         """Be the agent of this place from now on. UsageError when there is no port to listen on."""
         places = with_place(self.where.places, index, stand_in=self.where.index)
-        self.where = dataclasses.replace(self.where, places=places, index=index, has_place=True)
+        self.where = replace(self.where, places=places, index=index, has_place=True)
         self.dial([], [])
         self.dial([HEAD], [""])
         self.server = self._listen()
@@ -341,4 +341,4 @@ def _with_origin(message: Message, address: str) -> Message:
     have put its own address there."""
     if not isinstance(message, Report) or not message.networks or address in message.networks:
         return message
-    return dataclasses.replace(message, networks=(*message.networks, address))
+    return replace(message, networks=(*message.networks, address))

@@ -8,7 +8,8 @@ from typing import Any
 import zmq
 
 from ..core.protocol import events
-from ..core.protocol.model import Job, JobState
+from ..core.protocol.job_state import JobState
+from ..core.protocol.model import Job
 from ..system.hosts import slurm
 from ..system.hosts.job_end import JobEndClient
 

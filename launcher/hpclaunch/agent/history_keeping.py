@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.protocol.model import GpuUse, Phase, RankVitals
+from ..core.protocol.gpu_use import GpuUse
+from ..core.protocol.model import Phase, RankVitals
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import HISTORIES
 from .config import Config

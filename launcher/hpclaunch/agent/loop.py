@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from ..core.protocol.model import (
     Trouble,
     Verdict,
 )
+from ..core.protocol.values import replace
 from ..core.protocol.wording import signal_name
 from ..core.source.reasons import of_restart
 from ..observe.console import Console

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -18,6 +17,7 @@ import zmq
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.model import Request
+from ..core.protocol.values import replace
 from ..observe.past_rounds import PastRounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing

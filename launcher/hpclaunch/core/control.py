@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .consensus.awake_clock import LATE, AwakeClock
@@ -36,9 +35,11 @@ from .protocol.events import (
     TroubleFound,
 )
 from .protocol.facts import HeadDeposed, HeadLeaves, RoundEnded
+from .protocol.gpu_use import GpuUse
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
+from .protocol.model import HEAD, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
+from .protocol.values import replace
 from .stragglers.clock_offset import ClockOffset
 
 if TYPE_CHECKING:

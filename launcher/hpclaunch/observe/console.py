@@ -8,7 +8,8 @@ from ..core.head.restarts import how
 from ..core.head.roster import NAMES
 from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
-from ..core.protocol.model import NO_RANK, Failure, JobState, Leftover, Request
+from ..core.protocol.job_state import JobState
+from ..core.protocol.model import NO_RANK, Failure, Leftover, Request
 from ..core.protocol.wording import count, plain, some
 
 OWN_GPUS_ONLY = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
 from ..core.protocol import facts
 from ..core.protocol.facts import EndReason
+from ..core.protocol.values import replace
 from .console import words
 
 if TYPE_CHECKING:

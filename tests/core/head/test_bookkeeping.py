@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from crew import Crew
 
@@ -14,6 +12,7 @@ from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.events import Requested, WorkerExited
 from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 
 
 def training(hosts="n0 n1 n2"):

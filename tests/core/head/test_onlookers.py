@@ -16,7 +16,8 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import GpuUse, Grow, RankVitals, Request
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.model import Grow, RankVitals, Request
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import AgentState
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from test_screens import LAUNCHES, SAVED, a_job, a_launch, an_agent
@@ -11,7 +10,8 @@ from test_screens import LAUNCHES, SAVED, a_job, a_launch, an_agent
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.model import GpuUse
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import NodeGpu
 from hpclaunch.core.views.job_metrics import MetricKind, job_metrics
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from long_jobs import BEGIN, a_launch
@@ -14,6 +13,7 @@ from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
 from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Verdict
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.views import job_page as pages
 from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.core.views.text_style import seat_time

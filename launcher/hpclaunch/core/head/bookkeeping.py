@@ -7,7 +7,6 @@ those of a real clock: time for which this process did not run is spent as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
@@ -26,6 +25,7 @@ from ..protocol.facts import EndReason, LostNode, RoundEnded
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Doing
 from ..protocol.stages import Stage
+from ..protocol.values import field, value
 from .restarts import failed, failure, in_order
 from .round import MOST_FAILURES, Round
 
@@ -37,7 +37,7 @@ ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says
 NAMED = 64  # nodes
 
 
-@dataclass(slots=True)
+@value()
 class _Stretch:
     """A round from its begin until none of its workers is left."""
 

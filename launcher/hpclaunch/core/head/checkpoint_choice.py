@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
+from ..protocol.checksums import checksum
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited
-from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict, checksum
+from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict
+from ..protocol.values import replace
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from ..protocol.facts import NOT_THE_PROGRAMS_FAULT, EndReason, LostNode, RoundEnded
 from ..protocol.messages import Report
 from ..protocol.model import Culprit, Failure
+from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
 
@@ -15,7 +15,7 @@ MOST_FAILURES = 9  # of a round that a fact names, the cause among them
 MOST_LOST = 8  # nodes
 
 
-@dataclass(slots=True)
+@value()
 class Round:
     number: int
     participants: list[Peer]  # the agents that have workers in it

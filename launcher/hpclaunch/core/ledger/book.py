@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..protocol.facts import RoundEnded
 from ..protocol.model import Verdict
+from ..protocol.values import field, replace, value
 
 MOST_ENTRIES = 400  # of a book; then the oldest ones are put together
 MOST_ENDS = 50
@@ -42,7 +42,7 @@ class Category(str, Enum):
 SeatSeconds = dict[Category, float]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class LedgerEntry:
     """A round, or the time between two of them. Times are seconds on the clock of the book."""
 
@@ -58,7 +58,7 @@ class LedgerEntry:
     resumed: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Book:
     term: int  # in which the head began to lead
     begin: float
@@ -126,7 +126,7 @@ def rewind(entries: Sequence[LedgerEntry], saved: float) -> list[LedgerEntry]:
     return [rewound(entry, saved) for entry in entries]
 
 
-@dataclass(slots=True)
+@value()
 class Pages:
     """The entries of a book that is being written, and why rounds ended: of bounded size."""
 

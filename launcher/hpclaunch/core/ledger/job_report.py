@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.facts import RoundEnded
 from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, Failure
+from ..protocol.values import value
 from .end_causes import Diagnosis, of_job, of_round
 from .last_lines import EndCause
 from .summing import Launch, account, entries_of, round_ends
@@ -16,7 +16,7 @@ FORMAT = 1
 OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # and not of a worker
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class EndReport:
     """Why one round ended before its workers were done. Times are seconds since the epoch."""
 
@@ -43,7 +43,7 @@ class JobOutcome(str, Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class JobReport:
     format: int
     launches: tuple[str, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..protocol.model import Doing, Spent
+from ..protocol.values import value
 from .book import Category, SeatSeconds, sums
 
 CATEGORIES = {
@@ -24,7 +24,7 @@ LAST_FIRST = (
 BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RoundPart:
     """Of one agent in a round."""
 
@@ -106,7 +106,7 @@ def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
     return {category: seconds * seats for category, seconds in spent.items() if seconds * seats}
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Holder:
     """What an agent has told of its seats; without `workers`, it was never heard."""
 

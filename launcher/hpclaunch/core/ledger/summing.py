@@ -6,15 +6,15 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from ..protocol.facts import RoundEnded
+from ..protocol.values import replace, value
 from .book import Book, Category, LedgerEntry, Pages, SeatSeconds, cut_off, rewind, sums
 
 RUN = re.compile(r"\.r\d+$")  # the end of a name: which run of a training a launch is
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Launch:
     """One start of hpclaunch, with the books of all agents that have led, on one clock."""
 
@@ -37,7 +37,7 @@ class Launch:
         return max(book.until for book in self.books)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Account:
     """All seat seconds of a job, from `begin` to `end`."""
 

@@ -7,11 +7,11 @@ people, which nothing is decided from.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
-from .model import Failure, JobState, Leftover, Request, Verdict
-from .values import value
+from .job_state import JobState
+from .model import Failure, Leftover, Request, Verdict
+from .values import replace, value
 
 # The rounds
 
@@ -32,7 +32,7 @@ class EndReason(str, Enum):
 NOT_THE_PROGRAMS_FAULT = {EndReason.LOSS, EndReason.QUORUM, EndReason.GROWTH, EndReason.ASKED}
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class IsolatedGpus:
     """Nodes on which each worker sees only its own GPUs."""
 
@@ -41,7 +41,7 @@ class IsolatedGpus:
     gpus: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RoundBegan:
     round: int
     hosts: str  # in the order of the ranks, as Slurm writes it: "n3,n[1-2]"
@@ -61,7 +61,7 @@ class RoundBegan:
     isolated: tuple[IsolatedGpus, ...] = ()
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LostNode:
     """A node that took part in a round, and no longer can."""
 
@@ -70,7 +70,7 @@ class LostNode:
     is_unfit: bool  # something is broken on it; else its agent is lost
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RoundEnded:
     """No worker of the round is left. In a ledger, times are those of its clock."""
 
@@ -105,7 +105,7 @@ class RoundEnded:
         return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RestartDecided:
     """After a failure of the program, another round follows."""
 
@@ -117,12 +117,12 @@ class RestartDecided:
     outage_delay: float  # so that a file system or a network can recover
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RequestGranted:
     request: Request  # other than STOP, which is in the verdict
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesJoin:
     """The round ends so that these nodes can take part."""
 
@@ -132,7 +132,7 @@ class NodesJoin:
 # The workers
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HangFound:
     round: int
     still: float  # for so long there was no step
@@ -143,7 +143,7 @@ class HangFound:
     ends_in: float | None = None  # no restart is left: the round ends then; None: it ends now
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StragglerNamed:
     host: str
     rank: int  # NO_RANK: several on this host
@@ -152,7 +152,7 @@ class StragglerNamed:
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StragglerRecovered:
     host: str
     rank: int
@@ -166,7 +166,7 @@ class LeftoverStep(str, Enum):
     KILL = "kill"
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LeftoversFound:
     host: str
     step: LeftoverStep
@@ -174,7 +174,7 @@ class LeftoversFound:
     leftovers: tuple[Leftover, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class WorkersSurvive:
     """The job is over, and workers are left that SIGKILL does not end."""
 
@@ -194,7 +194,7 @@ class CordonKind(str, Enum):
     DRAINING = "draining"  # Slurm drains it
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesCordoned:
     round: int  # the last one or, between two rounds, the next
     hosts: tuple[str, ...]
@@ -204,34 +204,34 @@ class NodesCordoned:
     alone: bool = False  # it is the only node of the job, whose verdict says the same
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class DrainFound:
     """Slurm drains nodes of the round, for which there are spares."""
 
     hosts: tuple[str, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeLost:
     host: str
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeArrived:
     """All agents of a node are here, after a round has begun without it."""
 
     host: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeCameBack:
     """The node was lost, and can take part again."""
 
     host: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesSilent:
     """Agents are not heard, and not lost yet."""
 
@@ -240,7 +240,7 @@ class NodesSilent:
     left: float  # until they count as lost
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeHeard:
     """The agent was silent, and is heard again."""
 
@@ -250,7 +250,7 @@ class NodeHeard:
 # The wait for a round
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class AgentsAwaited:
     """Agents have not come yet."""
 
@@ -261,7 +261,7 @@ class AgentsAwaited:
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesAwaited:
     """Too few nodes are left for a round."""
 
@@ -271,7 +271,7 @@ class NodesAwaited:
     left: float  # until the job ends
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class QuorumAwaited:
     """The head has no quorum without these agents."""
 
@@ -279,14 +279,14 @@ class QuorumAwaited:
     left: float  # until the job ends
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class CheckpointSought:
     """The search for a complete checkpoint takes long."""
 
     waited: float
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class ReadersAwaited:
     """Agents have not seen the checkpoint yet that the round is to begin with."""
 
@@ -298,14 +298,14 @@ class ReadersAwaited:
 # The head
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadChanged:
     lost: str  # the host of the head before
     head: str  # the host of this one
     round: int  # the one that the head before was running, which has ended; -1: none
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadDeposed:
     """Another agent leads, with those that this one could not reach."""
 
@@ -313,7 +313,7 @@ class HeadDeposed:
     head: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadLeaves:
     """The head has trouble on its own node, and another agent is to lead."""
 
@@ -321,7 +321,7 @@ class HeadLeaves:
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadAwaited:
     """An agent has not heard the head yet."""
 
@@ -334,7 +334,7 @@ class HeadAwaited:
 # The end of the job
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class EndAnnounced:
     """A SIGTERM of Slurm's means an end that comes later."""
 
@@ -342,7 +342,7 @@ class EndAnnounced:
     left: float
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NoticeGiven:
     """The workers have notice of the end."""
 
@@ -352,14 +352,14 @@ class NoticeGiven:
     left: float
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RequeueImpossible:
     """The user wants the job to be requeued, and Slurm does not do that with this job."""
 
     slurm_id: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class JobEnded:
     """All agents are to leave."""
 

@@ -40,7 +40,7 @@ from hpclaunch.core.health.gpu_rules import (
     XidSeen,
 )
 from hpclaunch.core.health.xids import xid
-from hpclaunch.core.protocol.model import GpuUse
+from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.wording import plain
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError

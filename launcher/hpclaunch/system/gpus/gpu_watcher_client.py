@@ -8,7 +8,6 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.gpu_rules import XidSeen
 from hpclaunch.core.placement.devices import Gpu
-from hpclaunch.core.protocol.model import GpuUse
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.values import value
 
 from ..shared.helper import Helper
 
@@ -26,7 +26,7 @@ INIT_LIMIT = 60.0
 ANSWER_LIMIT = 10.0  # seconds, including the five that the memory of dead workers may take
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class GpuReport:
     """The answer to the check of a round; without a round, news."""
 

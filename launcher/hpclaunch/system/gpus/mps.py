@@ -17,10 +17,10 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
+from ...core.protocol.values import replace
 from ...worker.processes import user_name
 from ..shared.helper import Helper, numbers
 

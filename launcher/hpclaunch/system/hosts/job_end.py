@@ -14,7 +14,7 @@ import re
 import time
 from typing import Any
 
-from hpclaunch.core.protocol.model import JobState
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.system.shared.helper import Helper
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.system.shared.scontrol import fields_of, said, shown

@@ -16,7 +16,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +23,7 @@ import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.protocol import facts
+from hpclaunch.core.protocol.values import value
 from hpclaunch.worker import private_files
 
 from ..shared import bounded_json, packing
@@ -74,7 +74,7 @@ class FactFile:
             self._lines.add(packing.to_json({"time": round(time.time(), 3), **value}) + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RecordedFact:
     time: float  # seconds since the epoch
     launch: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.ledger.book import LATEST, Book, is_sound, moved
+from hpclaunch.core.protocol.values import replace, value
 from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.worker import private_files
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # agents only write
 FORMAT = 2
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class LedgerFile:
     format: int
     version: str  # of hpclaunch
