@@ -1,11 +1,10 @@
 """Which GPUs a task has: the real pynvml over a stand-in of NVML."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from hpclaunch.core.protocol.values import replace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 import nvml
