@@ -44,6 +44,12 @@ def evidence(number):
     return HangEvidence(Path("evidence"), number, [rank], {})
 
 
+def the_helper():
+    children = psutil.Process().children()  # also those of other tests
+    (helper,) = [child for child in children if py_spy.__name__ in child.cmdline()]
+    return helper
+
+
 def answers(native, poller, limit=ANSWER_LIMIT):
     return native.receive(dict(poller.poll(limit)))
 
@@ -57,7 +63,7 @@ def test_it_is_completed(native, poller):
 
 def test_it_stays_as_it_is_if_nothing_comes(native, poller):
     assert native.add_to(evidence(1))
-    (helper,) = psutil.Process().children()
+    helper = the_helper()
     helper.suspend()
     assert native.expire(time.monotonic()) == []
     assert native.next_deadline() < time.monotonic() + LIMIT
@@ -74,7 +80,7 @@ def test_it_stays_as_it_is_if_nothing_comes(native, poller):
 def test_it_stays_as_it_is_without_the_process(native, poller, tmp_path):
     (tmp_path / "py-spy").write_text("#!/bin/sh\nexec sleep 600\n")
     assert native.add_to(evidence(1))
-    (helper,) = psutil.Process().children()
+    helper = the_helper()
     helper.send_signal(signal.SIGKILL)
     found = []
     while not found:
