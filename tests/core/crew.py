@@ -15,7 +15,7 @@ from story import a_job
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.checksums import checksum
+from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     Assignment,

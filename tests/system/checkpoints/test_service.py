@@ -14,7 +14,7 @@ from test_format_dcp import dcp_save
 from test_format_torch_save import save
 from test_hostile import PICKLES, legacy
 
-from hpclaunch.core.protocol.checksums import checksum
+from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import service as service_module
 from hpclaunch.system.checkpoints.client import (

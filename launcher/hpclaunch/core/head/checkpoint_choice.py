@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from ..protocol.checksums import checksum
+from ..protocol.crc import checksum
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited

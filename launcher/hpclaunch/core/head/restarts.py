@@ -7,7 +7,7 @@ import signal
 from collections.abc import Collection
 
 from ..ledger.last_lines import may_pass
-from ..protocol.checksums import checksum
+from ..protocol.crc import checksum
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
 from ..protocol.model import (
