@@ -16,7 +16,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 
 import psutil
 from head_scale import WORKERS, Cluster
@@ -26,6 +25,7 @@ from hpclaunch.core.head.bookkeeping import Bookkeeper
 from hpclaunch.core.ledger.book import MOST_ENTRIES, LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.model import Progress, RankVitals, Vitals
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of

@@ -31,6 +31,7 @@ PURE = {
     "functools",
     "itertools",
     "math",
+    "msgspec",
     "re",
     "operator",
     "shlex",
@@ -149,6 +150,7 @@ OF_ANY_PROGRAM = {
     "messages": {"Hint"},
     "model": {"Place"},
     "timing": {"Timing"},
+    "values": {"replace"},
 }
 OF_TRAINING = re.compile(r"checkpoint|\bgpu|\brank|\btorch|restart|training|worker group", re.I)
 

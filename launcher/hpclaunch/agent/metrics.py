@@ -10,14 +10,13 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ..core.protocol.values import replace
 from ..core.protocol.wording import plain
 from ..system.shared.helper import Helper
 from ..worker.messages import decode

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
-from ..core.protocol.values import replace
 from ..core.protocol.wording import harmless
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import index_of

@@ -10,6 +10,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpclaunch import __version__
@@ -17,7 +18,6 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import Host, judge_host
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
-from hpclaunch.core.protocol.values import replace, value
 from hpclaunch.system.gpus.inventory import GpuSurvey
 from hpclaunch.system.hosts import checks, host, slurm
 from hpclaunch.system.hosts.checks_torch import Question
@@ -29,7 +29,7 @@ from .worker_count import survey
 ATTEMPTS = 2  # to resolve a name
 
 
-@value(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """Where this task is. `secret` is None if there is none, or no need for one."""
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -20,7 +21,6 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.task_reports import TaskReport, clocks
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
-from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import reachability, route, secret, zmq_channel
 from hpclaunch.system.shared import packing
 
