@@ -10,6 +10,7 @@ from hpclaunch.core.protocol.model import Origin, Verdict
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs import ledger_files
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.messages import Books
 from hpclaunch.system.shared import packing
 
 BEGIN = 1.7e9
@@ -61,11 +62,11 @@ def test_the_log_service_reads_what_earlier_heads_have_written(tmp_path):
         client.read_books(tmp_path / "nowhere", "71.0", 2)  # no answer
         client.read_books(tmp_path, "71.0", 2)
         client._socket.setblocking(True)
-        (told,) = client.receive()
+        (told,) = client.replies()
     finally:
         client.close()
-    assert (told["event"], told["term"]) == ("books", 2)
-    book = packing.unpack(told["book"].encode(), Book)
+    assert (type(told), told.term) == (Books, 2)
+    book = packing.unpack(told.book.encode(), Book)
     assert (book.term, book.begin, book.until) == (1, BEGIN, BEGIN + 20)
     assert [entry.round for entry in book.entries] == [0, 0]
 
