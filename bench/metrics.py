@@ -16,7 +16,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 
 import psutil
 from head_scale import WORKERS, Cluster
@@ -26,6 +25,7 @@ from hpclaunch.core.head.seat_use import seat_use
 from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Progress, RankVitals, Vitals
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.observe.ledger import MOST_ENTRIES, Ledger
 from hpclaunch.system.metrics_target import MetricsTarget

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from hpclaunch.agent.channels import Channels
+from hpclaunch.agent.errands import Errands
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order, PlaceGiven, Report
 from hpclaunch.core.protocol.model import Allocation, Goal, Phase, Place
@@ -39,7 +40,7 @@ class Agents:
 
     def add(self, where):
         channels = Channels(where, SECRET, [HERE] if where.index else [], self.said.append)
-        channels.watch(self.poller)
+        channels.watch(self.poller, Errands(self.poller, lambda _: True))
         self.inboxes[channels] = []
         return channels
 

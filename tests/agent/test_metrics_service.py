@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from hpclaunch.agent.metrics_messages import Complaint
 from hpclaunch.agent.metrics_service import FRESH, Known, MetricsService
 from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
@@ -156,11 +157,11 @@ def test_a_port_beyond_the_last_one_is_complained_of():
     said = []
 
     class Channel:
-        def tell(self, event, why):
-            said.append((event, why))
+        def send(self, message):
+            said.append(message)
 
     known = Known(b"", ranks=False)
     target = MetricsTarget(port=65536)
     service = MetricsService(Channel(), known, target, "", Exposition(known.scraped))
     service._try()
-    assert said == [("complaint", "bind(): port must be 0-65535.")]
+    assert said == [Complaint("bind(): port must be 0-65535.").encoded()]

@@ -31,6 +31,7 @@ PURE = {
     "functools",
     "itertools",
     "math",
+    "msgspec",
     "re",
     "operator",
     "shlex",
@@ -52,8 +53,10 @@ RULES = {
 }
 # The agent's side and the worker's.
 OF_BOTH = (
-    *("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag"),
-    *("worker.stop_watch", "worker.site"),  # of the latter the table of variables
+    *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
+    "worker.mps_messages",
+    *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
+    "worker.site",  # the table of variables
 )
 ALLOWED = {
     "core.protocol": set(),
@@ -82,7 +85,9 @@ ALLOWED = {
     "core": set(),
     "observe": NOUNS | {"core.snapshot", "core.ledger", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
-    "agent": CORE | {"observe", "system", "system.shared", "worker.json_lines", "__init__"},
+    "agent": CORE
+    | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
+    | {"worker.messages", "worker.fork_server_messages", "worker.mps_messages"},
     "cli": CORE | {"observe", "system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
@@ -95,7 +100,8 @@ ALLOWED = {
 }
 # One thing of the outside that takes several files: these may know each other.
 TOGETHER = (
-    *("system.checkpoints", "system.logs", "system.network", "observe", "agent", "cli", "worker"),
+    *("system.checkpoints", "system.gpus", "system.logs", "system.network"),
+    *("observe", "agent", "cli", "worker"),
 )
 
 
@@ -144,6 +150,7 @@ OF_ANY_PROGRAM = {
     "messages": {"Hint"},
     "model": {"Place"},
     "timing": {"Timing"},
+    "values": {"replace"},
 }
 OF_TRAINING = re.compile(r"checkpoint|\bgpu|\brank|\btorch|restart|training|worker group", re.I)
 

@@ -289,7 +289,7 @@ def test_any_output_of_its_commands(outputs, code):
         assert isinstance(found["state"], JobState)
         assert job_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
         assert job_end.kill_wait() >= 0
-        assert isinstance(job_end.draining("n1", []), list)
+        assert isinstance(job_end.draining("n1", ()), tuple)
         assert isinstance(scontrol.node_address("n1"), str)
         for read, error in (
             (lambda: slurm.expand("n[1-2]"), ValueError),

@@ -40,17 +40,19 @@ from ..core.protocol.values import replace
 from ..core.protocol.wording import signal_name
 from ..core.source.reasons import of_restart
 from ..observe.console import Console
-from ..system.logs import error_file
+from ..system.logs import error_file, messages
 from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
+from ..system.shared.disk import DiskSeen
 from ..system.shared.helper import CONTINUES, StoppedHelpers
 from . import evidence, post_mortem, sampling
 from .config import Config
 from .end_watch import EndWatch
+from .errands import Errands
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .history_keeping import VITALS, HistoryKeeping
@@ -59,7 +61,6 @@ from .last_words import LastWords
 from .later_imports import LaterImports
 from .ledger_keeping import LedgerKeeping
 from .metrics import Metrics
-from .native_stacks import NativeStacks
 from .notifying import Notifying
 from .output import Output
 from .resuming import Resuming
@@ -103,6 +104,7 @@ class Agent:
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()
+        self.errands = Errands(self._poller, self._is_replaced)
         self.incarnation = incarnation = os.urandom(8).hex()
         self._leave_notice()
         address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
@@ -124,15 +126,15 @@ class Agent:
         self.resuming = Resuming(
             config, self._poller, self._look_at_disk, self.output.say, self._is_replaced
         )
-        self.end_watch = EndWatch(config.job, environ, self._poller, self._is_replaced)
-        self.native_stacks = NativeStacks(self._poller, self._is_replaced)
+        self.end_watch = EndWatch(config.job, environ, self.errands)
+        self.native_stacks = evidence.NativeStacks(self.errands)
         seen = (self.output, self.ledger, self.health, self._deliver)
         self.viewing = Viewing(config, self.control, self._poller, *seen)
         self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
         self.metrics = Metrics(
             config, self.viewing.name, self._poller, self.output.say, self._is_replaced
         )
-        self.notifying = Notifying(config, self._poller, self.output.say, self._is_replaced)
+        self.notifying = Notifying(config, self.errands, self.output.say)
         self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.later_imports = LaterImports()
         self.last_words = LastWords()
@@ -154,7 +156,7 @@ class Agent:
             for source in (self.signals, self.forkserver, self.output.service):
                 self._poller.register(source.fileno(), zmq.POLLIN)
             if self.channels is not None:
-                self.channels.watch(self._poller, self._is_replaced)
+                self.channels.watch(self._poller, self.errands)
             for note in self.config.notes:
                 self.output.say(note)
             self._deliver(events.Started())
@@ -181,8 +183,7 @@ class Agent:
                 ends.callback(self.journal.finish, self.output.service)
                 ends.callback(self.facts.finish, self.output.service)
                 ends.callback(self.resuming.close)
-                ends.callback(self.end_watch.close)
-                ends.callback(self.native_stacks.close)
+                ends.callback(self.errands.close)
                 ends.callback(self.viewing.close)
                 ends.callback(self.metrics.close)
                 ends.callback(self.notifying.close)
@@ -191,7 +192,7 @@ class Agent:
         service = self.output.service
         more = zmq.POLLOUT if service.wanting else 0
         self._poller.register(service.fileno(), zmq.POLLIN | more)
-        helped = (self.last_words, self.health, self.resuming, self.native_stacks)
+        helped = (self.last_words, self.health, self.resuming, self.errands)
         answers_due = min(self._disk_until, *(part.next_deadline() for part in helped))
         parts = (
             self.control,
@@ -238,11 +239,11 @@ class Agent:
     def _expire_answers(self, now: float) -> None:
         """Continue without the answers of helpers that are too late."""
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
-        self._deliver(*self.last_words.expire(now))
-        for found in self.native_stacks.expire(now):
-            self._take_evidence(found)
+        self._deliver(*self.last_words.expire(now), *self.errands.expire(now))
         if now >= self._disk_until:
-            self._deliver(*self._check_health({"silent": True}))
+            assert self.config.logs is not None, "it was asked for"
+            silent = Disk(str(self.config.logs.path), silent=True)
+            self._deliver(*self._check_health(silent))
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
@@ -261,14 +262,10 @@ class Agent:
             if self.forkserver.lost:
                 self._replace_forkserver()
         self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
-        self._deliver(*self.resuming.receive(ready), *self.end_watch.receive(ready))
-        for complete in self.native_stacks.receive(ready):
-            self._take_evidence(complete)
+        self._deliver(*self.resuming.receive(ready), *self.errands.receive(ready))
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic(), ready))
-            self._deliver(*self.channels.receive_lookups(ready))
         self.metrics.receive(ready)
-        self.notifying.receive(ready)
         self.viewing.receive(ready)  # last: it is to see what has arrived
 
     def _deliver(self, *some: events.Event) -> None:
@@ -365,8 +362,7 @@ class Agent:
             case {"event": "evidence", "number": number, "ranks": ranks}:
                 assert self.round_dir is not None, "no evidence without a round"
                 hang = evidence.HangEvidence(self.round_dir / EVIDENCE, number, ranks, {})
-                if not self.native_stacks.add_to(hang):
-                    self._take_evidence(hang)
+                self._deliver(*self.native_stacks.add_to(hang, self._keep_evidence))
             case {"event": "sample", "number": number, "ranks": ranks, "ways": ways}:
                 agents = len(self.config.job.places)
                 sample = sampling.sample_of(number, ranks, ways, agents)
@@ -390,10 +386,10 @@ class Agent:
                 self.health.started(rank, pid)
                 self.sharing.started(rank, pid)
 
-    def _take_evidence(self, found: evidence.HangEvidence) -> None:
+    def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self.output.service.keep(found.directory, evidence.files_of(found))
         states = tuple(map(evidence.state_of, found.ranks))
-        self._deliver(events.EvidenceGathered(found.number, states))
+        return [events.EvidenceGathered(found.number, states)]
 
     def _exit(self, rank: int, code: int, signum: int, *, oom: bool) -> None:
         assert self.round_dir is not None, "no worker without a round"
@@ -431,18 +427,18 @@ class Agent:
 
     def _hear_log_service(self) -> None:
         service = self.output.service
-        for reply in service.receive():
+        for reply in service.replies():
             match reply:
-                case {"event": "prepared", "id": number}:
+                case messages.Prepared(id=number):
                     self._start_workers(number)
-                case {"event": "refused", "id": number, "why": why, "file": file, "full": full}:
+                case messages.Refused(id=number, why=why, file=file, full=full):
                     self._refuse(number, f"{why}: {file}", full=full)
-                case {"event": "tail", "id": number, "text": text}:
+                case messages.Tail(id=number, text=text):
                     self._deliver(*self.last_words.receive(number, text))
-                case {"event": "facts", "lines": lines}:
+                case messages.Facts(lines=lines):
                     self.ledger.take_earlier(lines)
-                case {"event": "disk", "seen": seen} if self._disk_until < math.inf:
-                    self._deliver(*self._check_health(seen))
+                case messages.Disk(seen=seen) if self._disk_until < math.inf:
+                    self._deliver(*self._check_health(Disk(**seen.fields())))
         if service.lost:
             self._poller.unregister(service.fileno())
             service.close()
@@ -460,13 +456,12 @@ class Agent:
         self.output.service.look(self._next_number(), self.config.logs.path)
         return []
 
-    def _check_health(self, seen: dict[str, Any]) -> Iterable[events.Event]:
+    def _check_health(self, disk: Disk) -> Iterable[events.Event]:
         self._disk_until = math.inf
-        assert self.config.logs is not None, "it was asked for"
-        return self.health.check(Disk(**{"path": str(self.config.logs.path)} | seen))
+        return self.health.check(disk)
 
-    def _look_at_disk(self, seen: dict[str, Any]) -> None:
-        self.health.look_at_checkpoints(Disk(**seen))
+    def _look_at_disk(self, seen: DiskSeen) -> None:
+        self.health.look_at_checkpoints(Disk(**seen.fields()))
 
     # Effects
 
@@ -513,7 +508,7 @@ class Agent:
                 self.health.ask_use()
                 self.forkserver.vitals(number)
             case effects.AskForEnd():
-                self._events += self.end_watch.ask()
+                self.end_watch.ask()
             case effects.OfferNotice(notice=notice):
                 self.forkserver.offer(notice.number, notice.step, notice.signum)
             case effects.WithdrawNotice():

@@ -32,7 +32,7 @@ from ..core.protocol.facts import (
     SeatUse,
 )
 from ..core.protocol.model import Verdict
-from ..core.protocol.values import field, fields, is_dataclass, replace, value
+from ..core.protocol.values import field, fields, is_value, replace, value
 
 MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
 MOST_ENDS = 50
@@ -253,6 +253,6 @@ def _numbers(value: object) -> Iterable[float]:
     elif isinstance(value, tuple):
         for each in value:
             yield from _numbers(each)
-    elif is_dataclass(value):
+    elif is_value(value):
         for each in fields(value):
             yield from _numbers(getattr(value, each.name))

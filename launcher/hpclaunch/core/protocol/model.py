@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from enum import Enum, IntEnum
 
-from .crc import checksum
 from .gpu_use import GpuUse
 from .timing import DEFAULTS, Timing
 from .values import replace, value

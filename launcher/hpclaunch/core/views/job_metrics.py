@@ -203,8 +203,8 @@ OF_GPU: tuple[tuple[str, str, str, Callable[[GpuUse], float | None]], ...] = (
 def _add_gpus(families: _Families, launch: LaunchSnapshot) -> None:
     """Those of this agent, with the labels that DCGM's exporter gives them."""
     gpus = [(_gpu_labels(gpu, launch.host), gpu.use) for gpu in launch.gpus]
-    for name, unit, what, value in OF_GPU:
-        told = [(labels, v) for labels, use in gpus if (v := value(use)) is not None]
+    for name, unit, what, number in OF_GPU:
+        told = [(labels, n) for labels, use in gpus if (n := number(use)) is not None]
         families.add_all(name, what, told, unit=unit)
 
 
