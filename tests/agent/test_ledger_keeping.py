@@ -15,6 +15,7 @@ from hpclaunch.observe.ledger import KINDS
 from hpclaunch.system.logs import fact_files
 from hpclaunch.system.logs.fact_files import FactFile
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.messages import Facts
 
 NAMES = [kind.__name__ for kind in KINDS]
 
@@ -136,12 +137,12 @@ def test_the_log_service_reads_the_facts_of_a_launch(tmp_path):
         client._socket.setblocking(True)
         told = []
         while len(told) < 2:
-            told += client.receive()
+            told += client.replies()
     finally:
         client.close()
-    assert [each["event"] for each in told] == ["facts", "facts"]
-    assert fact_files.of_lines(told[0]["lines"]) == []
-    (run,) = fact_files.of_lines(told[1]["lines"])
+    assert [type(each) for each in told] == [Facts, Facts]
+    assert fact_files.of_lines(told[0].lines) == []
+    (run,) = fact_files.of_lines(told[1].lines)
     assert [type(fact) for _, fact in run.facts] == [
         type(fact) for _, fact in crew.facts[0] if isinstance(fact, KINDS)
     ]
