@@ -88,7 +88,7 @@ ALLOWED = {
     "agent": CORE
     | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
     | {"worker.messages", "worker.fork_server_messages", "worker.mps_messages"},
-    "cli": CORE | {"system", "system.shared", "agent", "__init__"},
+    "cli": CORE | {"observe", "system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
     "notice": set(),

@@ -16,7 +16,7 @@ from random import Random
 
 from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
-from sim_ledger import Ledger
+from sim_ledger import LedgerCheck
 from sim_network import Network
 from sim_plan import DISRUPTIONS, UNEVEN, Fault, Kind, Plan, draw
 from sim_steps import Steps
@@ -42,7 +42,7 @@ class Simulation:
         self.job_state = JobState.RUNNING  # as Slurm says it
         self.ends_at: float | None = None  # when Slurm ends the job
         self.checker = Checker(self)
-        self.ledger = Ledger(self)
+        self.ledger = LedgerCheck(self)
         self.training = Training(self)
         self.steps = Steps(self) if plan.step else None
         self.network = Network(self)

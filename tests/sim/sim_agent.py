@@ -207,7 +207,7 @@ class Agent:
         for effect in todo:
             self.sim.note(self.index, "->", effect)
         self.sim.checker.after(self, event, todo, check)
-        self.sim.ledger.note(self)
+        self.sim.ledger.note(self, todo)
         for effect in todo:
             self._carry_out(effect)
         if self.doom is self.control.member.phase and not self.living_workers():

@@ -228,6 +228,8 @@ def anything(hint):
     args = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and args[-1] is ...:
         return st.lists(anything(args[0]), max_size=2).map(tuple)
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(*map(anything, args), max_size=2)
     if typing.get_origin(hint) is tuple:
         return st.tuples(*map(anything, args))
     if args:

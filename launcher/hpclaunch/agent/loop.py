@@ -59,7 +59,7 @@ from .history_keeping import VITALS, HistoryKeeping
 from .joining import join
 from .last_words import LastWords
 from .later_imports import LaterImports
-from .ledger_keeping import Ledger
+from .ledger_keeping import LedgerKeeping
 from .metrics import Metrics
 from .notifying import Notifying
 from .output import Output
@@ -119,7 +119,7 @@ class Agent:
         self.journal = Journal(logs_at, label)
         self.journal.began(made)
         self.facts = FactFile(logs_at, label, config.allocation.name, host)
-        self.ledger = Ledger(logs_at, label, config.allocation.name)
+        self.ledger = LedgerKeeping(config, self.control, self._record)
         says = (self.output.say, self._note, self._is_replaced)
         self.health = HealthWatch(config, self._poller, *says)
         self.sharing = GpuSharing(config, environ, self._poller, *says)
@@ -229,9 +229,8 @@ class Agent:
         self.later_imports.expire(now)
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
-        self.ledger.allocated = self.end_watch.began
         now = time.monotonic()
-        self.ledger.keep(self.control, self.output.service, now)
+        self.ledger.keep(self.output.service, self.end_watch.began, now)
         self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
         self.waiting.update(now)
         self.journal.flush(self.output.service)
@@ -436,8 +435,8 @@ class Agent:
                     self._refuse(number, f"{why}: {file}", full=full)
                 case messages.Tail(id=number, text=text):
                     self._deliver(*self.last_words.receive(number, text))
-                case messages.Books(term=term, book=book):
-                    self.ledger.take_books(self.control, term, book, time.monotonic())
+                case messages.Facts(lines=lines):
+                    self.ledger.take_earlier(lines)
                 case messages.Disk(seen=seen) if self._disk_until < math.inf:
                     self._deliver(*self._check_health(Disk(**seen.fields())))
         if service.lost:
@@ -531,22 +530,23 @@ class Agent:
                 self.forkserver.kill()
             case effects.SignalLeftovers(signum=signum):
                 self.forkserver.signal_left(signum)
-            case effects.Record(fact=fact):
-                self._record(fact)
+            case effects.Record(fact=fact, ago=ago):
+                self._record(fact, ago)
             case effects.Say(text=text):
                 self.output.say(text)
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
 
-    def _record(self, fact: Fact) -> None:
-        """Let all observers note a fact."""
-        now = time.monotonic()
-        self.facts.record(fact)
+    def _record(self, fact: Fact, ago: float = 0.0) -> None:
+        """Let all observers note a fact, which happened so many seconds ago."""
+        at = round(time.time() - ago, 3)
+        self.facts.record(fact, at)
+        self.ledger.note(fact, at)
+        self.history.note(fact)
         for line in self.console.lines(fact):
             self.output.say(line)
-        self.viewing.past.note(fact, now)
-        self.notifying.note(fact, lambda: self.control.goodput(now))
+        self.notifying.note(fact, self.ledger.goodput)
 
     def _look_for_history(self) -> None:
         self.health.ask_use()
@@ -660,7 +660,7 @@ class Agent:
                 failures = [verdict.cause] if verdict.cause else []
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
         # Last: if the report fails, the user still knows why the job did.
-        self.ledger.finish(self.control, self.output.service, time.monotonic())
+        self.ledger.finish(self.output.service)
 
 
 def run(

@@ -96,12 +96,12 @@ class Known:
         )
 
     def _sum(self, ledger: bytes, launch: LaunchSnapshot) -> None:
-        if not ledger:  # another agent leads by now, or does not know all books yet
+        if not ledger:  # another agent leads by now, or does not know all facts yet
             return
         self._report = report([packing.unpack(ledger, Launch)])
         if launch.job is not None and launch.job.stage is Stage.STOPPING:
             return  # an earlier failure may still be heard of
-        for end in self._report.ends:  # of which a book keeps the newest
+        for end in self._report.ends:  # of which a ledger keeps the newest
             if end.round > self._last_ended:
                 self._last_ended = end.round
                 self._ended[end.cause] += 1

@@ -50,6 +50,8 @@ def messages(fact: facts.Fact) -> list[str]:
             return _round_began(fact)
         case facts.RoundEnded() | facts.NodeArrived():
             return []
+        case facts.SeatUse() | facts.NodesAllocated():  # for the ledger alone
+            return []
         case facts.RestartDecided():
             return [_restart(fact)]
         case facts.RequestGranted(request=request):

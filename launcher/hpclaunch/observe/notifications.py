@@ -68,7 +68,7 @@ class Notifications:
         self, fact: facts.Fact, now: float
     ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
         match fact:
-            case facts.HeadChanged(round=number) if number >= 0:
+            case facts.HeadChanged(was_running=True, ended=facts.RoundEnded(round=number)):
                 self._round = number
                 lost: dict[str, Detail] = {"cause": EndCause.LOST.value}
                 yield Topic.ROUND_ENDED, words(fact), number, lost

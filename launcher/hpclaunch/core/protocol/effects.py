@@ -199,6 +199,7 @@ class Record:
     """Something has happened: let all observers know."""
 
     fact: Fact
+    ago: float = 0.0  # seconds since it happened
 
 
 @value(frozen=True)

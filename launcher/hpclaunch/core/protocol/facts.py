@@ -13,6 +13,43 @@ from .job_state import JobState
 from .model import Failure, Leftover, Request, Verdict
 from .values import replace, value
 
+# The time of the seats: GPUs, or where there are none the places of workers
+
+
+class Category(str, Enum):
+    """What seats spend their time on. Each second of each seat is in exactly one of these."""
+
+    SCRIPT = "job script"  # before, between and after launches
+    WAITING = "waiting for nodes"
+    START = "start"
+    IMPORTS = "imports"
+    RENDEZVOUS = "rendezvous"
+    LOADING = "loading"
+    TRAINING = "training"
+    SAVING = "saving"
+    REDONE = "steps done twice"
+    DETECTION = "failure detection"
+    RESTART = "restart"
+    SPARE = "idle spare"
+    LOST = "lost or cordoned"
+    END = "after the end"
+    UNKNOWN = "unknown"
+
+
+SeatSeconds = dict[Category, float]  # seconds times seats
+
+
+@value(frozen=True)
+class RoundShares:
+    """How the seats of a round's workers spent it, from its begin until the head ended it."""
+
+    elapsed: float  # seconds in which this is so
+    spent: SeatSeconds
+    # From the first step on, until the round came to its end, in seconds after its begin; None if
+    # no step was made.
+    trained: tuple[float, float] | None = None
+
+
 # The rounds
 
 
@@ -57,6 +94,7 @@ class RoundBegan:
     lacking: str  # without a checkpoint: what is there instead
     begins: int  # how often the training has begun, with this round
     saves: bool  # the script saves checkpoints in a directory that we know
+    age: float | None = None  # since the checkpoint was saved; None: not known
     layout: str = ""  # the number of workers of each node, where they differ: "2(x3),1"
     isolated: tuple[IsolatedGpus, ...] = ()
 
@@ -72,7 +110,7 @@ class LostNode:
 
 @value(frozen=True)
 class RoundEnded:
-    """No worker of the round is left. In a ledger, times are those of its clock."""
+    """No worker of the round is left. In a ledger, times are seconds since the epoch."""
 
     round: int
     at: float  # when it came to that, as far as it is known
@@ -81,6 +119,7 @@ class RoundEnded:
     failures: tuple[Failure, ...] = ()  # the first one in time is the cause
     lost: tuple[LostNode, ...] = ()
     ranks: int = 0  # 0 if that is not known: the round was another head's
+    shares: RoundShares | None = None  # None: no agent has said when it began
 
     @property
     def is_early(self) -> bool:
@@ -103,6 +142,20 @@ class RoundEnded:
         """Return the same on a clock that is ahead by so many seconds."""
         failures = tuple(failure.moved(by) for failure in self.failures)
         return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
+
+
+@value(frozen=True)
+class SeatUse:
+    """What the seats of the job spend their time on from now on."""
+
+    tenure: int  # the term in which the head began to lead
+    # How many spend it on what. What those of a running round do is UNKNOWN until its end.
+    seats: dict[Category, float]
+    round: int | None = None  # that is running; None: no round is
+    last: RoundEnded | None = None  # the round that runs or is being stopped, if it had ended now
+    hosts: tuple[str, ...] = ()  # of the nodes that were heard, the first few
+    are_gpus: bool = False
+    restarts: int = 0  # of the whole launch, also under earlier heads
 
 
 @value(frozen=True)
@@ -302,7 +355,10 @@ class ReadersAwaited:
 class HeadChanged:
     lost: str  # the host of the head before
     head: str  # the host of this one
-    round: int  # the one that the head before was running, which has ended; -1: none
+    term: int
+    heard: float  # when the head before was heard last
+    ended: RoundEnded | None = None  # the last round, as the voters know it; None: none has begun
+    was_running: bool = False  # it has ended with the head before; else that was between rounds
 
 
 @value(frozen=True)
@@ -329,6 +385,16 @@ class HeadAwaited:
     head: str
     waited: float
     why: str
+
+
+# The allocation
+
+
+@value(frozen=True)
+class NodesAllocated:
+    """Slurm has said since when the job has its nodes."""
+
+    since: float
 
 
 # The end of the job
@@ -371,6 +437,7 @@ class JobEnded:
 Fact = (
     RoundBegan
     | RoundEnded
+    | SeatUse
     | RestartDecided
     | RequestGranted
     | NodesJoin
@@ -395,6 +462,7 @@ Fact = (
     | HeadDeposed
     | HeadLeaves
     | HeadAwaited
+    | NodesAllocated
     | EndAnnounced
     | NoticeGiven
     | RequeueImpossible

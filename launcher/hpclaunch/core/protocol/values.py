@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dataclasses import dataclass as value
     from dataclasses import field, fields, replace
+    from dataclasses import is_dataclass as is_value
 else:
     from msgspec import Struct, field
     from msgspec.structs import fields, replace
@@ -25,5 +26,8 @@ else:
 
         return make
 
+    def is_value(thing: object) -> bool:
+        return isinstance(thing, Struct)
 
-__all__ = ["field", "fields", "replace", "value"]
+
+__all__ = ["field", "fields", "is_value", "replace", "value"]

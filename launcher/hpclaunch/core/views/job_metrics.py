@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
-from ..ledger.book import Category
 from ..ledger.end_causes import OF_ROUNDS
 from ..ledger.job_report import JobReport
+from ..protocol.facts import Category
 from ..protocol.gpu_use import GpuUse
 from ..protocol.stages import Stage
 from ..protocol.values import value

@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
-from ..ledger.book import Category
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
 from ..ledger.last_lines import EndCause
-from ..ledger.summing import Launch, entries_of, job_entries, round_ends
-from ..protocol.facts import RoundEnded
+from ..ledger.summing import Launch, job_entries, round_ends
+from ..protocol.facts import Category, RoundEnded
 from ..protocol.values import value
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
@@ -372,8 +371,7 @@ def _lanes(
     is_stable = True  # each rank has had one host
     of = _by_launch(histories)
     for launch in launches:
-        entries = entries_of(launch.books)
-        rounds = {e.round: (e.begin, e.end) for e in entries if e.round is not None}
+        rounds = {e.round: (e.begin, e.end) for e in launch.entries if e.round is not None}
         mine = of[launch.name]
         states, own = lanes.states_seen(mine), defaultdict[int, list[AgentHistory]](list)
         for history in mine:
@@ -428,7 +426,7 @@ def _time_line(
 
 def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
     for launch in launches:
-        for entry in entries_of(launch.books):
+        for entry in launch.entries:
             if entry.round is not None:
                 text = f"round {entry.round}, {seat_time(entry.end - entry.begin)}"
                 yield RoundSpan(entry.round, axis.x(entry.begin), axis.x(entry.end), text)

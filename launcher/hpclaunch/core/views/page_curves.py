@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
 from ..history.moment import AgentHistory, GpusMoment, WorkersMoment
-from ..ledger.book import Category, LedgerEntry, SeatSeconds
+from ..ledger.entries import LedgerEntry
 from ..ledger.round_shares import BEFORE_STEPS
+from ..protocol.facts import Category, SeatSeconds
 from ..protocol.model import Doing
 from ..protocol.values import value
 from .time_axis import TimeAxis

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ..history.moment import AgentHistory, AgentMoment, states_of
-from ..ledger.book import Category, LedgerEntry
+from ..ledger.entries import LedgerEntry
 from ..ledger.round_shares import CATEGORIES
+from ..protocol.facts import Category
 from ..protocol.model import Doing
 from ..protocol.values import replace, value
 from ..snapshot.job_snapshot import AgentState

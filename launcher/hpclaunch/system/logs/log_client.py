@@ -30,7 +30,7 @@ class LogServiceClient(Helper):
     costs = "lines may be missing here, and are in the files; the journal may have a gap"
 
     def __init__(self) -> None:
-        found = find_spec("msgspec")  # for the books of several heads
+        found = find_spec("msgspec")  # for the facts of earlier heads
         assert found is not None, "hpclaunch depends on it"
         assert found.origin is not None
         paths = [str(Path(found.origin).parents[1])]
@@ -107,11 +107,8 @@ class LogServiceClient(Helper):
         self.send(messages.Append(str(directory), name, text))
         return True
 
-    def read_books(self, directory: Path, launch: str, term: int) -> None:
-        self.send(messages.ReadBooks(str(directory), launch, term))
-
-    def report(self, directory: Path, launch: str, *, ledger: str, alone: str) -> None:
-        self.send(messages.Report(str(directory), launch, ledger, alone))
+    def read_facts(self, directory: Path, launch: str, kinds: Sequence[str]) -> None:
+        self.send(messages.ReadFacts(str(directory), launch, tuple(kinds)))
 
     def remove(self, file: Path) -> None:
         self.send(messages.Remove(str(file)))

@@ -61,7 +61,6 @@ class AgentFiles:
 
 
 INDEXES = re.compile(r"index-agent-[\w.-]+\.txt")  # in the directory of a round
-LEDGERS = AgentFiles("ledger", "json")
 HISTORIES = AgentFiles("history", "jsonl")
 
 

@@ -16,9 +16,8 @@ import math
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.wording import for_console
 from hpclaunch.system.shared import disk, open_file_limit
@@ -30,11 +29,8 @@ from . import messages
 from .console import consoles
 from .error_file import with_beginning
 from .index_writer import IndexWriter
-from .log_directory import LEDGERS, size, tail
+from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
-
-if TYPE_CHECKING:
-    from hpclaunch.core.ledger.summing import Launch
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 ROOM = 5.0  # seconds between two looks whether a file system is full
@@ -109,10 +105,8 @@ class LogService:
                 self._keep(directory, texts)
             case messages.Append(directory=directory, name=name, text=text):
                 self._append(directory, name, text)
-            case messages.ReadBooks(directory=directory, launch=launch, term=term):
-                self._read_books(directory, launch, term)
-            case messages.Report():
-                self._report(request)
+            case messages.ReadFacts(directory=directory, launch=launch, kinds=kinds):
+                self._read_facts(directory, launch, kinds)
             case messages.Say(text=text):
                 self._say(text)
             case messages.Live(text=text):
@@ -207,43 +201,15 @@ class LogService:
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
-        if why not in self._unkept:  # the ledger is written again and again
+        if why not in self._unkept:  # some files are written again and again
             self._unkept.add(why)
             self._say(f"cannot write {names}: {why}")
 
-    def _read_books(self, directory: str, launch: str, term: int) -> None:
-        # Imported after a takeover: no other job pays for it.
-        from hpclaunch.core.ledger.summing import as_one
-        from hpclaunch.system.shared import packing
-
-        from . import ledger_files
-
-        launches: list[Launch] = []
-        with contextlib.suppress(OSError):
-            launches, _ = ledger_files.read(Path(directory))
-        mine = (book for each in launches if each.name == launch for book in each.books)
-        if books := [book for book in mine if book.term < term]:
-            book = packing.pack(as_one(books)).decode()
-            self._reply(messages.Books(term, book))
-
-    def _report(self, request: messages.Report) -> None:
-        directory = request.directory
-        found: list[Path] = []
-        with contextlib.suppress(OSError):
-            found = LEDGERS.in_directory(Path(directory))
-        if request.alone and [file.name for file in found] == [request.ledger]:
-            self._keep(directory, {"report.json": request.alone})
-            return
-        # Imported where there were several heads or launches: no other job pays for it.
-        from hpclaunch.core.ledger.job_report import report
-
-        from . import ledger_files
+    def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
+        from . import fact_files  # imported after a takeover: no other job pays for it
 
         with contextlib.suppress(OSError):
-            launches, _ = ledger_files.read(Path(directory))
-            mine = [each for each in launches if each.name == request.launch]
-            if mine:
-                self._keep(directory, {"report.json": ledger_files.to_json(report(mine))})
+            self._reply(messages.Facts(fact_files.lines_of(Path(directory), launch, kinds)))
 
     def _say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""

@@ -76,23 +76,12 @@ class Append(Message):
     text: str
 
 
-class ReadBooks(Message):
-    """Read what the heads of this launch before that of this term have written: Books, if there is
-    something.
-    """
+class ReadFacts(Message):
+    """Read the facts of these kinds that were recorded in a launch: Facts, if they can be read."""
 
     directory: str
     launch: str
-    term: int
-
-
-class Report(Message):
-    """Write the report of a launch, at the end."""
-
-    directory: str
-    launch: str
-    ledger: str  # the agent's own file
-    alone: str  # the text where that is the only one of its kind; "" if it is not known
+    kinds: tuple[str, ...]
 
 
 class Say(Message):
@@ -138,9 +127,8 @@ class Disk(Message):
     seen: DiskSeen
 
 
-class Books(Message):
-    term: int
-    book: str  # packed
+class Facts(Message):
+    lines: str
 
 
 class Draining(Message):
@@ -148,18 +136,8 @@ class Draining(Message):
 
 
 Request: TypeAlias = (
-    Prepare
-    | ReadTail
-    | LookAtDisk
-    | Keep
-    | Append
-    | ReadBooks
-    | Report
-    | Say
-    | Live
-    | Remove
-    | Finish
+    Prepare | ReadTail | LookAtDisk | Keep | Append | ReadFacts | Say | Live | Remove | Finish
 )
-Reply: TypeAlias = Prepared | Refused | Tail | Disk | Books | Draining
+Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Draining
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))
