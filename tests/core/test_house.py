@@ -31,6 +31,7 @@ PURE = {
     "functools",
     "itertools",
     "math",
+    "msgspec",
     "re",
     "operator",
     "shlex",
@@ -87,7 +88,7 @@ ALLOWED = {
     "agent": CORE
     | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
     | {"worker.messages", "worker.fork_server_messages", "worker.mps_messages"},
-    "cli": CORE | {"system", "system.shared", "agent", "__init__"},
+    "cli": CORE | {"observe", "system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
     "notice": set(),
@@ -99,7 +100,8 @@ ALLOWED = {
 }
 # One thing of the outside that takes several files: these may know each other.
 TOGETHER = (
-    *("system.checkpoints", "system.logs", "system.network", "observe", "agent", "cli", "worker"),
+    *("system.checkpoints", "system.gpus", "system.logs", "system.network"),
+    *("observe", "agent", "cli", "worker"),
 )
 
 
@@ -156,6 +158,7 @@ OF_ANY_PROGRAM = {
     "messages": {"Hint"},
     "model": {"Place"},
     "timing": {"Timing"},
+    "values": {"replace"},
 }
 OF_TRAINING = re.compile(r"checkpoint|\bgpu|\brank|\btorch|restart|training|worker group", re.I)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
+from ..protocol.crc import checksum
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited
-from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict, checksum
+from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict
+from ..protocol.values import replace
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
 
@@ -34,6 +35,7 @@ class CheckpointChoice:
     def __init__(self, job: Job, budget: Budget) -> None:
         self.job, self.budget = job, budget
         self.choice: CheckpointChosen | None = None
+        self._chosen_at = 0.0
         self.done = False
         self.verdict: Verdict | None = None
         self.asked = 0  # how often the agents were asked to look
@@ -100,6 +102,16 @@ class CheckpointChoice:
         return self._give_up_at == math.inf
 
     # What the search has found
+
+    def choose(self, choice: CheckpointChosen, now: float) -> None:
+        """Take what the search has found."""
+        self.choice, self._chosen_at = choice, now
+
+    def as_of(self, now: float) -> CheckpointChosen:
+        """Return the choice with its age as it is now."""
+        assert self.choice is not None, "the search has an answer"
+        age = self.choice.age
+        return replace(self.choice, age=None if age is None else age + now - self._chosen_at)
 
     def consider(self, participants: Participants, now: float) -> list[Effect] | None:
         """Take the next step with the choice, for a round of these agents.

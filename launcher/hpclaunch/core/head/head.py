@@ -63,6 +63,7 @@ from .requeueing import RequeueDecision
 from .roster import Awaited, Peer, Roster, all_in
 from .round import Round
 from .round_beginnings import began
+from .seat_use import SeatUses, seats_of_agents
 from .straggler_watch import Straggler, StragglerWatch
 from .takeover import Takeover, next_unused_round
 
@@ -118,6 +119,7 @@ class Head:
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
         self._unfit = UnfitNodes(job)
+        self._seat_uses = SeatUses()
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
         self._asked_at = -math.inf  # when `choose_whom_to_ask` was called last
@@ -204,9 +206,11 @@ class Head:
         for peer in self.roster:
             peer.presence.miss(seconds, now)
 
-    def take_over(self, election: Election[Report], now: float) -> list[Effect]:
-        """Begin to lead in place of a head that is lost, after an election that we have won."""
-        self._takeover = takeover = Takeover(self.job, self.roster, election, now)
+    def take_over(self, election: Election[Report], now: float, *, heard: float) -> list[Effect]:
+        """Begin to lead in place of a head that is lost, after an election that we have won. It
+        was `heard` then for the last time.
+        """
+        self._takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
         self._unfit.take_over(election.configuration.record.unfit)
@@ -258,7 +262,7 @@ class Head:
             case CheckpointChosen() if self._last_search.is_open:
                 self._last_search.answer(event)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
-                self._choosing.choice = event
+                self._choosing.choose(event, now)
                 self._note_save(event, now)
             case CheckpointChosen() if self.stage is Stage.RUNNING:
                 if self.growth.is_looking:  # else somebody looks at the job, for whom it was
@@ -300,9 +304,10 @@ class Head:
             others = (p for p in self.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._order(peer, now) for peer in waiting]
+        effects += self._seat_uses.note(self, now)
         if self._takeover is None:
             return effects
-        return self._takeover.hold_back(effects, confirmed=self.lease.holds(now))
+        return self._takeover.hold_back(effects, now, confirmed=self.lease.holds(now))
 
     # People who look, and what they ask for
 
@@ -596,7 +601,7 @@ class Head:
         self.verdict = choosing.verdict or self.budget.begin(choosing.choice)
         if self.verdict is not None:
             return effects + self._end(now)
-        return effects + self._start(choosing.choice, now)
+        return effects + self._start(choosing.as_of(now), now)
 
     def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
         self.round = max(self.round, next_unused_round(self.roster))
@@ -611,7 +616,8 @@ class Head:
         )
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
-        self.current = Round(self.round, participants, groups, now, checkpoint.path)
+        seats = seats_of_agents(self.roster)
+        self.current = Round(self.round, participants, groups, seats, now, checkpoint.path)
         self.growth.begin()
         self._draining, self._leaving = (), set()
         self._hangs.forget()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ..protocol.effects import ChooseCheckpoint, Effect
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import Job
+from ..protocol.values import replace
 
 
 class LastSearch:

@@ -13,18 +13,17 @@ import math
 import signal
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from ..protocol.effects import AskForEnd, Effect, Record
 from ..protocol.events import CheckpointChosen, EndFound
 from ..protocol.facts import EndAnnounced, NoticeGiven
+from ..protocol.job_state import JobState
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
     Ending,
     Job,
-    JobState,
     NoticeAnswer,
     Origin,
     Phase,
@@ -32,6 +31,7 @@ from ..protocol.model import (
     Verdict,
 )
 from ..protocol.timing import LEARNED
+from ..protocol.values import replace, value
 from ..protocol.wording import signal_name
 from .roster import Peer
 from .round import Round
@@ -45,7 +45,7 @@ OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm re
 ORIGINS = {JobState.PREEMPTED: Origin.PREEMPTION, JobState.REQUEUED: Origin.REQUEUE}
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class PendingNotice:
     """A notice that the workers are to have, for a reason other than the end of the job."""
 

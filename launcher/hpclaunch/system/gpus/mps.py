@@ -17,10 +17,10 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
+from ...core.protocol.values import replace
 from ...worker import mps_messages as messages
 from ...worker.messages import decode
 from ...worker.mps_messages import EVENTS, Event

@@ -1,0 +1,98 @@
+"""What the seats of the job spend their time on, as the head records it for the ledger.
+
+It is a fact whenever it changes. What the workers of a round spent theirs on is known once they
+have ended, and is in the round's `shares`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..ledger.round_shares import Holder, seats_of
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import Category, SeatUse
+from ..protocol.stages import Stage
+from .roster import Peer, hosts_of
+
+if TYPE_CHECKING:
+    from .head import Head
+
+NAMED = 64  # nodes
+IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
+
+
+class SeatUses:
+    """Records what the seats do from now on, where that is not as it was recorded last."""
+
+    def __init__(self) -> None:
+        self._known: tuple[object, ...] = ()
+        self._use: SeatUse | None = None  # that was recorded last
+
+    def note(self, head: Head, now: float) -> list[Effect]:
+        absent = head.roster.absent
+        here = len(absent) if head.knows_rounds else bool(absent)
+        known = (head.stage, head.round, head.roster.changes, here)
+        if known == self._known:
+            return []
+        # Worked out from all reports: only where it could be lost with this head.
+        is_stopped = head.stage is Stage.STOPPING and known[:2] != self._known[:2]
+        self._known, before = known, self._use
+        self._use = seat_use(head, now, with_last=is_stopped)
+        return [] if self._use == before else [Record(self._use)]
+
+
+def seat_use(head: Head, now: float, *, with_last: bool = True) -> SeatUse:
+    """Return what the seats do. `with_last`: also how the round that runs, or is being stopped,
+    would have ended now.
+    """
+    current = head.current if head.stage in IN_ROUND else None
+    seats = seats_of_agents(head.roster) if current is None else current.seats
+    found: dict[Category, float] = {}
+    for peer, each in zip(head.roster, seats, strict=True):
+        category = _category(head, peer)
+        found[category] = found.get(category, 0.0) + each
+    heard = [peer for peer in head.roster if peer.report is not None]
+    return SeatUse(
+        head.lease.tenure,
+        {category: each for category, each in found.items() if each},
+        round=head.round if head.stage is Stage.RUNNING else None,
+        last=current.ended(now) if with_last and current is not None else None,
+        hosts=hosts_of(heard)[:NAMED],
+        are_gpus=any(peer.report is not None and peer.report.gpus for peer in heard),
+        restarts=head.budget.total,
+    )
+
+
+def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
+    """Return the number of seats of each agent, as far as it has said."""
+    return seats_of(
+        [
+            Holder(p.place.node)
+            if p.report is None
+            else Holder(p.place.node, p.report.gpus, p.report.nproc)
+            for p in peers
+        ]
+    )
+
+
+def _category(head: Head, peer: Peer) -> Category:
+    stage = head.stage
+    if stage is Stage.RUNNING and peer.assignment is not None:
+        return Category.UNKNOWN
+    if stage in (Stage.ENDING, Stage.ENDED):
+        return Category.END
+    if peer.out:
+        return Category.LOST
+    if peer.report is None:
+        return Category.WAITING
+    if stage is Stage.RUNNING or (stage is Stage.STOPPING and peer.assignment is None):
+        return Category.SPARE
+    if stage is Stage.STOPPING:
+        return Category.RESTART if head.verdict is None else Category.END
+    begun = head.knows_rounds
+    if stage is Stage.RENDEZVOUS and head.is_short:
+        return Category.WAITING
+    if stage is Stage.RENDEZVOUS and head.roster.absent and not begun:
+        return Category.WAITING
+    return Category.RESTART if begun else Category.START
