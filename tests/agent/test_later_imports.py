@@ -24,6 +24,7 @@ NEEDED_AT_ONCE = {
     "system.gpus.gpu_watcher_client",
     "system.gpus.mps",
     "system.network.view_socket",
+    "worker.mps_messages",
 }
 
 

@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.model import Assignment
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.logs.messages import REPLIES, REQUESTS, Prepared, Refused, Reply, Tail
-from hpclaunch.system.processes.fork_server_client import Worker
+from hpclaunch.worker.fork_server_messages import Worker
 from hpclaunch.worker.messages import Message, decode
 from surroundings import full_disk
 

@@ -105,11 +105,15 @@ TOGETHER = (
 )
 
 
-def imports(file: Path) -> list[str]:
-    """Absolute names of everything a file imports, within functions too, as dotted paths."""
+def imports(file: Path, *, types: bool = True) -> list[str]:
+    """Absolute names of everything a file imports, within functions too, as dotted paths. Without
+    `types`, leave out what only type checkers see."""
     package = ("hpclaunch", *file.parts[:-1])
     found = []
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    tree = ast.parse((PACKAGE / file).read_text())
+    if not types:
+        tree.body = [node for node in tree.body if not is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -117,6 +121,10 @@ def imports(file: Path) -> list[str]:
             module = ".".join((*base, *([node.module] if node.module else [])))
             found += [f"{module}.{alias.name}" for alias in node.names]
     return found
+
+
+def is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def room(dotted: str) -> str:
@@ -188,7 +196,8 @@ def test_core_uses_of_signal_only_its_names(file):
 def test_worker_files_stand_alone(file):
     """Python has nothing but its own library there, and in the user's, where the site's files
     are imported, of ours only what lies beside them."""
-    foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
+    used = {name.split(".")[0] for name in imports(file, types=False)}
+    foreign = used - set(sys.stdlib_module_names)
     if file.name == MEASUREMENT:
         assert foreign <= {"hpclaunch", "torch"}
     elif file.parent.name == "site":

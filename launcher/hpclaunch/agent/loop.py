@@ -49,6 +49,8 @@ from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
 from ..system.shared.disk import DiskSeen
 from ..system.shared.helper import CONTINUES, StoppedHelpers
+from ..worker import fork_server_messages as replies
+from ..worker.messages import never
 from . import evidence, post_mortem, sampling
 from .config import Config
 from .end_watch import EndWatch
@@ -257,7 +259,7 @@ class Agent:
         if self.output.service.fileno() in ready:
             self._hear_log_service()
         if self.forkserver.fileno() in ready:
-            for reply in self.forkserver.receive():
+            for reply in self.forkserver.hear():
                 self._on_reply(reply)
             if self.forkserver.lost:
                 self._replace_forkserver()
@@ -304,87 +306,88 @@ class Agent:
 
     # Events
 
-    def _on_reply(self, reply: dict[str, Any]) -> None:
-        """An event from the fork server."""
+    def _on_reply(self, reply: replies.Event) -> None:
+        """Act on an event from the fork server."""
         match reply:
-            case {"event": "listening", "port": port}:
+            case replies.Listening(port):
                 self._deliver(events.StoreListening(port))
-            case {"event": "exit", "rank": rank, "code": code, "signal": signum, **more}:
-                self._exit(rank, code, signum, oom=more.get("oom", False))
-            case {"event": "cannot-start", "why": why}:
+            case replies.Exit(rank, code, signum, oom):
+                self._exit(rank, code, signum, oom=oom)
+            case replies.CannotStart(why):
                 self._deliver(events.HealthFound(f"workers cannot be started: {why}"))
-            case {"event": "lease-over"}:
+            case replies.LeaseOver():
                 self._deliver(events.LeaseOver())
-            case {"event": "left", "processes": processes}:
-                leftovers = tuple(Leftover(**process) for process in processes)
+            case replies.Left(processes):
+                leftovers = tuple(Leftover(**process.fields()) for process in processes)
                 self._tell_in_order(events.LeftBehind(leftovers))
-            case {"event": "gone", "spent": spent}:
+            case replies.Gone(spent):
                 self.resuming.ended()
                 self.output.service.finish()
                 self._tell_in_order(events.WorkersGone(tuple(spent)))
-            case {"event": "unhandled", "signum": signum, "ranks": ranks}:
-                who = ", ".join(map(str, ranks))
+            case replies.Unhandled(signum, deaf):
+                who = ", ".join(map(str, deaf))
                 name = signal_name(signum)
                 self.output.say(
                     f"{name} not passed on to rank {who}: the script has no handler for it"
                 )
-            case {"event": "store-exit", "port": port, "code": code, "signal": signum, "why": why}:
+            case replies.StoreExit(port, code, signum, why):
                 files = [] if why else [self._store_errors]
                 self._tell_with_tail(
                     files, lambda tail: [events.StoreEnded(port, code, signum, why or tail)]
                 )
-            case {"event": "template", "state": state, "why": why}:
-                self._note("template", reply)
+            case replies.Template(state, why):
+                self._note(reply.op, reply.fields())
                 if state == "none":
                     self.output.say(
                         f"the template process on {self.place.host} ended ({why}) and was replaced"
                     )
                 elif why and self.config.start.warm and self.place.index == HEAD:
                     self.output.say(f"cold start: {why}")
-            case {"event": "restart", **restart}:
-                self._note("restart", reply)
+            case replies.Restart():
+                self._note(reply.op, reply.fields())
                 if self.place.index == HEAD:
-                    self.output.say(of_restart(**restart))
-            case {"event": "renewed"}:
-                self._note("renewed", reply)
-            case {"event": "passed-over", "module": module, "why": why, "learned": learned}:
-                self._note("passed-over", reply)
+                    self.output.say(of_restart(**reply.fields()))
+            case replies.Renewed():
+                self._note(reply.op, {})
+            case replies.PassedOver(module, why, learned):
+                self._note(reply.op, reply.fields())
                 if self.place.index == HEAD and not learned:
                     self.output.say(f"--preload {module}: passed over, {why}")
-            case {"event": "copier", "pid": pid}:
+            case replies.Copier(pid):
                 self.forkserver.spare(pid)
-            case {"event": "continued", "what": what}:
+            case replies.Continued(what):
                 self.output.say(f"the {what} on {self.place.host} {CONTINUES}")
-            case {"event": "progress", **seen}:
-                seen.pop("event", None)
-                lists = {"steps": tuple(seen["steps"]), "spent": tuple(seen["spent"])}
-                self._deliver(events.WorkersSeen(**{**seen, **lists}))
-            case {"event": "evidence", "number": number, "ranks": ranks}:
+            case replies.Progress(steps=steps, spent=spent):
+                lists = {"steps": tuple(steps), "spent": tuple(spent)}
+                self._deliver(events.WorkersSeen(**{**reply.fields(), **lists}))
+            case replies.Evidence(number, ranks):
                 assert self.round_dir is not None, "no evidence without a round"
                 hang = evidence.HangEvidence(self.round_dir / EVIDENCE, number, ranks, {})
                 self._deliver(*self.native_stacks.add_to(hang, self._keep_evidence))
-            case {"event": "sample", "number": number, "ranks": ranks, "ways": ways}:
+            case replies.Sample(number, ranks, ways):
                 agents = len(self.config.job.places)
                 sample = sampling.sample_of(number, ranks, ways, agents)
                 self._deliver(events.SampleTaken(sample))
-            case {"event": "vitals", "number": number, "ranks": ranks}:
-                told = tuple(RankVitals(**rank) for rank in ranks)
+            case replies.Vitals(number, vitals):
+                told = tuple(RankVitals(**rank.fields()) for rank in vitals)
                 if number == VITALS:
                     self.history.heard(told)
                     return
                 self._deliver(events.VitalsTaken(number, told, self.health.use))
-            case {"event": "offered", "number": number, "steps": steps, **more}:
-                found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
+            case replies.Offered(number, accepted, busy, steps):
+                found = NoticeAnswer(number, accepted, busy, tuple(steps))
                 self._deliver(events.NoticeOffered(found))
-            case {"event": "unheard", "number": number}:
+            case replies.Unheard(number):
                 self._deliver(events.NoticeUnheard(number))
-            case {"event": "taken", "number": number, "last": last}:
+            case replies.Taken(number, last):
                 self._make_notice_file()
                 self._deliver(events.NoticeTaken(number, last))
-            case {"event": "started", "rank": rank, "pid": pid}:
-                self._note("started", reply)
+            case replies.Started(rank, pid):
+                self._note(reply.op, reply.fields())
                 self.health.started(rank, pid)
                 self.sharing.started(rank, pid)
+            case _:
+                never(reply)
 
     def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self.output.service.keep(found.directory, evidence.files_of(found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ..core.protocol.wording import harmless
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import index_of
 from ..system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
-from ..system.processes.fork_server_client import Worker
+from ..worker.fork_server_messages import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
 
@@ -63,7 +62,7 @@ class Output:
         for local_rank, worker in enumerate(workers, start=part.first_local_rank):
             out, err = (self._streams.shown(local_rank, stream) for stream in CONSOLES)
             is_one = out is err and out is not Shown.HIDDEN
-            found.append(replace(worker, err=worker.out) if is_one else worker)
+            found.append(worker.replaced(err=worker.out) if is_one else worker)
         return found
 
     @property

@@ -12,7 +12,8 @@ from ..core.protocol.model import PLACEHOLDER, Assignment, Share
 from ..core.protocol.values import value
 from ..system.network.route import interface_of
 from ..system.processes import affinity
-from ..system.processes.fork_server_client import SITE, ForkServerClient, Worker
+from ..system.processes.fork_server_client import SITE, ForkServerClient
+from ..worker.fork_server_messages import Worker
 from .config import Config
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
@@ -73,7 +74,7 @@ def workers_of(
                 out=f"{stem}.out",
                 err=f"{stem}.err",
                 stdin=config.stdin,
-                cpus=bindings[offset].cpus if bound else (),
+                cpus=[*bindings[offset].cpus] if bound else [],
             )
         )
     placed = binding.describe(bindings, localities, part.first_rank)
