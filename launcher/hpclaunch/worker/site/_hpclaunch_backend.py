@@ -7,8 +7,6 @@ The hooks load this file in such workers only (HPCLAUNCH_RANKS_PER_GPU), when th
 group. A group of one rank may use NCCL: independent replicas may each have one.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys
@@ -28,8 +26,8 @@ _said = [""]
 
 
 def chosen(
-    c10d: Any, create: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    c10d: "Any", create: "Callable[..., Any]", args: "tuple[Any, ...]", kwargs: "dict[str, Any]"
+) -> "tuple[tuple[Any, ...], dict[str, Any]]":
     """The arguments for `create`, one of torch's two functions that make process groups."""
     try:
         call = inspect.signature(create).bind(*args, **kwargs)
@@ -44,7 +42,7 @@ def chosen(
     return call.args, call.kwargs
 
 
-def is_alone(given: dict[str, Any], first: bool) -> bool:
+def is_alone(given: "dict[str, Any]", first: bool) -> bool:
     if not first:
         ranks = given.get("ranks")
         return ranks is not None and len(ranks) < 2
@@ -55,7 +53,7 @@ def is_alone(given: dict[str, Any], first: bool) -> bool:
     return given.get("world_size") == 1
 
 
-def use_gloo(given: dict[str, Any], first: bool) -> None:
+def use_gloo(given: "dict[str, Any]", first: bool) -> None:
     backend = given.get("backend")
     asked = "undefined" if backend is None else str(backend).lower()
     if asked != "undefined":
@@ -77,7 +75,7 @@ def use_gloo(given: dict[str, Any], first: bool) -> None:
         )
 
 
-def check_nccl(c10d: Any, given: dict[str, Any]) -> None:
+def check_nccl(c10d: "Any", given: "dict[str, Any]") -> None:
     """RuntimeError if the group would need an NCCL that cannot make it."""
     devices = backends(c10d, given.get("backend"))
     if "nccl" not in devices.values():
@@ -109,7 +107,7 @@ def check_nccl(c10d: Any, given: dict[str, Any]) -> None:
     )
 
 
-def reason(version: tuple[int, ...], allowed: str | None) -> str:
+def reason(version: "tuple[int, ...]", allowed: "str | None") -> str:
     if version[:2] < SINCE:
         return "allows one on each"
     if allowed == "0":
@@ -117,7 +115,7 @@ def reason(version: tuple[int, ...], allowed: str | None) -> str:
     return f"hangs easily with more than {MOST}"
 
 
-def backends(c10d: Any, backend: object) -> dict[str, str]:
+def backends(c10d: "Any", backend: object) -> "dict[str, str]":
     """{device: backend} as this torch understands it; its default depends on the version."""
     name = "undefined" if backend is None else str(backend).lower()
     if name != "undefined" and "nccl" not in name:
@@ -129,7 +127,7 @@ def backends(c10d: Any, backend: object) -> dict[str, str]:
         return {}  # not as known here, or torch says what is wrong with it
 
 
-def nccl_version() -> tuple[int, ...] | None:
+def nccl_version() -> "tuple[int, ...] | None":
     """The version of the NCCL that is loaded, (2, 29, 7), or None. Opens no device."""
     try:
         version: tuple[int, ...] = sys.modules["torch"].cuda.nccl.version()[:3]

@@ -17,8 +17,6 @@ library was preloaded, or is CUDA's, or of an extension: profilers, coverage and
 on them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -42,9 +40,9 @@ OF_SYSTEM = (
     "/usr/lib64/",
 )  # how paths of the system's libraries begin
 
-_template: dict[str, int] = {}  # modules to leave out: their ids by name
-left_out: list[object] = []  # what to keep until the process ends
-_of_torch: frozenset[str] = frozenset()  # libraries that come with torch
+_template: "dict[str, int]" = {}  # modules to leave out: their ids by name
+left_out: "list[object]" = []  # what to keep until the process ends
+_of_torch: "frozenset[str]" = frozenset()  # libraries that come with torch
 
 
 def is_plain() -> bool:
@@ -66,7 +64,7 @@ def torch_is_imported() -> None:
         _of_torch = libraries()
 
 
-def libraries() -> frozenset[str]:
+def libraries() -> "frozenset[str]":
     """Return the paths of all mapped code, except that of libraries with harmless exit handlers."""
     with open("/proc/self/maps", "rb") as maps:  # paths are any bytes
         mappings = [os.fsdecode(line).rstrip().split(None, 5) for line in maps]
@@ -117,7 +115,7 @@ class TemplateRemover:
                 leave_out_exit_handlers()
 
 
-def unwind(main: ModuleType) -> None:
+def unwind(main: "ModuleType") -> None:
     """Have Python clear `__main__`, the newest names first, since objects may use older ones.
 
     Without this, it would not be cleared at all if a module that was left out refers to one of its

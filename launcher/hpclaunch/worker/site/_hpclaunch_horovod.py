@@ -10,8 +10,6 @@ as with torch's store. So it listens at the address of that store, and answers t
 only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -23,7 +21,7 @@ if TYPE_CHECKING:  # typing is not imported here
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
-    Place: TypeAlias = tuple[str, int]  # host, local rank
+    Place: "TypeAlias" = tuple[str, int]  # host, local rank
 
 OTHERS = (  # set by horovodrun or mpirun, or where ranks meet elsewhere
     "HOROVOD_RANK",
@@ -59,7 +57,7 @@ def prepare() -> None:
         env.setdefault("HOROVOD_" + name, str(value))
 
 
-def meet(address: str, port: int, rank: int, size: int, mine: Place) -> tuple[list[Place], int]:
+def meet(address: str, port: int, rank: int, size: int, mine: "Place") -> "tuple[list[Place], int]":
     """The places of all ranks, and the port of rank 0's server."""
     if ":" in address:
         raise RuntimeError(
@@ -86,7 +84,7 @@ def source_address(server: str) -> str:
         return str(s.getsockname()[0])
 
 
-def place(env: Mapping[str, str]) -> Place:
+def place(env: "Mapping[str, str]") -> "Place":
     """(host, local rank), where hvd.local_rank() is LOCAL_RANK: scripts take it for their device.
 
     A worker that sees its own device only, as 0, is on a host of its own.
@@ -98,7 +96,7 @@ def place(env: Mapping[str, str]) -> Place:
     return env.get("HOROVOD_HOSTNAME", host), int(local)
 
 
-def assignment(places: Sequence[Place], rank: int) -> dict[str, str | int]:
+def assignment(places: "Sequence[Place]", rank: int) -> "dict[str, str | int]":
     """{variable: value}, as Horovod counts: the cross rank is that among hosts with such a local
     rank."""
     host, local = places[rank]
@@ -114,7 +112,7 @@ def assignment(places: Sequence[Place], rank: int) -> dict[str, str | int]:
     }
 
 
-def serve(address: str, places: Sequence[Place], sources: set[str]) -> int:
+def serve(address: str, places: "Sequence[Place]", sources: "set[str]") -> int:
     """The port of a server that lives as long as this process, for those at these addresses."""
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
@@ -127,7 +125,7 @@ def serve(address: str, places: Sequence[Place], sources: set[str]) -> int:
             # HTTPServer's own looks up our name, which may take long.
             socketserver.TCPServer.server_bind(self)
 
-        def verify_request(self, _: object, client_address: tuple[str, int]) -> bool:
+        def verify_request(self, _: object, client_address: "tuple[str, int]") -> bool:
             return client_address[0] in sources
 
     server = RendezvousServer((address, 0), http_server.RendezvousHandler, 0)

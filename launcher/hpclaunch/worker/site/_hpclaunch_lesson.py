@@ -9,8 +9,6 @@ One line to the fork server, and then nothing of this is left in the process but
 nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib
@@ -26,7 +24,7 @@ if TYPE_CHECKING:  # typing is not imported here
     from types import ModuleType
     from typing import Any, TypeAlias
 
-    Step: TypeAlias = list[str | None]  # [op, name, origin or value]
+    Step: "TypeAlias" = list[str | None]  # [op, name, origin or value]
 
 STEPS = 2  # of an optimizer; the first may import what only the second needs
 MOST = 1 << 20  # bytes of that line
@@ -58,7 +56,7 @@ class Telling:
         progress.listen(self.stepped)  # for good: torch is iterating over its hooks when it is told
         atexit.register(self.tell)
 
-    def replace(self, owner: str, name: str, noting: Callable[..., object]) -> None:
+    def replace(self, owner: str, name: str, noting: "Callable[..., object]") -> None:
         """A function by one that notes its call, until the lesson is told."""
         module = sys.modules.get(owner)
         function = getattr(module, name, None)
@@ -69,7 +67,7 @@ class Telling:
         setattr(module, name, ours)
         self.replaced.append((module, name, function, ours))
 
-    def note(self, *step: str | None) -> None:
+    def note(self, *step: "str | None") -> None:
         """Also called later, by what a script has taken with `from random import seed`."""
         if self.left > 0:
             try:
@@ -77,10 +75,10 @@ class Telling:
             except RuntimeError:
                 pass  # another thread imports something right now
 
-    def putenv(self, name: str | bytes, value: str | bytes) -> None:
+    def putenv(self, name: "str | bytes", value: "str | bytes") -> None:
         self.note("set", os.fsdecode(name), os.fsdecode(value))
 
-    def unsetenv(self, name: str | bytes) -> None:
+    def unsetenv(self, name: "str | bytes") -> None:
         self.note("set", os.fsdecode(name), None)
 
     def seed(self, generator: str, *_args: object) -> None:
@@ -116,7 +114,7 @@ class Telling:
                 return message
             del steps[len(steps) * 9 // 10 :]
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> "list[Step]":
         changes: dict[str, list[Step]] = {}
         for last, step in self.changes:
             changes.setdefault(last, []).append(step)
@@ -137,18 +135,18 @@ class NotedFunction:
     get what they are to begin with, it is the function that has its name there."""
 
     def __init__(
-        self, module: ModuleType, name: str, function: Any, noting: Callable[..., object]
+        self, module: "ModuleType", name: str, function: "Any", noting: "Callable[..., object]"
     ) -> None:
         functools.update_wrapper(self, function)
         self.place = getattr, (ModuleByName(module.__name__), name)
         self.noting = noting
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
         result = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
         self.noting(*args)
         return result
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> "Any":
         return self.place
 
 
@@ -158,11 +156,11 @@ class ModuleByName:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> "Any":
         return importlib.import_module, (self.name,)
 
 
-def lasting(changes: Sequence[Step], environ: dict[str, str | None]) -> list[Step]:
+def lasting(changes: "Sequence[Step]", environ: "dict[str, str | None]") -> "list[Step]":
     """Of each variable the last value, and none if it was changed and put back: some scripts take
     all away for a while. One that is only set to what it was stays: the next time it may not be.
     """

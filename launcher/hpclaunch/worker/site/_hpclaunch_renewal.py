@@ -10,8 +10,6 @@ What a fork hands on as it is may stay: handlers of signals and of the interpret
 caches, open files that are only read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -25,7 +23,7 @@ if TYPE_CHECKING:  # what only type checkers need
 
     from ._hpclaunch_template import Template
 
-    Step: TypeAlias = tuple[str, str, str | None]  # op, name, origin or value
+    Step: "TypeAlias" = tuple[str, str, str | None]  # op, name, origin or value
 
 BEHIND = 5  # niceness: a third of a worker's share of a CPU that both want, or it would never end
 IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31)}  # numbers of ioprio_set and ioprio_get
@@ -42,7 +40,7 @@ class Renewal:
     """Of a template: `steps` are a lesson's, without modules that came to grief before."""
 
     def __init__(
-        self, template: Template, unfit: type[Exception], steps: list[Step], own: list[str]
+        self, template: "Template", unfit: "type[Exception]", steps: "list[Step]", own: "list[str]"
     ) -> None:
         self.template = template
         self.unfit = unfit  # the template's exception
@@ -76,18 +74,18 @@ class Renewal:
             if os.environ.get(name) == value:
                 self.set(name, before.get(name))
 
-    def is_set(self, name: str, value: str | None) -> bool:
+    def is_set(self, name: str, value: "str | None") -> bool:
         """By a module, and not by the script."""
         return value is not None and os.environ.get(name) == value and name not in self.set_here
 
-    def set(self, name: str, value: str | None) -> None:
+    def set(self, name: str, value: "str | None") -> None:
         self.set_here[name] = value
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
 
-    def load(self, name: str, origin: str | None, taken: str | None = "") -> None:
+    def load(self, name: str, origin: "str | None", taken: "str | None" = "") -> None:
         self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
@@ -147,7 +145,7 @@ class Moment:
         self.generators = generators(moved=True)
         self.written = written()
 
-    def differs(self, seeded: set[str]) -> str:
+    def differs(self, seeded: "set[str]") -> str:
         """How, in words; "" if it does not."""
         now = generators()
         for key, (seed, position) in self.generators.items():
@@ -160,7 +158,7 @@ class Moment:
         return ""
 
 
-def generators(moved: bool = False) -> dict[str, tuple[Any, Any]]:
+def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
     """{name: (what a seed determines, the position after it)}. The first changes also after some
     600 draws: `moved` makes sure that these are not about to be over. Every worker gets a seed of
     its own.
@@ -180,7 +178,7 @@ def generators(moved: bool = False) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def keeps_pid(names: Iterable[str]) -> str:
+def keeps_pid(names: "Iterable[str]") -> str:
     """How one of these modules does, in words; "" if none does."""
     pid = os.getpid()
     for name in names:
@@ -190,7 +188,7 @@ def keeps_pid(names: Iterable[str]) -> str:
     return ""
 
 
-def written() -> list[int]:
+def written() -> "list[int]":
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -198,7 +196,7 @@ def written() -> list[int]:
 
 
 @contextlib.contextmanager
-def standing_back() -> Iterator[None]:
+def standing_back() -> "Iterator[None]":
     """Behind the workers for a while. Without a privilege a process can never lower its own
     niceness, nor leave SCHED_IDLE; but it can do so with that of its autogroup, which it has to
     itself since setsid(), and with its priority for disks (ioprio_set(2)). Where cgroups divide the

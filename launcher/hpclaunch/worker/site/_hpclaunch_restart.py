@@ -10,8 +10,6 @@ A process that the script has forked cannot begin anew. If it imports torch, it 
 changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json
@@ -40,10 +38,10 @@ class Restarts:
 
     def __init__(
         self,
-        parking: Parking,
-        environ: dict[str, str],
-        worker: dict[str, Any],
-        blocked: list[int],
+        parking: "Parking",
+        environ: "dict[str, str]",
+        worker: "dict[str, Any]",
+        blocked: "list[int]",
         report: str,
     ) -> None:
         self.parking = parking
@@ -64,15 +62,15 @@ class Restarts:
 
     # Variables
 
-    def putenv(self, name: str | bytes, value: str | bytes, /) -> None:
+    def putenv(self, name: "str | bytes", value: "str | bytes", /) -> None:
         self.change(os.fsdecode(name), os.fsdecode(value))
         return self.given[0](name, value)
 
-    def unsetenv(self, name: str | bytes, /) -> None:
+    def unsetenv(self, name: "str | bytes", /) -> None:
         self.change(os.fsdecode(name), None)
         return self.given[1](name)
 
-    def change(self, name: str, value: str | None) -> None:
+    def change(self, name: str, value: "str | None") -> None:
         if os.environ.get(name) != value and self.matters(name) and not is_import_of_package():
             self.restart("variable", name)
 
@@ -81,7 +79,7 @@ class Restarts:
         read = is_read_at_load(name) or name in self.parking.effects.read
         return read and self.parking.is_parked
 
-    def restored(self, effects: Effects) -> None:
+    def restored(self, effects: "Effects") -> None:
         """Torch is there for the script: give what it has written, and set what it has set while it
         was loaded."""
         if (os.putenv, os.unsetenv) == self.watching:
@@ -147,7 +145,7 @@ class Restarts:
             os._exit(126)
 
 
-def inheritable() -> set[int]:
+def inheritable() -> "set[int]":
     """Return the descriptors that a new interpreter would have."""
     found = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -171,7 +169,7 @@ def is_import_of_package() -> bool:
     return package not in ("__main__", main.partition(".")[0])
 
 
-def caller() -> tuple[str, int]:
+def caller() -> "tuple[str, int]":
     """Return (file, line) of what sets a variable or imports a module."""
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -31,8 +31,6 @@ template is unfit. A module that brings any of this along ends the template, so 
 does without the module.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
 
     # In a worker that was forked, what `become` needs: the template, the pid of the process between
     # the two, the worker, and the request
-    Forked: TypeAlias = tuple["Template", int, dict[str, Any], dict[str, Any]]
+    Forked: "TypeAlias" = tuple["Template", int, dict[str, Any], dict[str, Any]]
 
 PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
 NAME = b"hpclaunch-torch"  # of the template, for ps
@@ -74,7 +72,7 @@ OURS = ("__main__", "_hpclaunch_hooks")
 STARTUP = "what this Python runs before a script (sitecustomize, usercustomize, .pth files)"
 
 
-def serve(startup: Startup) -> None:
+def serve(startup: "Startup") -> None:
     """Returns in the workers only."""
     try:
         words = os.environ.pop("HPCLAUNCH_TEMPLATE").split(",")
@@ -93,7 +91,7 @@ class Unfit(Exception):  # noqa: N818
 
 
 class Template:
-    def __init__(self, startup: Startup, server: int, channel: int, out: int, err: int) -> None:
+    def __init__(self, startup: "Startup", server: int, channel: int, out: int, err: int) -> None:
         for fd in (channel, out, err):
             os.set_inheritable(fd, False)
         self.startup = startup
@@ -119,7 +117,7 @@ class Template:
         self.command = command_line()
         set_command_line(NAME)
 
-    def run(self) -> Forked | None:
+    def run(self) -> "Forked | None":
         """None at the end; in a worker that was forked, what `become` needs.
 
         The lines are those of worker/json_lines.py, of which nothing can be imported here.
@@ -163,7 +161,7 @@ class Template:
     # Loading
 
     def load(
-        self, modules: list[str], env: dict[str, str], own: list[str], blocked: list[int]
+        self, modules: "list[str]", env: "dict[str, str]", own: "list[str]", blocked: "list[int]"
     ) -> None:
         self.env, self.own, self.blocked = env, frozenset(own), blocked
         often = gc.get_threshold()
@@ -245,7 +243,7 @@ class Template:
             if not is_of_torch(reader := self.startup.asked[name]):
                 raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
 
-    def check_shadows(self, imported: str, known: frozenset[str] = frozenset()) -> None:
+    def check_shadows(self, imported: str, known: "frozenset[str]" = frozenset()) -> None:
         """The script would find modules beside it first; they were not searched here."""
         first = script_directory()
         if first is None:
@@ -262,7 +260,7 @@ class Template:
 
     # The next template
 
-    def renew(self, fds: list[int], steps: list[Step], own: list[str], idle: bool) -> bool:
+    def renew(self, fds: "list[int]", steps: "list[Step]", own: "list[str]", idle: bool) -> bool:
         """True in the fork that is the next template."""
         try:
             brood = fork_through()
@@ -284,7 +282,7 @@ class Template:
         self.replay(steps, own, idle)
         return True
 
-    def replay(self, steps: list[Step], own: list[str], idle: bool) -> None:
+    def replay(self, steps: "list[Step]", own: "list[str]", idle: bool) -> None:
         renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
         often = gc.get_threshold()
         gc.set_threshold(0)
@@ -313,7 +311,7 @@ class Template:
 
     # Forking
 
-    def fork(self, request: dict[str, Any], listener: int | None) -> Forked | None:
+    def fork(self, request: "dict[str, Any]", listener: "int | None") -> "Forked | None":
         what = request["what"]
         try:
             brood = fork()
@@ -345,7 +343,7 @@ class Template:
         self.tell("forked", what=what, pids=pids, store=store, why=why)
         os._exit(0)
 
-    def lesson_of(self, worker: dict[str, Any], request: dict[str, Any]) -> str | None:
+    def lesson_of(self, worker: "dict[str, Any]", request: "dict[str, Any]") -> "str | None":
         """Where the worker writes its lesson; None for most."""
         tellers = dict(zip((0, -1), request["learn"], strict=False))
         for place, fd in tellers.items():
@@ -395,7 +393,7 @@ class Unseeded:
         self.seed = seed = random.Random.seed
         self.known = known = weakref.WeakValueDictionary()  # type: ignore[var-annotated]
 
-        def noting(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        def noting(generator: "random.Random", a: "Any" = None, version: int = 2) -> None:
             seed(generator, a, version)
             if a is None:
                 known[id(generator)] = generator
@@ -444,7 +442,9 @@ def serve_store(listener: int) -> object:
         return serve(use_libuv=False)
 
 
-def become(template: Template, brood: int, worker: dict[str, Any], request: dict[str, Any]) -> None:
+def become(
+    template: "Template", brood: int, worker: "dict[str, Any]", request: "dict[str, Any]"
+) -> None:
     """Turn a fork of the template into an interpreter that is about to run its script."""
     template.adopted(brood)
     set_name(template.name)
@@ -502,7 +502,7 @@ def forget() -> None:
     atexit.register(finalizing().at_exit)
 
 
-def finalizing() -> Any:
+def finalizing() -> "Any":
     return _hpclaunch_hooks.beside("_hpclaunch_finalizing")
 
 
@@ -542,7 +542,7 @@ def set_name(new: bytes) -> None:
         f.write(new)
 
 
-def arguments() -> tuple[int, int]:
+def arguments() -> "tuple[int, int]":
     """Where the command line is in the memory of this process: proc(5)."""
     with open("/proc/self/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
@@ -564,7 +564,7 @@ def set_command_line(new: bytes) -> None:
         pass  # a kernel that does not allow it: the name is only for people
 
 
-def threads() -> list[bytes]:
+def threads() -> "list[bytes]":
     """The names of those beside this one that a fork must not lose."""
     names = []
     for thread in os.listdir("/proc/self/task"):
@@ -577,7 +577,7 @@ def threads() -> list[bytes]:
     return [name for name in names if name not in HARMLESS]
 
 
-def children() -> list[str]:
+def children() -> "list[str]":
     with open(f"/proc/self/task/{os.getpid()}/children") as f:
         return f.read().split()
 
@@ -604,7 +604,7 @@ def is_of_torch(file: str) -> bool:
     return spec is not None and file.startswith(os.path.dirname(spec.origin) + os.sep)
 
 
-def close(*fds: int | None) -> None:
+def close(*fds: "int | None") -> None:
     for fd in fds:
         if fd is not None:
             os.close(fd)
@@ -635,7 +635,7 @@ def write(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def script_directory() -> str | None:
+def script_directory() -> "str | None":
     """What Python will put first in sys.path; None if nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None
