@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import socket
 import time
@@ -207,7 +208,8 @@ class Channels:
         else:
             end = self.ends.get(effect.agent)
             targets = [] if end is None else end.targets
-        self._inquiries.begin(effect.agent, targets, now, effect.incarnation)
+        what = (effect.agent, targets, now, effect.incarnation)
+        self._inquiries.begin(*what, number=effect.number)
 
     # Events
 
@@ -223,7 +225,7 @@ class Channels:
             for item in channel.receive(ready):
                 found += self._read(channel, item)
         if self._inquiries is not None:
-            found += map(events.AgentGone, self._inquiries.receive(now))
+            found += itertools.starmap(events.AgentGone, self._inquiries.receive(now))
         return found
 
     def _try_spare(self, now: float) -> None:
@@ -249,8 +251,8 @@ class Channels:
                     if agent in self._looked_up:
                         self._looked_up.discard(agent)
                         self._dial(agent, addresses)
-                case {"event": "explained", "text": text}:
-                    found.append(events.Diagnosed(text))
+                case {"event": "explained", "text": text, "number": number}:
+                    found.append(events.Diagnosed(text, number))
         if lookup.lost and self._poller is not None:
             self._poller.unregister(lookup.fileno())
             lookup.close()
@@ -261,9 +263,10 @@ class Channels:
                     self._resolve(pending)
         return found
 
-    def explain(self, host: str, addresses: Collection[str]) -> None:
+    def explain(self, host: str, addresses: Collection[str], number: int) -> None:
         """Ask why the first head is not heard; answered by Diagnosed."""
-        self._ask_lookup().explain(host, list(addresses), list(self.keys(HEAD).ports))
+        ports = list(self.keys(HEAD).ports)
+        self._ask_lookup().explain(host, list(addresses), ports, number)
 
     def _ask_lookup(self) -> LookupClient:
         if self._lookup is None:

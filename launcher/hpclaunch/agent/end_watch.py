@@ -14,9 +14,7 @@ from ..system.hosts.job_end import JobEndClient
 
 
 class EndWatch:
-    """`ask` begins a question, and an event answers it. An answer that comes after the next
-    question is late, but of use: Slurm may take longer for each than there is between two.
-    """
+    """`ask` begins a question, and an event answers it."""
 
     def __init__(
         self,
@@ -35,7 +33,7 @@ class EndWatch:
         self._restarts = environ.get("SLURM_RESTART_COUNT", "")
         self._poller = poller
         self._client: JobEndClient | None = None
-        self._number = 0
+        self._number = 0  # of the last question
         self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
 
     def close(self) -> None:
@@ -44,17 +42,17 @@ class EndWatch:
             self._client.abandon()
             self._client = None
 
-    def ask(self) -> list[events.Event]:
+    def ask(self, number: int) -> list[events.Event]:
         """Answered by EndFound, here or later, or not at all: the process may hang."""
-        self._number += 1
+        self._number = number
         if self._client is None:
             try:
                 identity = (self._job, self._step, self._end, self._restarts, self._nodes)
                 self._client = JobEndClient(*identity)
             except OSError:
-                return [events.EndFound(None)]
+                return [events.EndFound(None, number=number)]
             self._poller.register(self._client.fileno(), zmq.POLLIN)
-        self._client.ask(number=self._number)
+        self._client.ask(number=number)
         return []
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
@@ -64,10 +62,12 @@ class EndWatch:
         replies = client.receive()
         if client.lost:
             self.close()
-            return self.ask() if self._is_replaced(client) else [events.EndFound(None)]
+            if self._is_replaced(client):
+                return self.ask(self._number)
+            return [events.EndFound(None, number=self._number)]
         self.began = next((r["began"] for r in reversed(replies) if r["began"]), self.began)
         return [self._found(reply["number"], reply["found"]) for reply in replies]
 
     def _found(self, number: int, found: dict[str, Any]) -> events.EndFound:
         converted = {"state": JobState(found["state"]), "draining": tuple(found["draining"])}
-        return events.EndFound(**found | converted, late=number != self._number)
+        return events.EndFound(**found | converted, number=number)

@@ -17,7 +17,7 @@ from .consensus.election import Candidate
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
 from .member.member import Member
-from .protocol.effects import Effect, Exit, KeepWorkers, Record, Send
+from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
 from .protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -84,6 +84,8 @@ class Control:
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
+        self._last_probe = 0  # its number
+        self._probes: dict[int, int] = {}  # the number of the last one of each agent
         self._handled_at: float | None = None  # the last event, on that clock
         self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
         self._lease_until = -math.inf  # the newest that is known, likewise
@@ -227,6 +229,10 @@ class Control:
             effect = todo.popleft()
             if isinstance(effect, Send) and effect.to == self.index:
                 todo += self._route(Received(self.index, effect.message), now)
+            elif isinstance(effect, Probe):
+                self._last_probe += 1
+                self._probes[effect.agent] = self._last_probe
+                outside.append(replace(effect, number=self._last_probe))
             else:
                 outside.append(effect)
 
@@ -235,6 +241,8 @@ class Control:
         return member_ended and (self.head is None or self.head.stage is Stage.ENDED)
 
     def _route(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, AgentGone) and event.number != self._probes.get(event.index):
+            return []  # the agent was probed again since: another may have been started there
         if self.head is None:
             if isinstance(event, Received) and isinstance(event.message, Report):
                 return self._hear_report(event.sender, event.message, now)
@@ -244,8 +252,10 @@ class Control:
                 return self.head.handle(event, now)
             case LookedAt() | Requested():
                 return self.head.handle(event, now)
+            case SearchFailed(number=number) if not self.head.needs_search(number):
+                return self.head.handle(event, now)
             case SearchFailed(trouble=trouble):
-                return self._search_failed(event, trouble, now)
+                return self._search_failed(trouble, now)
             case Started() | Tick() | PeerClosed() | AgentGone():
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
@@ -265,11 +275,9 @@ class Control:
             return []  # it has no place, and only the first head knows which ones are free
         return self._candidate.hear(sender, report, now)
 
-    def _search_failed(self, event: Event, trouble: Trouble, now: float) -> list[Effect]:
+    def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
-        if self.head.stage is not Stage.CHOOSING or self.head.verdict is not None:
-            return self.head.handle(event, now)
         if not self.head.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.

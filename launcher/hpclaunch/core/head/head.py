@@ -7,8 +7,10 @@ message. So a message may come once, twice or late without doing harm.
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from ..snapshot.job_snapshot import JobSnapshot
 
 BEAT_SLACK = 0.1  # of a beat, for which one may be late
+QUESTION_BITS = 32  # of the number of a question, below the term in which it was asked
 MOST_ASKED = 8  # agents that are not here, of those that a new head asks
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
 
@@ -104,19 +107,21 @@ class Head:
             elects=job.elects,
             anew=anew,
         )
+        # Of questions. Those of another head, which this agent was or is to be, are different.
+        self._numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
         self.losses = LossDetector(self.roster, job.timing)
-        self.growth = Growth(job, self.roster)
+        self.growth = Growth(job, self.roster, self._numbers)
         self._hangs = HangWatch(job.timing)
         self._stragglers = StragglerWatch(job.timing)
-        self.notices = Notices(job)
-        self._last_search = LastSearch(job)
+        self.notices = Notices(job, self._numbers)
+        self._last_search = LastSearch(job, self._numbers)
         self._draining: tuple[str, ...] = ()  # hosts, as far as Slurm has said in this round
         self._leaving: set[str] = set()  # those for which the workers are given notice
         self._requeue = RequeueDecision(job)
         self.onlookers = Onlookers()
         self._orders = Orders(self.lease, self.roster[me])
-        self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
-        self._choosing = CheckpointChoice(job, self.budget)
+        self._rendezvous = Rendezvous(job, self.roster, self.lease, self._numbers, anew=anew)
+        self._choosing = CheckpointChoice(job, self.budget, self._numbers)
         self._unfit = UnfitNodes(job)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
@@ -255,25 +260,29 @@ class Head:
                 self._rendezvous.pause(now + self.timing.killing)
                 effects += self._note_losses(self.losses.died(self.roster[index], now))
                 effects += self._renew(now)
-            case CheckpointChosen() if self._last_search.is_open:
+            case CheckpointChosen(number=number) if self._last_search.has_asked(number):
                 self._last_search.answer(event)
+            case CheckpointChosen(number=number) if self.growth.has_asked(number):
+                self.growth.chosen(event, now)
+                self._note_save(event, now)
+            case CheckpointChosen(number=number) if self.onlookers.has_asked(number):
+                self._note_save(event, now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
-                self._choosing.choice = event
-                self._note_save(event, now)
-            case CheckpointChosen() if self.stage is Stage.RUNNING:
-                if self.growth.is_looking:  # else somebody looks at the job, for whom it was
-                    self.growth.chosen(event, now)
-                self._note_save(event, now)
-            case SearchFailed():
-                self.growth.failed()
-                self.onlookers.search_failed()
+                if self._choosing.chosen(event):
+                    self._note_save(event, now)
+            case SearchFailed(number=number) if self._last_search.has_asked(number):
                 self._last_search.answer(None)
+            case SearchFailed(number=number) if self.growth.has_asked(number):
+                self.growth.failed()
+                self.onlookers.search_failed()  # which this search has replaced
+            case SearchFailed(number=number) if self.onlookers.has_asked(number):
+                self.onlookers.search_failed()
             case EndFound():
                 effects += self.notices.found(event, now) + self._requeue.found(event)
                 effects += self._note_drains(event.draining, now)
                 effects += self._order_all(now) if self.notices.comes_later else []
-            case Diagnosed(text=text) if self.stage is Stage.RENDEZVOUS:
-                effects += self._rendezvous.explain(text, now)
+            case Diagnosed() if self.stage is Stage.RENDEZVOUS:
+                effects += self._rendezvous.explain(event, now)
             case LookedAt():
                 effects += self._look(now)
             case Requested(request=request) if not self.refusal(request):
@@ -320,13 +329,20 @@ class Head:
             return []
         effects: list[Effect] = [self._order(self.roster[self.me], now)] if wants_vitals else []
         idle = not self.growth.is_looking and not self._last_search.is_open
-        if self.job.saves and idle and self.onlookers.begin_search(now):
-            effects.append(self._choosing.search)
+        if self.job.saves and idle and self.onlookers.wants_search(now):
+            number = next(self._numbers)
+            self.onlookers.begin_search(number, now)
+            effects.append(replace(self._choosing.search, number=number))
         return effects
 
     @property
     def straggler(self) -> Straggler | None:
         return self._stragglers.named if self.stage is Stage.RUNNING else None
+
+    def needs_search(self, number: int) -> bool:
+        """Return whether no round can begin without the answer to the search of this number."""
+        is_choosing = self.stage is Stage.CHOOSING and self.verdict is None
+        return is_choosing and number == self._choosing.search_number
 
     def refusal(self, request: Request) -> str:
         """Why it cannot be done now; "" if it can."""
@@ -781,7 +797,7 @@ class Head:
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
-        self._last_search = LastSearch(self.job)  # an open one would take the answer to the next
+        self._last_search = LastSearch(self.job, self._numbers)
         self._enter(Stage.RENDEZVOUS, now)
         self._rendezvous.begin(now)
         ended: list[Effect] = [Record(current.ended(now))]

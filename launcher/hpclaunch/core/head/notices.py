@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..protocol.effects import AskForEnd, Effect, Record
@@ -54,8 +54,10 @@ class PendingNotice:
 
 
 class Notices:
-    def __init__(self, job: Job) -> None:
-        self.job, self.timing = job, job.timing
+    def __init__(self, job: Job, numbers: Iterator[int]) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self.timing, self._questions = job, job.timing, numbers
+        self._question = 0  # the number of the last one
         self.offer: StepNotice | None = None  # what the orders say
         # What SIGTERM has announced: RUNNING stands for the time limit, UNKNOWN for nothing.
         self._announced = JobState.UNKNOWN
@@ -127,7 +129,8 @@ class Notices:
             return []
         self._asked_at = now
         self.ask_at = now + self.timing.ask_again
-        return [AskForEnd()]
+        self._question = next(self._questions)
+        return [AskForEnd(self._question)]
 
     def ask_again(self, now: float) -> None:
         """Ask what another SIGTERM means: the job may have been cancelled since the first one."""
@@ -146,7 +149,7 @@ class Notices:
         return replace(verdict, origin=self._origin if self.comes_later else Origin.SIGNAL)
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
-        if not event.late:
+        if event.number == self._question:  # else it is late
             self._known_at = self._asked_at
             if self.ask_at > now:  # else it is to be asked anew
                 self.ask_at = self._asked_at + self.timing.ask_end

@@ -3,7 +3,8 @@
     from the agent                                       to the agent
     {"op": "resolve", "agent": N, "host": NAME}          {"event": "resolved", "agent": N,
                                                              "addresses": [...]}
-    {"op": "explain", "host", "addresses", "ports"}      {"event": "explained", "text": T}
+    {"op": "explain", "host", "addresses", "ports",      {"event": "explained", "text": T,
+        "number": N}                                         "number": N}
 
 It is started in need only: agents tell one another their addresses.
 """
@@ -28,9 +29,9 @@ class LookupClient(Helper):
     def resolve(self, agent: int, host: str) -> None:
         self.ask(op="resolve", agent=agent, host=host)
 
-    def explain(self, host: str, addresses: list[str], ports: list[int]) -> None:
+    def explain(self, host: str, addresses: list[str], ports: list[int], number: int) -> None:
         """Why the head on `host` is not heard."""
-        self.ask(op="explain", host=host, addresses=addresses, ports=ports)
+        self.ask(op="explain", host=host, addresses=addresses, ports=ports, number=number)
 
     def close(self) -> None:
         self.abandon()
@@ -44,8 +45,9 @@ def _resolve(agent: int, host: str) -> dict[str, Any]:
     return {"event": "resolved", "agent": agent, "addresses": addresses}
 
 
-def _explain(host: str, addresses: list[str], ports: list[int]) -> dict[str, Any]:
-    return {"event": "explained", "text": reachability.explain(host, addresses, ports)}
+def _explain(host: str, addresses: list[str], ports: list[int], number: int) -> dict[str, Any]:
+    text = reachability.explain(host, addresses, ports)
+    return {"event": "explained", "text": text, "number": number}
 
 
 def main(fd: str, _blocked: str) -> None:
