@@ -260,7 +260,7 @@ class Control:
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
         follower = self.member.follower
-        if follower.term > self.head.term:  # another agent has a quorum and leads
+        if not follower.leads:  # another agent has a quorum and leads
             hint = Hint(follower.term, led=True)  # we may leave before anybody asks
             others = (p.index for p in self.job.places if p.index != self.index)
             effects += [Send(agent, hint) for agent in others]
