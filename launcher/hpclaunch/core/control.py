@@ -278,7 +278,7 @@ class Control:
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
-        if not self.head.can_be_replaced:
+        if not self.head.course.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host

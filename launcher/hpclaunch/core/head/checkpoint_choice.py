@@ -60,11 +60,6 @@ class CheckpointChoice:
         self._notice_at = now + self.job.timing.first_notice
         return self._search()
 
-    @property
-    def search(self) -> ChooseCheckpoint:
-        """A search for the newest checkpoint, without a number: not for the next round."""
-        return ChooseCheckpoint(_passed_over(self.budget.tally.avoided))
-
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
         self.done = False
@@ -213,6 +208,11 @@ class CheckpointChoice:
         if self._look is None or share is None:
             return self._look
         return replace(self._look, share=share)
+
+
+def newest_search(budget: Budget) -> ChooseCheckpoint:
+    """Return a search for the newest checkpoint, without a number: not for the next round."""
+    return ChooseCheckpoint(_passed_over(budget.tally.avoided))
 
 
 def _passed_over(failed: Iterable[int]) -> tuple[tuple[int, str], ...]:
