@@ -20,6 +20,7 @@ from ..protocol.facts import EndReason
 from ..protocol.messages import Report
 from ..protocol.model import Job, Verdict
 from . import restarts
+from .allocation_end import AllocationEnd
 from .checkpoint_choice import newest_search
 from .cordon import UnfitNodes
 from .job_end import JobEnd
@@ -69,8 +70,9 @@ class Course:
         self.orders = Orders(self.lease, self.roster[me])
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers, anew=anew)
         self.other_heads = OtherHeads(job, self.roster, self.rotation)
-        self.notices = Notices(job, self.numbers)
-        self.end = JobEnd(job, self.notices, self.budget, self.numbers)
+        self.allocation = AllocationEnd(job, self.numbers)
+        self.notices = Notices(job, self.allocation)
+        self.end = JobEnd(job, self.allocation, self.budget, self.numbers)
         self.onlookers = Onlookers()
         self.unfit = UnfitNodes(job)
 

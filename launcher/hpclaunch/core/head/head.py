@@ -71,7 +71,8 @@ class Head:
         self.job, self.timing, self.me = job, job.timing, me
         self.course = course = Course(job, me, term, configuration, anew=anew)
         self.roster, self.lease, self.budget = course.roster, course.lease, course.budget
-        self.notices, self.onlookers = course.notices, course.onlookers
+        self.allocation, self.notices = course.allocation, course.notices
+        self.onlookers = course.onlookers
         self.losses = LossDetector(self.roster, job.timing)
         self._stage: JobStage = RendezvousStage(course)
         self._strangers = Strangers(course)
@@ -134,7 +135,7 @@ class Head:
         # Most often a report comes right after the time of a beat, and wakes this agent anyway.
         beat_at = self._beat_at + BEAT_SLACK * self.timing.beat
         stage_at = self._stage.next_deadline()
-        return min(beat_at, self.losses.check_at, self.notices.ask_at, stage_at)
+        return min(beat_at, self.losses.check_at, self.allocation.ask_at, stage_at)
 
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
@@ -154,7 +155,7 @@ class Head:
         """Begin to lead."""
         self.course.tenure_since = now
         self.course.other_heads.begin(now)
-        self.notices.begin_to_ask(now)
+        self.allocation.begin_to_ask(now)
         return self._stage.enter(now) + self.course.renew(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -191,9 +192,10 @@ class Head:
                 course.hear_search(event, now)
                 effects += self._stage.event(event, now)
             case EndFound():
-                effects += self.notices.found(event, now) + course.end.found(event)
+                effects += self.allocation.found(event, now) + course.end.found(event)
+                self.notices.end_found()
                 effects += self._stage.event(event, now)
-                effects += self._stage.order_all(now) if self.notices.comes_later else []
+                effects += self._stage.order_all(now) if self.allocation.comes_later else []
             case LookedAt():
                 wants_vitals = self.onlookers.look(now)
                 effects += self._stage.show(now, wants_vitals=wants_vitals)
@@ -216,7 +218,7 @@ class Head:
             if self.stage is not Stage.ENDING and course.reconfigure(now):
                 # This agent learns of it at once: it may have to vote with it.
                 effects.append(self._stage.order(self.roster[self.me], now))
-        effects += self.notices.ask(now)
+        effects += self.allocation.ask(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
         if reporter is not None and not answered:
@@ -266,11 +268,12 @@ class Head:
             current.note(peer, report, now)
             self.onlookers.hear(peer, report, now)
             self._stage.report(peer, report)
+        self.allocation.hear(report, now)
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             course.verdict = restarts.verdict_of_agent(report, self.budget.total)
             if self.verdict is not None and self.verdict.origin is Origin.SIGTERM:
-                self.notices.ask_again(now)
+                self.allocation.ask_again(now)
         if report.term > self.term and self.lease.holds(now):
             # The agent led in a later term, or followed such a head, but we have the quorum. It
             # obeys no earlier term, so we go on in a later one.

@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from ..protocol.effects import ChooseCheckpoint, Effect
 from ..protocol.events import CheckpointChosen, EndFound
 from ..protocol.model import Job, Verdict
+from .allocation_end import AllocationEnd
 from .last_search import LastSearch
-from .notices import Notices
 from .requeueing import RequeueDecision
 from .restarts import Budget
 
 
 class JobEnd:
-    def __init__(self, job: Job, notices: Notices, budget: Budget, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, job: Job, allocation: AllocationEnd, budget: Budget, numbers: Iterator[int]
+    ) -> None:
         """`numbers` are those of the head's questions."""
-        self.job, self.notices, self.budget, self._numbers = job, notices, budget, numbers
+        self.job, self.allocation, self.budget = job, allocation, budget
+        self._numbers = numbers
         self.last_search = LastSearch(job, numbers)
         self._requeue = RequeueDecision(job)
         self._hears_out_until = math.inf  # Slurm, before the job ends
@@ -42,19 +45,19 @@ class JobEnd:
 
     def ask(self, verdict: Verdict, search: ChooseCheckpoint, now: float) -> list[Effect] | None:
         """Find out what `decide` needs. Returns None once there is nothing to wait for."""
-        until = self.notices.heard_out_at(verdict)
+        until = self.allocation.heard_out_at(verdict)
         self._hears_out_until = until if now < until else math.inf
         if now < until:
             return []
-        if self._requeue.depends_on_progress(self.notices.reconsidered(verdict)):
+        if self._requeue.depends_on_progress(self.allocation.reconsidered(verdict)):
             return self.last_search.ask(search, now)
         return None
 
     def decide(self, verdict: Verdict, now: float) -> Verdict:
         """Return the verdict with its origin as Slurm explains it, and with what comes next."""
-        verdict, progress = self.notices.reconsidered(verdict), False
+        verdict, progress = self.allocation.reconsidered(verdict), False
         if self._requeue.depends_on_progress(verdict):
             saved: CheckpointChosen | None = self.last_search.found
             progress = saved is None or self.budget.is_beyond_first(saved)
-        left = self.notices.left(now)
+        left = self.allocation.left(now)
         return self._requeue.decide(verdict, left or 0.0, progress=progress)

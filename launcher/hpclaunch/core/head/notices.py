@@ -12,27 +12,26 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..protocol.effects import AskForEnd, Effect, Record
-from ..protocol.events import CheckpointChosen, EndFound
-from ..protocol.facts import EndAnnounced, NoticeGiven
+from ..protocol.effects import Effect, Record
+from ..protocol.events import CheckpointChosen
+from ..protocol.facts import NoticeGiven
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
-    Ending,
     Job,
     JobState,
     NoticeAnswer,
-    Origin,
     Phase,
     StepNotice,
     Verdict,
 )
 from ..protocol.timing import LEARNED
 from ..protocol.wording import signal_name
+from .allocation_end import OTHER_ENDS, AllocationEnd
 from .roster import Peer
 from .round import Round
 
@@ -40,9 +39,6 @@ TOGETHER = 64  # steps; ranks that are further apart do not step together
 WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
-# Ends of a job other than the time limit, in the words of messages.
-OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
-ORIGINS = {JobState.PREEMPTED: Origin.PREEMPTION, JobState.REQUEUED: Origin.REQUEUE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +50,12 @@ class PendingNotice:
 
 
 class Notices:
-    def __init__(self, job: Job, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
-        self.job, self.timing, self._questions = job, job.timing, numbers
-        self._question = 0  # the number of the last one
+    def __init__(self, job: Job, allocation: AllocationEnd) -> None:
+        self.job, self.timing, self.allocation = job, job.timing, allocation
         self.offer: StepNotice | None = None  # what the orders say
-        # What SIGTERM has announced: RUNNING stands for the time limit, UNKNOWN for nothing.
-        self._announced = JobState.UNKNOWN
-        self._end_at = math.inf  # when Slurm ends the job
         self._save = 0.0  # the longest that was seen
         self._numbers = 0
-        self.ask_at = math.inf  # Slurm, when the job ends
-        self._asked_at = -math.inf
-        self._known_at = -math.inf  # when the question was asked that was answered last
-        self._warned: tuple[int, str] | None = None  # the signal, and the host of the first agent
-        self._warned_at = math.inf
         self.begin(0.0)
-
-    def begin_to_ask(self, now: float) -> None:
-        """This agent begins to lead."""
-        self.ask_at = now if self.job.may_end else math.inf
 
     def begin(self, now: float) -> None:
         """A round begins."""
@@ -106,15 +88,8 @@ class Notices:
         return self.timing.least_notice + TIMES * self._save
 
     @property
-    def stop_at(self) -> float:
-        """When to end the workers, so that they are gone before Slurm kills them, and it is known
-        what comes next.
-        """
-        return self._end_at - self.timing.grace - self.timing.closing
-
-    @property
     def _due_at(self) -> float:
-        return self.stop_at - self.seconds
+        return self.allocation.stop_at - self.seconds
 
     def next_deadline(self) -> float:
         """For `check`, while a round is running."""
@@ -124,73 +99,12 @@ class Notices:
             return self._try_at
         return math.inf if self.knows_end else max(self._due_at, self._try_at)
 
-    def ask(self, now: float) -> list[Effect]:
-        if now < self.ask_at:
-            return []
-        self._asked_at = now
-        self.ask_at = now + self.timing.ask_again
-        self._question = next(self._questions)
-        return [AskForEnd(self._question)]
-
-    def ask_again(self, now: float) -> None:
-        """Ask what another SIGTERM means: the job may have been cancelled since the first one."""
-        if self.comes_later:
-            self._warned_at = self.ask_at = now
-
-    def heard_out_at(self, verdict: Verdict) -> float:
-        """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
-        heeded = verdict.origin is Origin.SIGTERM and self.waits_for_slurm
-        return self._warned_at + self.timing.search if heeded else -math.inf
-
-    def reconsidered(self, verdict: Verdict) -> Verdict:
-        """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
-        if verdict.origin is not Origin.SIGTERM:
-            return verdict
-        return replace(verdict, origin=self._origin if self.comes_later else Origin.SIGNAL)
-
-    def found(self, event: EndFound, now: float) -> list[Effect]:
-        if event.number == self._question:  # else it is late
-            self._known_at = self._asked_at
-            if self.ask_at > now:  # else it is to be asked anew
-                self.ask_at = self._asked_at + self.timing.ask_end
-        before, state = self._announced, event.state
-        if before is JobState.REQUEUED:  # Slurm no longer knows when such a job ends
-            return []
-        if state is JobState.OVER:  # it was cancelled before its announced end
-            self._announced = JobState.UNKNOWN
-            return []
-        left = math.inf if event.endless else event.left
-        if left is None:
-            return []
-        if before is JobState.PREEMPTED and state not in OTHER_ENDS:
-            return []  # Slurm, which takes nothing back, has not answered this time
-        self._end_at = now + left
-        if self.knows_end and self._end_at > self._told_end_at + self.seconds:
-            self.knows_end = False  # it was put off: they are to have notice of the new one, too
-        is_limit = state is JobState.RUNNING and self._announces_limit(left)
-        if not (state in OTHER_ENDS or is_limit) or state is before:
-            return []
-        self._announced = state
-        return [Record(EndAnnounced(state, left))]
-
-    def _announces_limit(self, left: float) -> bool:
-        """Return whether SIGTERM is a warning of the time limit, as with `--signal=TERM@300`.
-
-        It is taken for one if the user wants another run after the time limit, the limit is near,
-        and Slurm has said that the job runs: so it is neither cancelled nor preempted.
+    def end_found(self) -> None:
+        """Slurm has said when the job ends. If that was put off, the workers are to have notice of
+        the new end, too.
         """
-        is_wanted = Ending.TIME_LIMIT in self.job.requeueing.on
-        is_near = left <= self.timing.announced
-        return is_wanted and is_near and self._warned is not None and not self.waits_for_slurm
-
-    @property
-    def is_preempted(self) -> bool:
-        return self._announced is JobState.PREEMPTED
-
-    @property
-    def comes_later(self) -> bool:
-        """Whether SIGTERM has announced an end that comes later."""
-        return self._announced is not JobState.UNKNOWN
+        if self.knows_end and self.allocation.at > self._told_end_at + self.seconds:
+            self.knows_end = False
 
     def learn(self, save: float) -> None:
         """One has taken so long, in seconds."""
@@ -203,12 +117,9 @@ class Notices:
     # Signals that agents have got
 
     def hear(self, agent: int, report: Report, number: int, now: float) -> None:
-        """Take in what a report says of saves and signals; `number` is that of the round."""
+        """Take in what a report says of saves and passed signals; `number` is that of the round."""
         if report.progress is not None:
             self.learn(report.progress.save)
-        if report.warned and self._warned is None:
-            self._warned = (report.warned, report.host)
-            self._warned_at = self.ask_at = now
         if report.round != number or report.passed == self._passed.get(agent, (0, 0)):
             return
         self._passed[agent] = report.passed
@@ -218,14 +129,6 @@ class Notices:
             self._pending.append(PendingNotice(signum, now))
             self._wave, self._in_wave = (signum, now + WAVE), set()
         self._in_wave.add(agent)
-
-    def verdict_of_warning(self, restarts: int) -> Verdict | None:
-        """How the job ends if SIGTERM, as it turns out, does not mean an end that comes later."""
-        if self._warned is None or self.comes_later or self.waits_for_slurm:
-            return None
-        signum, host = self._warned
-        reason = f"ended by {signal_name(signum)} on {host}"
-        return Verdict(128 + signum, reason, Origin.SIGTERM, restarts=restarts)
 
     # Notice
 
@@ -312,16 +215,12 @@ class Notices:
         if not self._is_of_end:
             self._try_at = now + self.timing.offer
             return []
-        self.knows_end, self._told_end_at = True, self._end_at
-        left = max(0.0, self._end_at - now)
-        state = self._announced if self._announced in OTHER_ENDS else JobState.RUNNING
+        self.knows_end, self._told_end_at = True, self.allocation.at
+        left, announced = max(0.0, self.allocation.at - now), self.allocation.announced
+        state = announced if announced in OTHER_ENDS else JobState.RUNNING
         return [Record(NoticeGiven(current.number, self._given_step, state, left))]
 
     # What is seen of it
-
-    def left(self, now: float) -> float | None:
-        """Seconds until Slurm ends the job; None if that is not known."""
-        return None if self._end_at == math.inf else max(0.0, self._end_at - now)
 
     @property
     def account(self) -> str:
@@ -333,21 +232,13 @@ class Notices:
 
     # The end
 
-    def is_over(self, now: float) -> bool:
-        return now >= self.stop_at
-
-    @property
-    def waits_for_slurm(self) -> bool:
-        """Whether Slurm has yet to say what its SIGTERM means. After a while, agents heed it."""
-        return self._warned is not None and self._known_at < self._warned_at
-
     @property
     def _sigterm_at(self) -> float:
         """Return when Slurm has announced the end by a SIGTERM that the workers of this round have
         received as well, since it goes to all processes of the step; infinite if it has not.
         """
-        is_theirs = self.comes_later and self._warned_at >= self._began_at
-        return self._warned_at if is_theirs else math.inf
+        is_theirs = self.allocation.comes_later and self.allocation.warned_at >= self._began_at
+        return self.allocation.warned_at if is_theirs else math.inf
 
     @property
     def _signalled_at(self) -> float:
@@ -420,7 +311,7 @@ class Notices:
             return None
         reason = f"{self._left}, and nothing was saved since"
         code = 128 + signal.SIGTERM
-        return Verdict(code, reason, self._origin, restarts=restarts)
+        return Verdict(code, reason, self.allocation.origin, restarts=restarts)
 
     def verdict_of_saving(
         self, saved: CheckpointChosen | None, now: float, restarts: int
@@ -431,12 +322,12 @@ class Notices:
         if saved is None or not self._is_new(saved, now):
             return None
         reason = f"saved, {self._left}, with {saved.path}"
-        return Verdict(EXIT_SAVED, reason, self._origin, restarts=restarts)
+        return Verdict(EXIT_SAVED, reason, self.allocation.origin, restarts=restarts)
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
         """The workers are ended, or there is no time for another round."""
-        what = OTHER_ENDS.get(self._announced, "the time limit")
-        reason = f"ended {max(0.0, self._end_at - now):.0f} s before {what}"
+        what = OTHER_ENDS.get(self.allocation.announced, "the time limit")
+        reason = f"ended {max(0.0, self.allocation.at - now):.0f} s before {what}"
         code = EXIT_SAVED
         if saved is not None and self._is_new(saved, now):
             reason = f"saved, not finished: {reason}, with {saved.path}"
@@ -444,11 +335,7 @@ class Notices:
             code = 128 + signal.SIGTERM
             if self._given_at < math.inf and self.job.saves:
                 reason += f"; nothing was saved after the notice{self._where}"
-        return Verdict(code, reason, self._origin, restarts=restarts)
-
-    @property
-    def _origin(self) -> Origin:
-        return ORIGINS.get(self._announced, Origin.TIME_LIMIT)
+        return Verdict(code, reason, self.allocation.origin, restarts=restarts)
 
     @property
     def _where(self) -> str:

@@ -43,7 +43,7 @@ class Choosing(JobStage):
             now,
             verdict=course.verdict,
             look=self._choosing.look(peer),
-            later=course.notices.comes_later,
+            later=course.allocation.comes_later,
         )
 
     def step(self, now: float, *, ticked: bool) -> Step:
@@ -72,7 +72,7 @@ class Choosing(JobStage):
         course.verdict = choosing.verdict or course.budget.begin(choosing.choice)
         if course.verdict is not None:
             ended = self.end(now)
-            return Step(effects + ended.effects, ended.next)
+            return Step([*effects, *ended.effects], ended.next)
         return Step([*effects, self._begin_round(choosing.choice, now)], Stage.RUNNING)
 
     def _begin_round(self, checkpoint: CheckpointChosen, now: float) -> Effect:
@@ -98,4 +98,4 @@ class Choosing(JobStage):
     def _next_deadline(self) -> float:
         course = self.course
         choice_at = self._choosing.next_deadline(course.rendezvous.paused_until)
-        return min(course.notices.stop_at, choice_at)
+        return min(course.allocation.stop_at, choice_at)

@@ -27,7 +27,7 @@ class RendezvousStage(JobStage):
 
     def _next_deadline(self) -> float:
         course = self.course
-        deadlines = [course.notices.stop_at, course.rendezvous.next_deadline()]
+        deadlines = [course.allocation.stop_at, course.rendezvous.next_deadline()]
         if not course.knows_rounds:
             deadlines.append(course.other_heads.next_deadline())
         return min(deadlines)

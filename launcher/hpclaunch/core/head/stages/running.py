@@ -96,7 +96,7 @@ class Running(InRound):
             gather=self._hangs.gather,
             sample=self._stragglers.number,
             notice=course.notices.offer,
-            later=course.notices.comes_later,
+            later=course.allocation.comes_later,
             vitals=course.onlookers.wanted(now),
         )
 
@@ -108,13 +108,13 @@ class Running(InRound):
         current, notices, total = course.current_round, course.notices, course.budget.total
         done = all_in(Phase.DONE, current.number, current.participants)
         # Nobody waits any longer for what they have left behind, and the training is not repeated.
-        hurried = EndReason.LOSS in current.ends or notices.is_over(now)
+        hurried = EndReason.LOSS in current.ends or course.allocation.is_over(now)
         done = done or (hurried and current.has_ended_well)
         if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
             current.ends.add(EndReason.FAILURE)
         if course.verdict is None and not done:
-            course.verdict = notices.verdict_of_warning(total)
-            if course.verdict is None and notices.is_over(now):
+            course.verdict = course.allocation.verdict_of_warning(total)
+            if course.verdict is None and course.allocation.is_over(now):
                 course.verdict = notices.verdict_of_end(None, now, total)
                 current.ends.add(EndReason.TIME)
         if course.verdict is not None:
@@ -158,7 +158,7 @@ class Running(InRound):
     def _only_waits_for_slurm(self) -> bool:
         """All workers are done, and Slurm has yet to say why it has ended them."""
         current = self.course.current_round
-        return self.course.notices.waits_for_slurm and all_in(
+        return self.course.allocation.waits_for_slurm and all_in(
             Phase.DONE, current.number, current.participants
         )
 
@@ -241,8 +241,8 @@ class Running(InRound):
         return min(self.course.lease.renewable_until, super().next_deadline())
 
     def _next_deadline(self) -> float:
-        notices = self.course.notices
+        course = self.course
         if self._only_waits_for_slurm:
             return super()._next_deadline()
-        watches = (self._hangs, self._stragglers, notices)
-        return min(notices.stop_at, *(watch.next_deadline() for watch in watches))
+        watches = (self._hangs, self._stragglers, course.notices)
+        return min(course.allocation.stop_at, *(watch.next_deadline() for watch in watches))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ...protocol.effects import Effect, Record, Send
@@ -11,16 +11,17 @@ from ...protocol.events import Event
 from ...protocol.messages import Report
 from ...protocol.model import Request
 from ...protocol.stages import GOAL, Stage
+from ...protocol.values import value
 from ..course import Course
 from ..roster import Peer
 from ..straggler_watch import Straggler
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Step:
     """What a stage asks for, and the stage that follows it; None: it goes on."""
 
-    effects: list[Effect] = field(default_factory=list)
+    effects: Sequence[Effect] = ()
     next: Stage | None = None
 
 
@@ -99,7 +100,7 @@ class JobStage:
             course.round,
             now,
             verdict=course.verdict,
-            later=course.notices.comes_later,
+            later=course.allocation.comes_later,
         )
 
     def order_all(self, now: float) -> list[Effect]:
@@ -139,8 +140,8 @@ class JobStage:
         course.rendezvous.update(now, ticked=ticked)
         total = course.budget.total
         course.verdict = course.verdict or course.rendezvous.verdict(now, total)
-        course.verdict = course.verdict or course.notices.verdict_of_warning(total)
-        is_over = course.end.last_search.is_open or course.notices.is_over(now)
+        course.verdict = course.verdict or course.allocation.verdict_of_warning(total)
+        is_over = course.end.last_search.is_open or course.allocation.is_over(now)
         if course.verdict is None and is_over:
             return self.end_in_time(now)
         return None if course.verdict is None else self.end(now)
