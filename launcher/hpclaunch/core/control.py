@@ -308,7 +308,8 @@ class Control:
         if self.head is None:
             return []
         follower.is_new = follower.is_new and self.head.current is None
-        asked = self.head.choose_whom_to_ask(now)
+        others = self.head.course.other_heads
+        asked = others.choose_whom_to_ask(now, knows_rounds=self.head.knows_rounds)
         return [] if asked is None else follower.ask(asked)
 
     def _lead_if_elected(self, now: float) -> list[Effect]:

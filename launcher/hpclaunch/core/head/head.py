@@ -242,8 +242,7 @@ class Head:
             step = self._stage.step(now, ticked=ticked)
             effects += step.effects
             if step.next is not None:
-                known = step.next in NEXT[self.stage]
-                assert known, f"the head cannot go from {self.stage} to {step.next}"
+                assert step.next in NEXT[self.stage], f"no way from {self.stage} to {step.next}"
                 self._stage = STAGES[step.next](self.course)
                 effects += self._stage.enter(now)
             elif not step.effects:
@@ -297,7 +296,3 @@ class Head:
         if self.stage is Stage.ENDING:
             return []
         return [Record(NodeLost(peer.host, peer.lost)) for peer in lost]
-
-    def choose_whom_to_ask(self, now: float) -> list[int] | None:
-        """Return to which agents to report as well; None if that is as before."""
-        return self.course.other_heads.choose_whom_to_ask(now, knows_rounds=self.knows_rounds)

@@ -1,19 +1,16 @@
-"""Notices: the workers are told, all before the same step, that the end of the job is near, or that
-somebody has sent a signal for them.
+"""Notices: all workers learn before the same step that the end of the job is near, or that somebody
+has sent a signal for them. In a new round, notice of the end is given again.
 
-A step is offered to all agents of the round (`StepNotice`). If all accept, the notice is given
-there. If one of them has a rank that has begun this step, a later one is offered. The offer is the
-head's alone: another head begins another round, and what was only offered is forgotten with this
-one. In a new round, notice of the end is given again.
+When they have notice, and why, is decided here; before which step, in `negotiation.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..protocol.effects import Effect, Record
 from ..protocol.events import CheckpointChosen
@@ -24,21 +21,18 @@ from ..protocol.model import (
     EXIT_SAVED,
     Job,
     JobState,
-    NoticeAnswer,
-    Phase,
     StepNotice,
     Verdict,
 )
 from ..protocol.timing import LEARNED
 from ..protocol.wording import signal_name
 from .allocation_end import OTHER_ENDS, AllocationEnd
+from .negotiation import Negotiation, Outcome, last_answers, with_workers
 from .roster import Peer
 from .round import Round
 
-TOGETHER = 64  # steps; ranks that are further apart do not step together
 WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
-MOST_AHEAD = 1 << 20  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +46,30 @@ class PendingNotice:
 class Notices:
     def __init__(self, job: Job, allocation: AllocationEnd) -> None:
         self.job, self.timing, self.allocation = job, job.timing, allocation
-        self.offer: StepNotice | None = None  # what the orders say
         self._save = 0.0  # the longest that was seen
-        self._numbers = 0
+        self._numbers = itertools.count(1)  # of offers
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
         """A round begins."""
-        self.offer = None
-        self._began_at = self._offered_at = now
-        self._try_at = -math.inf
-        self._ahead = 1  # by how many steps the next offer is
-        self._most = 0  # steps that a rank is known to have begun
-        self._apart = False  # the ranks do not step together
+        self._negotiation = Negotiation(self.timing, self._numbers, now)
+        self._began_at = now
         self._is_of_end = False  # the offer is
         self.knows_end = False  # the workers have had notice of it
         self._told_end_at = math.inf  # the end of the job that this was of
         self._given_at = math.inf  # time of the last notice, or of the signal that it passes on
         self._given_step = self._given_number = 0
         self._given_to: list[Peer] = []  # the agents that had workers left
-        self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._is_signalled = False  # the last notice passes on a signal that an agent received
         self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
         self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
         self._in_wave: set[int] = set()  # these agents
+
+    @property
+    def offer(self) -> StepNotice | None:
+        """What the orders say."""
+        return self._negotiation.offer
 
     # When the end comes
 
@@ -93,11 +86,12 @@ class Notices:
 
     def next_deadline(self) -> float:
         """For `check`, while a round is running."""
-        if self.offer is not None and not self.offer.given:
-            return self._offered_at + self.timing.answer
+        if self._negotiation.is_open:
+            return self._negotiation.next_deadline()
+        try_at = self._negotiation.try_at
         if self._pending:
-            return self._try_at
-        return math.inf if self.knows_end else max(self._due_at, self._try_at)
+            return try_at
+        return math.inf if self.knows_end else max(self._due_at, try_at)
 
     def end_found(self) -> None:
         """Slurm has said when the job ends. If that was put off, the workers are to have notice of
@@ -138,82 +132,44 @@ class Notices:
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
-        if self.offer is not None and not self.offer.given:
-            return self._go_on(self.offer, current, now, holds=holds)
+        negotiation = self._negotiation
+        if negotiation.is_open:
+            most = min(self.timing.first_steps, self.seconds / 2)
+            patience = most if self._is_of_end else 0.0
+            outcome = negotiation.go_on(current, now, holds=holds, patience=patience)
+            if outcome is Outcome.AGREED:
+                return self._give(current, now)
+            return [] if outcome is Outcome.CHANGED else None
         of_end = now >= self._due_at and not self.knows_end
-        if now < self._try_at or not (of_end or self._pending):
+        if now < negotiation.try_at or not (of_end or self._pending):
             return None
-        running = [p.report for p in current.participants]
-        if any(r is None or r.round != current.number for r in running):
-            self._try_at = now + self.timing.offer  # some have not begun yet
-            return None
-        if not self._all_have_it(current):  # another offer would take its place
-            self._try_at = now + self.timing.offer
+        reports = [p.report for p in current.participants]
+        all_run = all(r is not None and r.round == current.number for r in reports)
+        # Another offer would take the place of a notice that some have not heard of.
+        if not all_run or not self._all_have_it(current):
+            negotiation.put_off(now)
             return None
         self._is_of_end = of_end
-        known = (r.progress.steps for r in running if r is not None and r.progress is not None)
-        self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))
-        self._ahead = 1
-        return self._offer(now)
+        signum = self.job.notice_signal if of_end else self._pending[0].signum
+        negotiation.begin(current, signum, now)
+        return []
 
     def _all_have_it(self, current: Round) -> bool:
         """Whether all agents that have workers left have heard that the last notice was given."""
         if not self._given_number:
             return True
-        answers = _last_answers(_with_workers(current))
+        answers = last_answers(with_workers(current))
         return all(a is not None and a.given >= self._given_number for a in answers)
 
-    def _offer(self, now: float) -> list[Effect]:
-        self._numbers += 1
-        step = EACH_ITS_NEXT if self._apart else self._most + self._ahead
-        signum = self.job.notice_signal if self._is_of_end else self._pending[0].signum
-        self.offer, self._offered_at = StepNotice(self._numbers, step, signum), now
-        return []
-
-    def _withdraw(self, now: float) -> list[Effect]:
-        """And offer it anew later."""
-        self.offer, self._try_at = None, now + self.timing.offer
-        return []
-
-    def _go_on(
-        self, offer: StepNotice, current: Round, now: float, *, holds: bool
-    ) -> list[Effect] | None:
-        answers = _answers(current, offer.number)
-        if answers is None:
-            late = now >= self._offered_at + self.timing.answer
-            return self._withdraw(now) if late else None
-        counts = [a.steps for a in answers if a.steps]
-        self._most = max([self._most, *(most for _, most in counts)])
-        if any(a.busy for a in answers):
-            return self._withdraw(now)
-        if not all(a.accepted for a in answers):
-            # Twice as far each time, until it is further than they come meanwhile.
-            self._ahead = min(2 * self._ahead, MOST_AHEAD)
-            return self._offer(now)
-        if counts and not self._apart:
-            self._apart = self._most - min(least for least, _ in counts) > TOGETHER
-            if self._apart:
-                return self._offer(now)
-        if not counts and self._is_of_end:
-            self._waits_since = min(self._waits_since, now)
-            if now < self._waits_since + min(self.timing.first_steps, self.seconds / 2):
-                return self._withdraw(now)
-        if not holds:
-            late = now >= self._offered_at + self.timing.answer
-            return self._withdraw(now) if late else None
-        return self._give(offer, current, now, stepping=bool(counts))
-
-    def _give(
-        self, offer: StepNotice, current: Round, now: float, *, stepping: bool
-    ) -> list[Effect]:
-        self.offer = replace(offer, given=True)
+    def _give(self, current: Round, now: float) -> list[Effect]:
+        offer = self._negotiation.give()
         pending = PendingNotice(offer.signum) if self._is_of_end else self._pending.popleft()
         self._is_signalled = pending.heard_at < math.inf
         self._given_at, self._given_number = min(now, pending.heard_at), offer.number
-        self._given_to = _with_workers(current)
-        self._given_step = offer.step if stepping else 0
+        self._given_to = with_workers(current)
+        self._given_step = offer.step if self._negotiation.is_stepping else 0
         if not self._is_of_end:
-            self._try_at = now + self.timing.offer
+            self._negotiation.put_off(now)
             return []
         self.knows_end, self._told_end_at = True, self.allocation.at
         left, announced = max(0.0, self.allocation.at - now), self.allocation.announced
@@ -266,7 +222,7 @@ class Notices:
     @property
     def _left_at_once(self) -> bool:
         """Whether workers that have ended did so at the very step of the last notice."""
-        answers = _last_answers(self._given_to)
+        answers = last_answers(self._given_to)
         return self._given_step > 0 and all(a is not None and a.last for a in answers)
 
     @property
@@ -277,14 +233,14 @@ class Notices:
     @property
     def _is_taken(self) -> bool:
         """By all agents that had workers left when the last notice was given."""
-        answers = _last_answers(self._given_to)
+        answers = last_answers(self._given_to)
         number = self._given_number
         return bool(answers) and all(a is not None and a.taken >= number for a in answers)
 
     @property
     def _is_unheard(self) -> bool:
         """Whether no worker handles the signal of the last notice: none leaves because of it."""
-        answers = _last_answers(self._given_to)
+        answers = last_answers(self._given_to)
         number = self._given_number
         return bool(answers) and all(a is not None and a.unheard == number for a in answers)
 
@@ -349,27 +305,3 @@ class Notices:
             announced = self._sigterm_at < math.inf
             after = "Slurm's SIGTERM" if announced else signal_name(self._wave[0])
         return f"not finished: the workers left after {after}"
-
-
-def _last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
-    """None: it has answered to no offer."""
-    return [None if peer.report is None else peer.report.notice for peer in peers]
-
-
-def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
-    """Return those of all agents that have workers left; None while one has not answered, or there
-    is none.
-    """
-    found = []
-    for answer in _last_answers(_with_workers(current)):
-        if answer is None or answer.number != number:
-            return None
-        found.append(answer)
-    return found or None
-
-
-def _with_workers(current: Round) -> list[Peer]:
-    """The agents that have workers left, as far as is known."""
-    number = current.number
-    running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
-    return [p for p in running if not p.workers_have_ended(number)]
