@@ -1,4 +1,4 @@
-"""The course of the job under one head: all that outlives a stage.
+"""The course of the job under one head: everything that outlives a stage.
 
 Stages read it and change it; nothing here decides when a stage is over.
 """

@@ -28,7 +28,7 @@ class Outcome(Enum):
 
 
 class Negotiation:
-    """Of one round: `begin` makes an offer, `go_on` continues it, and `give` makes it a notice."""
+    """Offers of one round: `begin` makes one, `go_on` continues it, `give` makes it a notice."""
 
     def __init__(self, timing: Timing, numbers: Iterator[int], now: float) -> None:
         """`numbers` are those of the offers of this head."""
@@ -90,7 +90,7 @@ class Negotiation:
         if any(a.busy for a in answers):
             return self._withdraw(now)
         if not all(a.accepted for a in answers):
-            # Twice as far each time, until it is further than they come meanwhile.
+            # Twice as far each time, until the step is further than they come meanwhile.
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
             return self._offer(offer.signum, now)
         if counts and not self._apart:
@@ -114,7 +114,7 @@ class Negotiation:
 
 
 def last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
-    """None: it has answered to no offer."""
+    """Return the last answer of each agent; None if it has answered to no offer."""
     return [None if peer.report is None else peer.report.notice for peer in peers]
 
 
@@ -131,7 +131,7 @@ def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
 
 
 def with_workers(current: Round) -> list[Peer]:
-    """The agents that have workers left, as far as is known."""
+    """Return the agents that have workers left, as far as is known."""
     number = current.number
     running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
     return [p for p in running if not p.workers_have_ended(number)]

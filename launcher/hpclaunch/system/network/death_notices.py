@@ -111,16 +111,14 @@ class Inquiries:
         the `number` of the last inquiry after the agent. One that is open goes on, unless it was
         after another start of the agent.
         """
-        targets = tuple(targets)
-        if not targets:
-            return
-        known = self._open.get(agent)
-        if known is None or incarnation not in ("", known.incarnation):
+        targets, known = tuple(targets), self._open.get(agent)
+        if targets and (known is None or incarnation not in ("", known.incarnation)):
             if known is not None:
                 known.close(self._epoll)
             looks = [now + wait for wait in LOOKS]
             self._open[agent] = known = _Inquiry(self._key, agent, incarnation, targets, looks)
-        known.number = number
+        if known is not None:
+            known.number = number
 
     def next_deadline(self) -> float:
         return min((each.looks[0] for each in self._open.values()), default=math.inf)

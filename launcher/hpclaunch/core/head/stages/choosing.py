@@ -1,4 +1,4 @@
-"""Until all agree on the checkpoint that the round resumes from."""
+"""Choosing: the wait until all agree on the checkpoint that the round resumes from."""
 
 from __future__ import annotations
 

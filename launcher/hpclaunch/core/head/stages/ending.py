@@ -1,4 +1,4 @@
-"""Until every agent has the verdict, and after that."""
+"""Ending: the wait until every agent has the verdict. Nothing happens after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Until every agent is ready for a round."""
+"""Rendezvous: the wait until every agent is ready for a round."""
 
 from __future__ import annotations
 

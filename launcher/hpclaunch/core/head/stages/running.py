@@ -1,4 +1,4 @@
-"""While the workers of a round run, they are watched, and the reasons to end it are collected."""
+"""Running: the workers of a round are watched, and the reasons to end it are collected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all stages have in common."""
+"""The base of all stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..straggler_watch import Straggler
 
 @value(frozen=True, slots=True)
 class Step:
-    """What a stage asks for, and the stage that follows it; None: it goes on."""
+    """The effects of one step, and the stage that follows; None: the same stage goes on."""
 
     effects: Sequence[Effect] = ()
     next: Stage | None = None
@@ -87,7 +87,7 @@ class JobStage:
         return "" if request is Request.STOP else self._refusal(request)
 
     def _refusal(self, request: Request) -> str:
-        """Return the same for a request that is about the workers."""
+        """Return why a request about the workers cannot be granted now; "" if it can."""
         return "no round of the training is running"
 
     # Orders

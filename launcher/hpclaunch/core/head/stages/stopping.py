@@ -1,4 +1,4 @@
-"""Until no worker of the round is left anywhere; then the job goes on, or ends."""
+"""Stopping: the wait until no worker of the round is left; then the job goes on, or ends."""
 
 from __future__ import annotations
 
