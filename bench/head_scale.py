@@ -9,13 +9,13 @@ report of each agent and its answer. No process, no network.
 
 import argparse
 import time
-from dataclasses import replace
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Effect, Send
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, Tick
 from hpclaunch.core.protocol.messages import Report
 from hpclaunch.core.protocol.model import Job, Phase, Place, WorkerExit
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import wire
 
 WORKERS = 8

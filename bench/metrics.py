@@ -16,17 +16,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 
 import psutil
 from head_scale import WORKERS, Cluster
 
 from hpclaunch.agent.metrics import MetricsServiceClient
-from hpclaunch.core.head.bookkeeping import Bookkeeper
-from hpclaunch.core.ledger.book import MOST_ENTRIES, LedgerEntry
-from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.head.seat_use import seat_use
+from hpclaunch.core.ledger.entries import LedgerEntry
+from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Progress, RankVitals, Vitals
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+from hpclaunch.observe.ledger import MOST_ENTRIES, Ledger
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
 from hpclaunch.system.shared import packing
@@ -50,7 +51,13 @@ class Agent:
             told = tuple(RankVitals(r, "step", 400, 0, 1.02, 3 << 30) for r in ranks)
             cluster.reports[index] = replace(last, vitals=Vitals(1, told))
         cluster.report()
-        self._keeper = Bookkeeper(cluster.head, 0.0)
+        spent = {Category.TRAINING: float(WORKERS * agents)}
+        entries = [
+            LedgerEntry(at - 1.0, at, spent[Category.TRAINING], spent, at, (at - 0.5, at), at - 0.7)
+            for at in range(1, MOST_ENTRIES)
+        ]
+        use = seat_use(cluster.head, cluster.now, with_last=False)
+        self._facts = Ledger(entries, use=use, since=entries[-1].end)
         self.socket = ViewSocket()
         self.spent: list[float] = []
         self._over = threading.Event()
@@ -81,15 +88,9 @@ class Agent:
         )
 
     def _ledger(self) -> bytes:
-        """Of a job that was restarted as often as a book can tell."""
-        book = self._keeper.book(self._cluster.head, self._cluster.now, 0.0)
-        last = book.entries[-1]
-        earlier = [
-            LedgerEntry(at - 1.0, at, last.seats, last.spent, at, (at - 0.5, at), at - 0.7)
-            for at in range(1 - MOST_ENTRIES, 0)
-        ]
-        book = replace(book, begin=earlier[0].begin, entries=(*earlier, *book.entries))
-        return packing.pack(Launch("71.0", (book,)))
+        """Of a job that was restarted as often as a ledger can show."""
+        use = seat_use(self._cluster.head, self._cluster.now)
+        return packing.pack(self._facts.launch("71.0", use, self._facts.since + 60.0))
 
 
 def measure(agents: int, scrapes: int, *, ranks: bool) -> None:

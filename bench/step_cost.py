@@ -41,9 +41,7 @@ def steps(number):
     tensor.grad = torch.zeros(1)
     optimizer = torch.optim.SGD([tensor], lr=0.1)
     watch = progress_watch.ProgressWatch()
-    workers = [{"rank": 0, "env": {}}]
-    watch.begin(workers, told=True)
-    os.environ[page.VARIABLE] = workers[0]["env"][page.VARIABLE]
+    os.environ.update(watch.begin([0])[0])
     page.progress.begin()
     plain = per_step(optimizer, number)
     handle = register_optimizer_step_post_hook(lambda *_: None)
@@ -71,10 +69,9 @@ def steps(number):
 
 def looks(number):
     watch = progress_watch.ProgressWatch()
-    requests = [{"rank": rank, "env": {}} for rank in range(number)]
-    watch.begin(requests, told=True)
+    watch.begin(range(number))
     workers = [
-        subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE) for _ in requests
+        subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE) for _ in range(number)
     ]
     pids = {rank: worker.pid for rank, worker in enumerate(workers)}
     times = []

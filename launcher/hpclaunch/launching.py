@@ -22,15 +22,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .cli import launch_ledgers, run
 from .cli import options as launch_options
-from .cli import run
 from .cli.parser import LaunchParser
 from .core.ledger.job_report import JobReport, report
 from .core.protocol.errors import UsageError
 from .core.protocol.model import Request
 from .core.snapshot.job_snapshot import LaunchSnapshot
 from .passed_function import write_script
-from .system.logs import ledger_files, status_file
+from .system.logs import status_file
 from .system.logs.log_directory import make_temporary
 from .system.network import launches, view_client
 from .system.shared.helper import ROOT
@@ -249,7 +249,7 @@ class LaunchedJob:
         assert self._code is not None, "its launcher has ended"
         found: JobReport | None = None
         with contextlib.suppress(OSError):
-            known = [each for each in ledger_files.read(self.logs)[0] if each.name == self.name]
+            known = [each for each in launch_ledgers.read(self.logs)[0] if each.name == self.name]
             found = report(known[-1:]) if known else None
         code = self._code if self._code >= 0 else 128 - self._code  # as a shell tells of a signal
         killed = "the launcher was killed" if self._code < 0 else ""

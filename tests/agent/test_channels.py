@@ -1,7 +1,6 @@
 """All channels of an agent with real sockets: what the core says goes out, what comes is events."""
 
 import contextlib
-import dataclasses
 import os
 import socket
 import threading
@@ -12,9 +11,11 @@ import pytest
 import zmq
 
 from hpclaunch.agent.channels import Channels
+from hpclaunch.agent.errands import Errands
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order, PlaceGiven, Report
 from hpclaunch.core.protocol.model import Allocation, Goal, Phase, Place
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import wire
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
 
@@ -39,7 +40,7 @@ class Agents:
 
     def add(self, where):
         channels = Channels(where, SECRET, [HERE] if where.index else [], self.said.append)
-        channels.watch(self.poller)
+        channels.watch(self.poller, Errands(self.poller, lambda _: True))
         self.inboxes[channels] = []
         return channels
 
@@ -126,7 +127,7 @@ def test_a_report_names_the_address_that_it_comes_from(agents):
     head, member = agents.start(0), agents.start(1)
     agents.until(member, events.HeadReached)
     for networks, expected in [((), ()), (("10.0.0.2",), ("10.0.0.2", HERE)), ((HERE,), (HERE,))]:
-        report = dataclasses.replace(a_report(1), networks=networks)
+        report = replace(a_report(1), networks=networks)
         member.send(0, report)
         assert agents.until(head, events.Received).message.networks == expected
 

@@ -12,6 +12,7 @@ from hpclaunch.agent import history_keeping
 from hpclaunch.agent.history_keeping import HistoryKeeping
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.facts import Category, SeatUse
 from hpclaunch.core.protocol.model import Allocation, Job, Place
 
 PLACES = (Place(0, 0, "n1"), Place(1, 1, "n2"))
@@ -87,7 +88,7 @@ def test_changes_are_bounded(service, monkeypatch):
     history.keep(service, now, (), None)
     service.lines.clear()
     for changes in range(1, 9):
-        monkeypatch.setattr(Control, "book_changes", 100 + changes)
+        history.note(SeatUse(0, {Category.SPARE: changes}))
         history.keep(service, now + changes / 10, (), None)
     assert len(service.lines) == 2
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from hpclaunch.agent.metrics_messages import Complaint
 from hpclaunch.agent.metrics_service import FRESH, Known, MetricsService
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.facts import EndReason, RoundEnded
+from hpclaunch.core.protocol.facts import Category, EndReason, RoundEnded
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import JobSnapshot, LaunchSnapshot
 from hpclaunch.system.exposition import Exposition
@@ -39,17 +40,13 @@ JOB = JobSnapshot(
 LAUNCH = LaunchSnapshot("71.0", "71", "n1", 1, "train.py", "", 1.7e9, 60.0, JOB)
 
 
-def a_book(*entries, term=0, ends=()):
-    return Book(term, entries[0].begin, entries[-1].end, entries, ends)
-
-
 def spent(begin, end, category, number=None):
     trained = (begin, end) if category is Category.TRAINING else None
     return LedgerEntry(begin, end, 1.0, {category: end - begin}, number, trained)
 
 
-def packed(*books):
-    return packing.pack(Launch("71.0", books))
+def packed(*entries, ends=()):
+    return packing.pack(Launch("71.0", entries, tuple(ends)))
 
 
 class Agent:
@@ -58,7 +55,7 @@ class Agent:
     def __init__(self):
         self.socket = ViewSocket()
         self.launch = LAUNCH
-        self.books = ()
+        self.ledger = b""
         self.asked = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._answer)
@@ -77,10 +74,8 @@ class Agent:
                     continue
                 for word, end in self.socket.receive():
                     self.asked.append(word)
-                    ledger = packed(*self.books) if self.books else b""
-                    self.socket.answer(
-                        end, file_of(ledger if word == LEDGER else packing.pack(self.launch))
-                    )
+                    answer = self.ledger if word == LEDGER else packing.pack(self.launch)
+                    self.socket.answer(end, file_of(answer))
 
 
 @contextmanager
@@ -121,10 +116,14 @@ def test_an_agent_is_asked_at_most_once_a_second_however_many_scrape():
         assert value(known.scraped(), "leads") == 1
 
 
-def test_the_time_under_earlier_heads_is_told_too():
-    first = a_book(spent(100, 200, Category.TRAINING, 0))
+def test_the_ledger_is_shown():
+    entries = (
+        spent(100, 200, Category.TRAINING, 0),
+        spent(200, 210, Category.DETECTION),
+        spent(210, 240, Category.RESTART),
+    )
     with an_agent() as agent:
-        agent.books = (first, a_book(spent(210, 240, Category.RESTART), term=1))
+        agent.ledger = packed(*entries)
         known = Known(agent.socket.name, ranks=False)
         families = until(known, lambda found: value(found, "goodput_ratio") is not None)
     assert value(families, "seat_seconds", category="training") == pytest.approx(100)
@@ -133,13 +132,13 @@ def test_the_time_under_earlier_heads_is_told_too():
     assert value(families, "begin_timestamp_seconds") == pytest.approx(100)
 
 
-def test_ends_of_rounds_are_counted_although_a_book_forgets_old_ones():
+def test_ends_of_rounds_are_counted_although_a_ledger_forgets_old_ones():
     entry = spent(0, 10, Category.TRAINING, 0)
     ends = [RoundEnded(n, float(n), float(n), (EndReason.GROWTH,)) for n in range(5)]
     look = packing.pack(LAUNCH)
     known = Known(b"nobody", ranks=False)
     for told in (ends[:3], ends[1:4], ends[3:]):
-        known.end(look, packed(a_book(entry, ends=tuple(told))))
+        known.end(look, packed(entry, ends=told))
     assert value(known.scraped(), "round_ends", cause="more nodes") == 5
 
 
@@ -158,11 +157,11 @@ def test_a_port_beyond_the_last_one_is_complained_of():
     said = []
 
     class Channel:
-        def tell(self, event, why):
-            said.append((event, why))
+        def send(self, message):
+            said.append(message)
 
     known = Known(b"", ranks=False)
     target = MetricsTarget(port=65536)
     service = MetricsService(Channel(), known, target, "", Exposition(known.scraped))
     service._try()
-    assert said == [("complaint", "bind(): port must be 0-65535.")]
+    assert said == [Complaint("bind(): port must be 0-65535.").encoded()]

@@ -14,7 +14,9 @@ from hpclaunch.core.placement.streams import Streams
 from hpclaunch.core.protocol.model import Assignment
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.log_service import LogService
-from hpclaunch.system.processes.fork_server_client import Worker
+from hpclaunch.system.logs.messages import REPLIES, REQUESTS, Prepared, Refused, Reply, Tail
+from hpclaunch.worker.fork_server_messages import Worker
+from hpclaunch.worker.messages import Message, decode
 from surroundings import full_disk
 
 NPROC = 2
@@ -40,10 +42,10 @@ class Channel:
     """What the log service has told."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Reply] = []
 
-    def tell(self, event: str, **fields: Any) -> None:
-        self.told.append({"event": event, **fields})
+    def send(self, message: dict[str, Any]) -> None:
+        self.told.append(decode(REPLIES, message))
 
 
 class Here(LogServiceClient):
@@ -52,8 +54,8 @@ class Here(LogServiceClient):
     def __init__(self, service: LogService) -> None:
         self.there = service
 
-    def ask(self, **request: Any) -> None:
-        getattr(self.there, "_" + request.pop("op"))(**json.loads(json.dumps(request)))
+    def send(self, request: Message) -> None:
+        self.there.serve(decode(REQUESTS, json.loads(json.dumps(request.encoded()))))
 
 
 @pytest.fixture
@@ -143,15 +145,15 @@ def test_a_round_begins_with_a_private_directory_and_without_old_errors(output, 
         output.prepare(number, part, workers, here, errors=[str(error)], store=here / "store.err")
     assert not error.exists()
     assert here.stat().st_mode & 0o777 == 0o700
-    assert service._channel.told == [{"event": "prepared", "id": n} for n in range(2)]
+    assert service._channel.told == [Prepared(n) for n in range(2)]
 
 
 def test_why_a_round_cannot_begin(output, service, tmp_path):
     (tmp_path / "round-0").write_text("in the way")
     begin(output, 0, tmp_path)
     (told,) = service._channel.told
-    assert told["event"] == "refused"
-    assert told["file"] == str(tmp_path / "round-0")
+    assert isinstance(told, Refused)
+    assert told.file == str(tmp_path / "round-0")
 
 
 def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
@@ -162,5 +164,5 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     with out.open("a") as f:
         f.write("the last line\n")
     output.service.tail(8, [tmp_path / "none", out])
-    texts = [told["text"] for told in service._channel.told if told["event"] == "tail"]
+    texts = [told.text for told in service._channel.told if isinstance(told, Tail)]
     assert texts == ["", "the last line"]

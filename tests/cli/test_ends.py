@@ -116,8 +116,8 @@ def test_an_upload_in_the_background_is_waited_for(tmp_path, session):
 
 def test_an_upload_that_takes_too_long_is_ended_and_named(tmp_path):
     path = script(tmp_path, UPLOADS.format(enough="never", session=True))
-    no_notice = {"leftovers_notice": 60.0}  # before, on a busy machine
-    done = hpclaunch("--nproc", 2, "--grace", 3, path, cwd=tmp_path, timing=no_notice)
+    no_other_line = {"leftovers_notice": 60.0, "leftovers": 60.0}  # on a busy machine
+    done = hpclaunch("--nproc", 2, "--grace", 3, path, cwd=tmp_path, timing=no_other_line)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     ending = "ending what the workers left behind, after 3 s (--grace): bash (rank 0, pid "

@@ -193,7 +193,7 @@ def log_directory():
         logs = Path(directory, "logs")
         files = {p.relative_to(logs): p.read_bytes() for p in logs.rglob("*") if p.is_file()}
     kinds = {path.name.partition("-")[0] for path in files}
-    assert {"status.json", "ledger", "history", "journal.jsonl", "index"} <= kinds
+    assert {"status.json", "facts.jsonl", "history", "journal.jsonl", "index"} <= kinds
     return files
 
 

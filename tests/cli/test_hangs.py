@@ -72,7 +72,7 @@ def hangs(starts, tmp_path_factory):
 
 @pytest.mark.parametrize("number", [0, 1], ids=["in time", "too late"])
 def test_native_stacks_where_py_spy_is_in_path(hangs, number):
-    """The real one is in tests/system/test_py_spy.py."""
+    """The real one is in tests/system/test_commands.py."""
     done, logs = hangs
     assert "  rank 1 on " in done.stderr
     evidence = logs / f"round-{number}" / "evidence"

@@ -9,7 +9,7 @@ from launching import hpclaunch
 
 from surroundings import environment
 
-pytestmark = [pytest.mark.starts, pytest.mark.torch, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.starts, pytest.mark.torch, pytest.mark.timeout(1000)]
 
 SCRIPT = Path(__file__).with_name("libraries.py")
 
@@ -26,7 +26,7 @@ def launched(frameworks, tmp_path_factory):
         logs = directory / how
         words = ("--nproc=2", "--max-restarts=1", "--log-dir", logs, *options, "train.py")
         until = {"UNTIL": logs / "journal.jsonl"} if how == "warm" else {}
-        done = hpclaunch(*words, cwd=directory, env=environment(**more, **until))
+        done = hpclaunch(*words, cwd=directory, env=environment(**more, **until), limit=400)
         assert done.returncode == 0, done.stderr
         for number, file in enumerate(sorted(logs.glob("round-*"))):
             # DeepSpeed writes lines of its own before.

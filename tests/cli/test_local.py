@@ -11,7 +11,7 @@ import pytest
 import saving
 from launching import LIMIT, hpclaunch, only_logs, outputs, script, start, until
 
-from hpclaunch.core.protocol.facts import EndReason
+from hpclaunch.core.protocol.facts import EndReason, SeatUse
 from hpclaunch.core.protocol.model import Origin
 from hpclaunch.system.logs import fact_files
 from surroundings import LIGHT_TORCH, STAND_INS, environment
@@ -179,7 +179,8 @@ def test_the_journal_tells_the_story(tmp_path):
 
 def test_the_facts_of_a_job(tmp_path):
     hpclaunch("--nproc", 1, "--max-restarts", 1, script(tmp_path, "1/0"), cwd=tmp_path)
-    found = [recorded.fact for recorded in fact_files.read(only_logs(tmp_path))]
+    ((run,), _) = fact_files.read(only_logs(tmp_path))
+    found = [fact for _, fact in run.facts if not isinstance(fact, SeatUse)]
     first, failed, restart, second, *_, over = found
     assert (first.round, second.round, second.begins) == (0, 1, 2)
     assert (failed.round, failed.reasons) == (0, (EndReason.FAILURE,))

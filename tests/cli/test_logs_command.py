@@ -13,12 +13,14 @@ import time
 import psutil
 import pytest
 from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, living, script, start, until
+from long_jobs import write_facts
 
 from hpclaunch.cli import log_directories
 from hpclaunch.cli.logs import _changed, _is_over
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
+from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Origin, Sequel, Verdict
-from hpclaunch.system.logs import ledger_files
 from surroundings import environment
 
 pytestmark = pytest.mark.starts
@@ -209,19 +211,16 @@ def test_of_a_job_that_was_started_again(tmp_path):
 
 
 def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
-    """The log directory of a launch whose ledger was written so many seconds ago."""
+    """The log directory of a launch whose facts were written so many seconds ago."""
     (directory / "round-0").mkdir(parents=True)
     (directory / "round-0" / "rank-0.out").write_text("a line\n")
     (directory / "launch.lock").touch()
     begin = 1.7e9 + len(directory.name)  # that of a later run is longer
     entry = LedgerEntry(begin, begin + 10, 1.0, {Category.TRAINING: 10.0}, 0)
     verdict = Verdict(0, "all is done", Origin.DONE, sequel=sequel) if over else None
-    book = Book(0, entry.begin, entry.end, (entry,), verdict=verdict)
-    ledger = directory / "ledger-agent-0.json"
-    name = directory.name
-    ledger.write_text(ledger_files.text(book, launch=name, allocated=None, over=over))
+    facts = write_facts(directory, Launch(directory.name, (entry,), verdict=verdict))
     at = time.time() - age
-    for path in (ledger, directory):
+    for path in (facts, directory):
         os.utime(path, (at, at))
 
 
@@ -239,7 +238,7 @@ def test_a_launch_that_was_killed_is_over_after_a_while(tmp_path):
     code, said, _ = follower.over()
     killed = "hpclaunch: logs: its launcher was killed, or its nodes are gone\n"
     assert (code, said) == (0, killed)
-    os.utime(logs / "ledger-agent-0.json")
+    os.utime(logs / "facts.jsonl")
     assert not is_over(str(logs))
 
 

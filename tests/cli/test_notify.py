@@ -95,5 +95,5 @@ def test_without_the_option_there_is_no_such_process(tmp_path):
     with waiting(tmp_path) as run:
         run.until_told(runs)
         children = psutil.Process(run.process.pid).children()
-        assert not [c for c in children if "hpclaunch.system.notifier" in c.cmdline()]
+        assert not [c for c in children if "hpclaunch.agent.errand_service" in c.cmdline()]
         assert run.ends()[0] == 0

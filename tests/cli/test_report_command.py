@@ -65,7 +65,7 @@ def test_a_failure_and_a_restart(in_process, tmp_path):
     assert told["seats"] == 1
     assert told["seconds"]["training"] > 1.0
     assert lines_of(said.stdout)["training"] == pytest.approx(told["seconds"]["training"], abs=0.01)
-    files = [*logs.glob("ledger-*.json"), logs / "report.json"]
+    files = [*logs.glob("facts*.jsonl"), logs / "report.json"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert json.loads((logs / "report.json").read_text()) == told
 
@@ -111,8 +111,8 @@ def test_files_that_nobody_can_read_are_passed_over(in_process, tmp_path):
     hpclaunch("--no-python", "true", cwd=tmp_path)
     (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
     whole = in_process("report", cwd=tmp_path).stdout
-    (logs / "ledger-7-damaged.json").write_text('{"format": 1, "book"')
-    (logs / "ledger-7-other.json").write_text('{"format": 99}')
+    (logs / "facts-agent-7.jsonl").write_text('{"format": 1, "fact"')
+    (logs / "facts-agent-8.jsonl").write_text('{"format": 99}')
     said = in_process("report", cwd=tmp_path)
     assert said.stdout == whole
     assert said.stderr.count("passed over") == 2

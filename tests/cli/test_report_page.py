@@ -9,12 +9,12 @@ import time
 import browser
 import pytest
 from launching import hpclaunch, script
-from long_jobs import BEGIN, a_launch
+from long_jobs import BEGIN, a_launch, write_facts
 
 from hpclaunch.cli.report_page import html
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.views.job_page import HangStacks, job_page
-from hpclaunch.system.logs import history_files, ledger_files
+from hpclaunch.system.logs import history_files
 from hpclaunch.system.logs.log_directory import HISTORIES
 from surroundings import LIGHT_TORCH, environment
 
@@ -203,9 +203,7 @@ def test_a_log_directory(tmp_path):
     launch, histories = a_launch()
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o700)
-    (book,) = launch.books
-    written = ledger_files.text(book, launch=launch.name, allocated=launch.allocated, over=True)
-    (logs / "ledger-0-20260101T000000.json").write_text(written)
+    write_facts(logs, launch)
     for history in histories:
         lines = [history_files.title(history.launch, history.index, history.host)]
         lines += map(history_files.line, history.moments)
@@ -278,9 +276,7 @@ def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
 )
 def test_mistakes(in_process, tmp_path, args, complaint):
     launch, _ = a_launch()
-    (book,) = launch.books
-    written = ledger_files.text(book, launch=launch.name, allocated=None, over=True)
-    (tmp_path / "ledger-0-20260101T000000.json").write_text(written)
+    write_facts(tmp_path, launch)
     done = in_process("report", ".", *args, cwd=tmp_path)
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from hpclaunch.cli.report_text import text
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.facts import EndReason, RoundEnded
+from hpclaunch.core.protocol.facts import Category, EndReason, RoundEnded
 
 BEGIN = 1.7e9  # 2023-11-14 22:13:20
 
@@ -20,6 +20,6 @@ def test_when_a_round_ended(lasted, when):
     """With its day, if that could be another one."""
     middle, last = BEGIN + lasted / 2, BEGIN + lasted
     trained = LedgerEntry(BEGIN, last, 1.0, {Category.TRAINING: lasted}, 0, (BEGIN, last))
-    book = Book(0, BEGIN, last, (trained,), (RoundEnded(0, middle, middle, (EndReason.GROWTH,)),))
-    lines = text(report([Launch("1.0", (book,))]), "logs", time.gmtime)
+    end = RoundEnded(0, middle, middle, (EndReason.GROWTH,))
+    lines = text(report([Launch("1.0", (trained,), (end,))]), "logs", time.gmtime)
     assert f"  {when} round 0: more nodes" in lines

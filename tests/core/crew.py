@@ -7,18 +7,20 @@ it is `down` as well.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from story import Questions, a_job
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.crc import checksum
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     Assignment,
-    JobState,
     Look,
     NoticeAnswer,
     Place,
@@ -27,11 +29,13 @@ from hpclaunch.core.protocol.model import (
     Seen,
     StepNotice,
     Verdict,
-    checksum,
 )
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.core.snapshot.job_snapshot import PastRound
 from hpclaunch.observe.console import Console
+from hpclaunch.observe.ledger import DatedFact, ledger_of
 from hpclaunch.observe.notifications import Notification, Notifications
-from hpclaunch.observe.past_rounds import PastRounds
+from hpclaunch.observe.past_rounds import past_rounds
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes
@@ -46,7 +50,7 @@ class Crew:
         self.agents: dict[int, Control] = {}  # those who are alive
         self.said: list[str] = []
         self.told: list[Notification] = []  # of all agents that have led
-        self.past = PastRounds()  # under all agents that have led
+        self.facts: dict[int, list[DatedFact]] = {}  # that each agent has recorded
         self._observers: dict[int, tuple[Console, Notifications]] = {}
         self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
         self.older: list[str] = []  # the newest first
@@ -111,6 +115,18 @@ class Crew:
             port = 7000 + number
             self.agents[number] = Control(job, 1, 2, "10.0.1.1", host, port=port, has_place=False)
             self.tell(number, events.Started())
+
+    def launch(self, *agents: int, until: float = math.inf) -> Launch:
+        """The ledger by the facts that these have recorded, or all of them."""
+        runs = [self.facts.get(i, []) for i in agents or self.facts]
+        found = ledger_of([[each for each in run if each[0] < until] for run in runs])
+        launch = found.launch("1.0")
+        assert launch is not None, "somebody has led"
+        return launch
+
+    def past_rounds(self) -> tuple[PastRound, ...]:
+        """As `hpclaunch status` shows them."""
+        return past_rounds(ledger_of(self.facts.values()).ends, self.now)
 
     def kill(self, *agents: int, down: bool = False) -> None:
         self._down |= set(agents) if down else set()
@@ -223,8 +239,8 @@ class Crew:
                 self._todo.append((i, events.WorkersGone()))
             case effects.Say(text=text):
                 self.said.append(text)
-            case effects.Record(fact=fact):
-                self.past.note(fact, self.now)
+            case effects.Record(fact=fact, ago=ago):
+                self.facts.setdefault(i, []).append((self.now - ago, fact))
                 fresh = (Console(), Notifications())
                 console, notifications = self._observers.setdefault(i, fresh)
                 self.said += console.lines(fact)

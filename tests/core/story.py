@@ -10,7 +10,6 @@ import itertools
 import math
 import signal
 from collections import deque
-from dataclasses import fields, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -58,6 +57,7 @@ from hpclaunch.core.protocol.model import (
     WorkerExit,
 )
 from hpclaunch.core.protocol.timing import Timing
+from hpclaunch.core.protocol.values import fields, replace
 from hpclaunch.observe.console import Console
 
 TIMES = {field.name for field in fields(Timing)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from crew import Crew
@@ -34,14 +33,15 @@ from hpclaunch.core.protocol.events import (
     WorkersGone,
 )
 from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble
+from hpclaunch.core.protocol.values import replace
 
 IDLE, ENDED = Phase.IDLE, Phase.ENDED
 
 
 def test_a_job_of_one_agent():
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
-    assert tell(control, 0.0, Started()) == [OpenStore()]
-    assert tell(control, 0.1, StoreListening(4000)) == [ChooseCheckpoint()]
+    assert deeds(tell(control, 0.0, Started())) == [OpenStore()]
+    assert deeds(tell(control, 0.1, StoreListening(4000))) == [ChooseCheckpoint()]
     (started,) = deeds(tell(control, 0.2, CheckpointChosen("")))
     assert isinstance(started, StartWorkers)
     assert control.next_deadline() == float("inf"), "alone, an agent sleeps until something happens"

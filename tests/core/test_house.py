@@ -31,6 +31,7 @@ PURE = {
     "functools",
     "itertools",
     "math",
+    "msgspec",
     "re",
     "operator",
     "shlex",
@@ -52,8 +53,10 @@ RULES = {
 }
 # The agent's side and the worker's.
 OF_BOTH = (
-    *("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag"),
-    *("worker.stop_watch", "worker.site"),  # of the latter the table of variables
+    *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
+    "worker.mps_messages",
+    *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
+    "worker.site",  # the table of variables
 )
 ALLOWED = {
     "core.protocol": set(),
@@ -82,8 +85,10 @@ ALLOWED = {
     "core": set(),
     "observe": NOUNS | {"core.snapshot", "core.ledger", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
-    "agent": CORE | {"observe", "system", "system.shared", "worker.json_lines", "__init__"},
-    "cli": CORE | {"system", "system.shared", "agent", "__init__"},
+    "agent": CORE
+    | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
+    | {"worker.messages", "worker.fork_server_messages", "worker.mps_messages"},
+    "cli": CORE | {"observe", "system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
     "notice": set(),
@@ -95,15 +100,20 @@ ALLOWED = {
 }
 # One thing of the outside that takes several files: these may know each other.
 TOGETHER = (
-    *("system.checkpoints", "system.logs", "system.network", "observe", "agent", "cli", "worker"),
+    *("system.checkpoints", "system.gpus", "system.logs", "system.network"),
+    *("observe", "agent", "cli", "worker"),
 )
 
 
-def imports(file: Path) -> list[str]:
-    """Absolute names of everything a file imports, within functions too, as dotted paths."""
+def imports(file: Path, *, types: bool = True) -> list[str]:
+    """Absolute names of everything a file imports, within functions too, as dotted paths. Without
+    `types`, leave out what only type checkers see."""
     package = ("hpclaunch", *file.parts[:-1])
     found = []
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    tree = ast.parse((PACKAGE / file).read_text())
+    if not types:
+        tree.body = [node for node in tree.body if not is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -111,6 +121,10 @@ def imports(file: Path) -> list[str]:
             module = ".".join((*base, *([node.module] if node.module else [])))
             found += [f"{module}.{alias.name}" for alias in node.names]
     return found
+
+
+def is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def room(dotted: str) -> str:
@@ -144,6 +158,7 @@ OF_ANY_PROGRAM = {
     "messages": {"Hint"},
     "model": {"Place"},
     "timing": {"Timing"},
+    "values": {"replace"},
 }
 OF_TRAINING = re.compile(r"checkpoint|\bgpu|\brank|\btorch|restart|training|worker group", re.I)
 
@@ -181,7 +196,8 @@ def test_core_uses_of_signal_only_its_names(file):
 def test_worker_files_stand_alone(file):
     """Python has nothing but its own library there, and in the user's, where the site's files
     are imported, of ours only what lies beside them."""
-    foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
+    used = {name.split(".")[0] for name in imports(file, types=False)}
+    foreign = used - set(sys.stdlib_module_names)
     if file.name == MEASUREMENT:
         assert foreign <= {"hpclaunch", "torch"}
     elif file.parent.name == "site":

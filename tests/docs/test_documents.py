@@ -4,7 +4,6 @@ found, and the commands and options that they show are understood."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import re
 import shlex
@@ -18,6 +17,7 @@ from hpclaunch.cli.parser import Parser
 from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
 from hpclaunch.core.protocol.model import Origin
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
+from hpclaunch.core.protocol.values import fields
 from hpclaunch.system.logs.fact_files import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +212,7 @@ def test_every_fact_is_described_with_all_of_its_fields() -> None:
     described = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(table)[2:]}
     assert described.keys() == KINDS.keys()
     for name, kind in KINDS.items():
-        missing = {field.name for field in dataclasses.fields(kind)} - described[name]
+        missing = {field.name for field in fields(kind)} - described[name]
         assert not missing, f"{name}: {missing}"
     for kinds in (CordonKind, EndReason, LeftoverStep, Origin):
         assert not [each for each in kinds if f"`{each.value}`" not in table and each not in INNER]

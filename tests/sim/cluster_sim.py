@@ -16,14 +16,14 @@ from random import Random
 
 from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
-from sim_ledger import Ledger
+from sim_ledger import LedgerCheck
 from sim_network import Network
 from sim_plan import DISRUPTIONS, UNEVEN, Fault, Kind, Plan, draw
 from sim_steps import Steps
 from sim_training import Training
 
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import JobState
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.observe.console import Console
 
 
@@ -42,7 +42,7 @@ class Simulation:
         self.job_state = JobState.RUNNING  # as Slurm says it
         self.ends_at: float | None = None  # when Slurm ends the job
         self.checker = Checker(self)
-        self.ledger = Ledger(self)
+        self.ledger = LedgerCheck(self)
         self.training = Training(self)
         self.steps = Steps(self) if plan.step else None
         self.network = Network(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ from hpclaunch.core.protocol.model import (
     Verdict,
     a_machine,
 )
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.stragglers.arrivals import together
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Agent:
         for effect in todo:
             self.sim.note(self.index, "->", effect)
         self.sim.checker.after(self, event, todo, check)
-        self.sim.ledger.note(self)
+        self.sim.ledger.note(self, todo)
         for effect in todo:
             self._carry_out(effect)
         if self.doom is self.control.member.phase and not self.living_workers():

@@ -232,7 +232,8 @@ class Checker:
             # What is left by then, Slurm has killed in the meantime. Of two heads that could not
             # hear each other, each asks: Slurm does it once.
             now, apart = self.sim.now, self.sim.plan.kinds & APART
-            term = agent.control.tenure if apart else 0
+            head = agent.control.head
+            term = head.lease.tenure if apart and head is not None else 0
             again = now < self.requeued_at.get(term, -math.inf) + 1.0
             self._require(not again, agent, "requeues the job once more")
             self.requeued_at[term] = now

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
 from sim_checker import BrokenLawError
 from sim_plan import Kind
 
-from hpclaunch.core.ledger.book import Book, Category, moved
 from hpclaunch.core.ledger.round_shares import Holder, seats_of
 from hpclaunch.core.ledger.summing import Launch, account
+from hpclaunch.core.protocol.effects import Effect, Record
+from hpclaunch.core.protocol.facts import Category
+from hpclaunch.observe.ledger import DatedFact, ledger_of
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 BEFORE = 3  # of what workers spend their time on, what comes before the first step,
 LONGEST = 0.05  # each for no longer than this part of the work
 HEARD = 1.0  # seconds until the head has heard how long nothing has moved
-KEPT = 30.0  # seconds after which a book is written again though nothing has changed
+PERIOD = 30.0  # seconds between two times that a head records what the seats do
 TRAINED = (Category.TRAINING, Category.REDONE, Category.SAVING)
 
 
@@ -38,42 +40,31 @@ def spent_by(worker: Worker, sim: Simulation) -> tuple[float, ...]:
     return (*found, left - saved, saved)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    at: float
-    changes: int
-    book: Book
-
-
-class Ledger:
-    """The last book that each head has written."""
+class LedgerCheck:
+    """The facts that each start of an agent has recorded."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.kept: dict[tuple[str, int], Kept] = {}
+        self._runs: dict[Agent, list[DatedFact]] = {}
 
-    def note(self, agent: Agent) -> None:
+    def note(self, agent: Agent, effects: Sequence[Effect]) -> None:
         """As the loop does it, after each event."""
-        control, now = agent.control, self.sim.now
-        if control.head is None:
-            return
-        key = (agent.name, control.head.lease.tenure)
-        last = self.kept.get(key)
-        if last and last.changes == control.book_changes and now < last.at + KEPT:
-            return
-        book = control.book(agent.clock)
-        if book is None:  # another agent may have been quicker
-            return
-        self.kept[key] = Kept(now, control.book_changes, moved(book, now - agent.clock))
+        run, now = self._runs.setdefault(agent, []), self.sim.now
+        run += [(now - e.ago, e.fact) for e in effects if isinstance(e, Record)]
+        due = not run or now >= run[-1][0] + PERIOD or agent.control.exited
+        if due and (use := agent.control.seat_use(agent.clock)) is not None:
+            run.append((now, use))
 
     def settled(self) -> None:
         """All seconds are there once, and what is called training was."""
-        books = tuple(kept.book for kept in self.kept.values())
-        self._each_is_whole(books)
-        found = account([Launch("sim", books)])
+        launch = ledger_of(self._runs.values()).launch("sim")
+        if launch is None:
+            return
+        self._is_whole(launch)
+        found = account([launch])
         whole = found.seats * (found.end - found.begin)
         lost = found.total - whole
-        alike = len({s.seats for b in books for s in b.entries}) == 1
+        alike = len({round(entry.seats, 6) for entry in launch.entries}) == 1
         self._require(not alike or abs(lost) <= 0.01 * whole, f"{found.total:.2f} of {whole:.2f}")
         self._require(found.total <= 1.01 * whole, f"{found.total:.2f} of {whole:.2f}")
 
@@ -143,20 +134,18 @@ class Ledger:
                 found += max(0.0, min(until, end) - before) * mine
         return found
 
-    def _each_is_whole(self, books: tuple[Book, ...]) -> None:
-        for book in books:
-            at = book.begin
-            for entry in book.entries:
-                self._require(abs(entry.begin - at) < 1e-6, f"a gap at {at:.3f} before {entry}")
-                self._require(entry.end >= entry.begin, f"goes back: {entry}")
-                spent = sum(entry.spent.values())
-                whole = (entry.end - entry.begin) * entry.seats
-                same = abs(spent - whole) < 1e-6 + 1e-3 * whole
-                self._require(same, f"{spent} of {whole}: {entry}")
-                least = min(entry.spent.values(), default=0.0)
-                self._require(least > -1e-6, f"less than nothing: {entry}")
-                at = entry.end
-            self._require(abs(book.until - at) < 1e-6, f"ends at {at}, not at {book.until}")
+    def _is_whole(self, launch: Launch) -> None:
+        at = launch.begin
+        for entry in launch.entries:
+            self._require(abs(entry.begin - at) < 1e-6, f"a gap at {at:.3f} before {entry}")
+            self._require(entry.end >= entry.begin, f"goes back: {entry}")
+            spent = sum(entry.spent.values())
+            whole = (entry.end - entry.begin) * entry.seats
+            same = abs(spent - whole) < 1e-6 + 1e-3 * whole
+            self._require(same, f"{spent} of {whole}: {entry}")
+            least = min(entry.spent.values(), default=0.0)
+            self._require(least > -1e-6, f"less than nothing: {entry}")
+            at = entry.end
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
@@ -24,6 +23,7 @@ from hpclaunch.core.protocol.model import (
     Requeueing,
 )
 from hpclaunch.core.protocol.timing import Timing
+from hpclaunch.core.protocol.values import replace, value
 
 MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
 SKEW = 2e-4  # a bad crystal; the worst that NTP corrects is 5e-4
@@ -79,7 +79,7 @@ AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
 FATAL = tuple(kind for kind in Kind if kind not in (*SURVIVED, *DISRUPTIONS))
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Fault:
     at: float
     kind: Kind
@@ -89,7 +89,7 @@ class Fault:
     phase: Phase | None = None  # it strikes once the agent is in it without living workers
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Plan:
     seed: int
     job: Job

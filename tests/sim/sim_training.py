@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from hpclaunch.core.protocol.model import Assignment, checksum
+from hpclaunch.core.protocol.crc import checksum
+from hpclaunch.core.protocol.model import Assignment
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import replace
 
 from cluster_sim import Simulation
 from sim_plan import Fault, Kind, Plan
 
 from hpclaunch.core.protocol.model import Grow, Job, Place
 from hpclaunch.core.protocol.timing import Timing
+from hpclaunch.core.protocol.values import replace
 
 FOR_EVER = 1e6
 

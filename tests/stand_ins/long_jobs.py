@@ -1,8 +1,11 @@
-"""Jobs that nobody has run: their books and histories, as large as one likes."""
+"""Jobs that nobody has run: their ledgers, facts and histories, as large as one likes."""
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 from hpclaunch.core.history.moment import (
     AgentHistory,
@@ -12,10 +15,21 @@ from hpclaunch.core.history.moment import (
     SavedMoment,
     WorkersMoment,
 )
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry, rewind
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.facts import EndReason, RoundEnded
+from hpclaunch.core.protocol.facts import (
+    Category,
+    EndReason,
+    Fact,
+    JobEnded,
+    RoundBegan,
+    RoundEnded,
+    RoundShares,
+    SeatUse,
+)
 from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Origin, Verdict
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.system.logs.fact_files import FactFile
 
 BEGIN = 1_790_000_000.0
 GIB = 1 << 30
@@ -65,6 +79,7 @@ def a_launch(
         }
         saved = at - 0.1 * length if number else None
         trained = (at + 0.1 * length, end)
+        entries = rewind(entries, math.inf if saved is None else saved)
         entries.append(LedgerEntry(at, end, seats + per_node, spent, number, trained, saved))
         for i in range(moments):
             now = at + length * (i + 0.5) / moments
@@ -88,8 +103,47 @@ def a_launch(
     ]
     verdict = Verdict(0, "all workers are done", Origin.DONE, restarts=rounds - 1) if over else None
     seat = "GPU" if gpus else "worker"
-    book = Book(1, begin, at, tuple(entries), tuple(ends), verdict, tuple(hosts), seat)
-    return Launch(name, (book,), begin - 5.0, over), histories
+    names = tuple(hosts)
+    launch = Launch(name, tuple(entries), tuple(ends), begin - 5.0, verdict, names, seat)
+    return launch, histories
+
+
+def facts_of(launch: Launch) -> Iterator[tuple[float, Fact]]:
+    """Yield what a head would have recorded, each with its time."""
+    ends = {end.round: end for end in launch.ends}
+    for entry in launch.entries:
+        lasted, number = entry.end - entry.begin, entry.round
+        if number is None:
+            seats = {category: spent / lasted for category, spent in entry.spent.items()}
+            yield entry.begin, SeatUse(0, seats, hosts=launch.hosts)
+            continue
+        began = (number, "", 1, 1, (), (), False, (), "", "", (), "", 1)
+        yield entry.begin, RoundBegan(*began, saves=False)
+        seats = {Category.UNKNOWN: entry.seats}
+        yield entry.begin, SeatUse(0, seats, number, hosts=launch.hosts)
+        trained = entry.trained
+        if trained is not None:
+            trained = (trained[0] - entry.begin, trained[1] - entry.begin)
+        shares = RoundShares(lasted, entry.spent, trained)
+        end = ends.get(number, RoundEnded(number, entry.end, entry.end, ())).moved(-entry.end)
+        yield entry.end, replace(end, shares=shares)
+    if launch.verdict is not None:
+        yield launch.until, JobEnded(0, launch.verdict)
+    seats = {Category.END: launch.entries[-1].seats}
+    yield launch.until, SeatUse(0, seats, hosts=launch.hosts, are_gpus=launch.seat == "GPU")
+
+
+def write_facts(directory: Path, launch: Launch) -> Path:
+    """Write the file of a head to a log directory."""
+    file = FactFile(directory, "0", launch.name, "n1")
+    lines = []
+    file._lines.add = lines.append
+    for at, fact in facts_of(launch):
+        file.record(fact, at)
+    path = directory / "facts.jsonl"
+    path.touch(0o600)
+    path.write_bytes(b"".join(lines))
+    return path
 
 
 def _moment(

@@ -180,11 +180,11 @@ class Surveyor:
     """`inventory.survey` in a process of its own, which finds NVML, real or not, by `environ`."""
 
     PROGRAM = (
-        "import dataclasses, json, sys, pynvml\n"
+        "import json, sys, msgspec, pynvml\n"
         "from hpclaunch.system.gpus import inventory\n"
         "for line in sys.stdin:\n"
         "    found = inventory.survey(json.loads(line), pynvml)\n"
-        "    print(json.dumps(dataclasses.asdict(found)), flush=True)\n"
+        "    print(json.dumps(msgspec.to_builtins(found)), flush=True)\n"
     )
 
     def __init__(self, environ: dict[str, str]) -> None:

@@ -26,11 +26,9 @@ class ProgressServer:
         `forks`."""
         if forks is None and isinstance(command, str):
             command = python(cwd, command)
-        told = [{"rank": rank, "env": {}} for rank in range(workers)]
-        self.watch.begin(told, told=True)
-        for rank, worker in enumerate(told):
+        for rank, variables in self.watch.begin(range(workers)).items():
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, **dict(environ)}
-            own = {name: str(value) for name, value in own.items()} | worker["env"]
+            own = {name: str(value) for name, value in own.items()} | variables
             if forks is None:
                 process = self._new(command, cwd, own)
             else:

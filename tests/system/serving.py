@@ -8,13 +8,14 @@ import time
 
 import psutil
 
-from hpclaunch.system.processes.fork_server_client import ForkServerClient, Worker
+from hpclaunch.system.processes.fork_server_client import ForkServerClient
+from hpclaunch.worker.fork_server_messages import Progress, Worker
 
 LIMIT = 120  # seconds; far more than any of this takes
 
 
 class Client:
-    """A fork server and what it has told so far, but for its regular reports of progress."""
+    """A fork server and its events so far, as in JSON, but for its regular reports of progress."""
 
     def __init__(self, tmp_path):
         self.server = ForkServerClient()
@@ -37,7 +38,7 @@ class Client:
                 {"RANK": str(rank)},
                 str(self.path(rank, "out")),
                 str(self.path(rank)),
-                cpus,
+                cpus=[*cpus],
             )
             for rank, argv in enumerate(commands)
         ]
@@ -65,9 +66,13 @@ class Client:
                     self.told.remove(reply)
                     return reply
             if select.select([self.server], [], [], 0.1)[0]:
-                told = self.server.receive()
-                self.told += [reply for reply in told if reply["event"] != "progress"]
+                self.hear()
         raise AssertionError(f"no {event} within {LIMIT} s, only {self.told}")
+
+    def hear(self):
+        """Add the events that are there to `told`."""
+        events = [event for event in self.server.hear() if not isinstance(event, Progress)]
+        self.told += [{"event": event.op, **event.fields()} for event in events]
 
     @property
     def pid(self):

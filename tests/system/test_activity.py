@@ -313,7 +313,7 @@ def how_they_end(client, workers):
         assert time.monotonic() < limit, f"of {workers} workers, only {ended} have ended"
         client.server.kill_idle()
         if select.select([client.server], [], [], 0.5)[0]:
-            client.told += client.server.receive()
+            client.hear()
         ended += [reply for reply in client.told if reply["event"] == "exit"]
         client.told = []
     return [reply["signal"] for reply in ended]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.ledger.book import Book
+from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.system.logs import error_file, history_files, ledger_files, output_index, status_file
+from hpclaunch.system.logs import error_file, fact_files, history_files, output_index, status_file
 from hpclaunch.system.network import view_client
 from hpclaunch.system.shared import bounded_json, packing
 from hpclaunch.worker import private_files
@@ -30,7 +30,7 @@ nested = pytest.mark.parametrize("text", NESTED.values(), ids=list(NESTED))
 
 @nested
 def test_nested_too_deeply(text):
-    for kind in (Book, LaunchSnapshot):
+    for kind in (Launch, LaunchSnapshot):
         with pytest.raises(msgspec.MsgspecError):
             packing.unpack(text.encode(), kind)
     assert view_client._launch(text.encode()) == {}
@@ -40,19 +40,19 @@ def test_nested_too_deeply(text):
 @nested
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_files_that_are_nested_too_deeply(tmp_path, text, end):
-    for name in ("ledger-agent-0.json", "history-agent-0.jsonl", "status.json", "error.json"):
+    for name in ("facts-agent-0.jsonl", "history-agent-0.jsonl", "status.json", "error.json"):
         (tmp_path / name).write_text(text + end)
-    assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
+    assert fact_files.read(tmp_path) == ([], ["facts-agent-0.jsonl"])
     assert history_files.read(tmp_path) == []
     assert status_file.newest(str(tmp_path)) is None
     assert error_file.with_beginning("last", tmp_path / "error.json") == "last"
 
 
 def test_files_that_are_too_large(tmp_path):
-    for name in ("ledger-agent-0.json", "history-agent-0.jsonl", "status.json", "error.json"):
+    for name in ("facts-agent-0.jsonl", "history-agent-0.jsonl", "status.json", "error.json"):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, 8 << 30)  # takes no room
-    assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
+    assert fact_files.read(tmp_path) == ([], ["facts-agent-0.jsonl"])
     assert history_files.read(tmp_path) == []
     assert status_file.newest(str(tmp_path)) is None
     assert error_file.with_beginning("last", tmp_path / "error.json") == "last"
@@ -83,8 +83,8 @@ def test_any_bytes(data):
     for read in (
         bounded_json.loads,
         view_client.unpacked,
-        lambda data: packing.unpack(data, Book),
-        lambda data: packing.unpack(json.dumps(data.decode("latin-1")).encode(), Book),
+        lambda data: packing.unpack(data, Launch),
+        lambda data: packing.unpack(json.dumps(data.decode("latin-1")).encode(), Launch),
     ):
         with contextlib.suppress(ValueError):  # MsgspecError is one
             read(data)

@@ -46,7 +46,8 @@ MALFORMED = [
 AGENT = """
 import sys, time
 from hpclaunch.system.network import death_notices
-from hpclaunch.system.processes.fork_server_client import ForkServerClient, Worker
+from hpclaunch.system.processes.fork_server_client import ForkServerClient
+from hpclaunch.worker.fork_server_messages import Started, Worker
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
 server = ForkServerClient()
 notice = death_notices.notice(3, incarnation)
@@ -54,9 +55,9 @@ secret = death_notices.notice_secret(key, notice.encode())
 server.post_on_death(port, notice, secret, death_notices.release_word(key, 3))
 out = sys.argv[4]
 server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
-while (told := server.receive()[0])["event"] != "started":
+while not isinstance(told := server.hear()[0], Started):
     pass
-print(server._process.pid, told["pid"], flush=True)
+print(server._process.pid, told.pid, flush=True)
 sys.stdin.read()
 server.close()
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -25,29 +26,30 @@ def written(file):
 def kept(directory, label, host, *facts):
     service, file = LogServiceClient(), FactFile(directory, label, "71.0", host)
     for fact in facts:
-        file.record(fact)
+        file.record(fact, time.time())
         file.flush(service)
     file.finish(service)
     service.close()
 
 
 @pytest.mark.starts
-def test_the_facts_of_all_agents_in_the_order_of_time(tmp_path):
+def test_the_facts_of_each_start_of_an_agent(tmp_path):
     kept(tmp_path, "0", "n1", NodeLost("n2", f"no {OLD_NAME}"))
     kept(tmp_path, "1", "n2", HeadAwaited("n2", "n1", 10.0, ""))
     kept(tmp_path, "0", "n1", NodeHeard("n2"))
-    found = fact_files.read(tmp_path)
-    assert [(each.host, each.fact) for each in found] == [
-        ("n1", NodeLost("n2", f"no {OLD_NAME}")),
-        ("n2", HeadAwaited("n2", "n1", 10.0, "")),
-        ("n1", NodeHeard("n2")),
+    found, unknown = fact_files.read(tmp_path)
+    assert [(run.host, [fact for _, fact in run.facts]) for run in found] == [
+        ("n2", [HeadAwaited("n2", "n1", 10.0, "")]),
+        ("n1", [NodeLost("n2", f"no {OLD_NAME}")]),
+        ("n1", [NodeHeard("n2")]),
     ]
-    assert {each.launch for each in found} == {"71.0"}
+    assert {run.launch for run in found} == {"71.0"}
+    assert unknown == []
     assert (tmp_path / "facts.jsonl").stat().st_mode & 0o777 == 0o600
     title, first, _, last = (tmp_path / "facts.jsonl").read_text().splitlines()
     assert json.loads(title)["format"] == fact_files.FORMAT
     assert json.loads(first)["fact"] == "NodeLost"
-    assert json.loads(last) == {"time": found[-1].time, "fact": "NodeHeard", "host": "n2"}
+    assert json.loads(last) == {"time": found[-1].facts[0][0], "fact": "NodeHeard", "host": "n2"}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -56,36 +58,40 @@ def test_the_facts_of_all_agents_in_the_order_of_time(tmp_path):
 def test_every_fact(tmp_path_factory, kind, data):
     fact, directory = data.draw(anything(kind)), tmp_path_factory.mktemp("logs")
     file = FactFile(directory, "0", "71.0", "n1")
-    file.record(fact)
+    file.record(fact, 1.7e9)
     path = directory / "facts.jsonl"
     path.touch(0o600)
     path.write_bytes(written(file))
-    (found,) = fact_files.read(directory)
-    assert found.fact == fact
+    ((run,), _) = fact_files.read(directory)
+    assert run.facts == [(1.7e9, fact)]
 
 
 def test_lines_that_are_cut_off_or_make_no_sense_are_left_out(tmp_path):
     file = FactFile(tmp_path, "0", "71.0", "n1")
-    file.record(NodeHeard("n2"))
+    file.record(NodeHeard("n2"), time.time())
     title, line = written(file).splitlines(keepends=True)
     path = tmp_path / "facts.jsonl"
     path.touch(0o600)
     bad = [b'{"time":1,"fact":"Record"}', b'{"fact":"NodeHeard"}', b'"format"', b"[1]", b"\xff"]
-    older = title.replace(b'"format":1', b'"format":0')
+    older = title.replace(b'"format":2', b'"format":1')
     bad += [re.sub(rb'"time":[^,]*', b'"time":' + time, line) for time in (b"null", b'"1"')]
     whole = [title, line, line[:20], b"\n", b"\n".join(bad), b"\n", line, older, line, line[:-4]]
     path.write_bytes(b"".join(whole))
-    assert [each.fact for each in fact_files.read(tmp_path)] == [NodeHeard("n2")] * 2
+    ((run,), unknown) = fact_files.read(tmp_path)
+    assert [fact for _, fact in run.facts] == [NodeHeard("n2")] * 2
+    assert unknown == []
+    path.write_bytes(older + line)
+    assert fact_files.read(tmp_path) == ([], ["facts.jsonl"])
 
 
 def test_what_is_no_file_of_ours_is_left_out(tmp_path):
     (tmp_path / "facts.jsonl").mkdir()
     os.symlink("/dev/zero", tmp_path / "facts-agent-1.jsonl")
-    assert fact_files.read(tmp_path) == []
+    assert fact_files.read(tmp_path) == ([], ["facts-agent-1.jsonl", "facts.jsonl"])
 
 
 def test_without_a_directory_there_is_none():
     file = FactFile(None, "0", "71.0", "n1")
-    file.record(HeadChanged("n1", "n2", 0))
+    file.record(HeadChanged("n1", "n2", 1, -10.0), 1.7e9)
     file.flush(None)
     file.finish(None)

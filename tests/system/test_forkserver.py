@@ -12,7 +12,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
-from hpclaunch.system.processes.fork_server_client import Worker
+from hpclaunch.worker.fork_server_messages import Worker
 
 pytestmark = pytest.mark.starts
 
@@ -469,12 +469,23 @@ def test_nothing_outlives_a_killed_fork_server(client):
     client.start(sh("setsid sleep 600 & echo $! $$; wait"))
     pids = [int(word) for word in wait_for(client.path(0, "out")).split()]
     os.kill(client.pid, signal.SIGKILL)
+    end_of(client)
+    assert all(gone(pid) for pid in pids)
+
+
+def end_of(client):
+    """Wait until the fork server has ended."""
     deadline = time.monotonic() + LIMIT
     while not client.server.lost:
         assert time.monotonic() < deadline
         select.select([client.server], [], [], 0.1)
-        client.told += client.server.receive()
-    assert all(gone(pid) for pid in pids)
+        client.hear()
+
+
+def test_one_that_does_not_know_a_request_ends(client):
+    client.server.ask(op="dance", steps=3)
+    end_of(client)
+    assert not client.server.was_killed()
 
 
 def test_one_that_is_stopped_takes_a_large_request(client):

@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpclaunch.agent.errands import ErrandServiceClient
+from hpclaunch.agent.metrics import MetricsServiceClient
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.system.checkpoints.client import CheckpointServiceClient
+from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
+from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.shared.helper import Helper, StoppedHelpers
 from hpclaunch.worker.json_lines import JsonLines
+from hpclaunch.worker.messages import Message
 from hpclaunch.worker.processes import is_stopped
 from hpclaunch.worker.stop_watch import STOPPED_LIMIT
 from surroundings import entered
@@ -112,6 +120,36 @@ def test_one_that_has_ended_is_not_stopped(waiting):
     assert not is_stopped(pid)
     waiting._process.wait()
     assert not is_stopped(pid)
+
+
+class Dance(Message):
+    """A message of no protocol."""
+
+    partner: str
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda _: ErrandServiceClient(),
+        lambda directory: CheckpointServiceClient(str(directory), (), "", "auto"),
+        lambda _: LogServiceClient(),
+        lambda _: GpuWatcherClient([Gpu("0", "GPU-0", 0)]),
+        lambda directory: MetricsServiceClient(
+            b"nobody", MetricsTarget(file=str(directory / "prom")), "", ranks=False
+        ),
+    ],
+    ids=["errands", "checkpoints", "logs", "gpus", "metrics"],
+)
+def test_a_message_that_a_helper_does_not_know_is_an_error_with_its_name(start, tmp_path, capfd):
+    helper = start(tmp_path)
+    helper._socket.setblocking(True)
+    helper.send(Dance("me"))
+    while not helper.lost:
+        helper.receive()
+    assert not helper.was_killed()
+    helper.abandon()
+    assert capfd.readouterr().err.endswith("MessageError: unknown message 'dance'\n")
 
 
 @pytest.mark.fuzz

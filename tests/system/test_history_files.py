@@ -6,8 +6,8 @@ import json
 import os
 import stat
 import time
-from dataclasses import asdict, replace
 
+import msgspec
 import pytest
 from serving import LIMIT
 
@@ -20,6 +20,7 @@ from hpclaunch.core.history.moment import (
     WorkersMoment,
     states_of,
 )
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs import history_files, stack_files
 from hpclaunch.system.logs.log_client import LogServiceClient
 
@@ -85,7 +86,7 @@ def test_a_moment_of_no_possible_time_is_left_out(tmp_path):
 def test_a_moment_of_impossible_numbers_is_left_out(tmp_path, damage):
     good = MOMENTS[1]
     odd = replace(good, workers=replace(good.workers, **damage))
-    (tmp_path / NAME).write_text("".join([*lines(), json.dumps(asdict(odd)), "\n"]))
+    (tmp_path / NAME).write_text("".join([*lines(), json.dumps(msgspec.to_builtins(odd)), "\n"]))
     assert history_files.read(tmp_path) == [HISTORY]
 
 

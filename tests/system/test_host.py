@@ -8,7 +8,7 @@ from hpclaunch.system.shared import disk
 
 
 def test_a_look_at_this_host(tmp_path):
-    logs = Disk(**disk.look(tmp_path / "to" / "come"))
+    logs = Disk(**disk.look(tmp_path / "to" / "come").fields())
     found = host.read(2, logs=logs, first=True, several=True)
     assert found.logs.free > 0
     assert found.logs.writable
@@ -43,6 +43,6 @@ def test_load_is_of_those_who_stay(monkeypatch, tmp_path, file, expected):
 
 
 def test_a_directory_to_come(tmp_path):
-    assert disk.look(tmp_path / "to" / "come")["free"] > 0
+    assert disk.look(tmp_path / "to" / "come").free > 0
     (tmp_path / "file").write_text("")
-    assert not disk.look(tmp_path / "file" / "below")["writable"]
+    assert not disk.look(tmp_path / "file" / "below").writable

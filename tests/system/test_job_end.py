@@ -1,13 +1,13 @@
 """What Slurm says of the end of a job, as a `scontrol` that is played says it."""
 
 import math
-import select
 import time
 
 import pytest
 
-from hpclaunch.core.protocol.model import JobState
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.system.hosts import job_end
+from hpclaunch.system.shared.errands import FindJobEnd
 from hpclaunch.system.shared.scontrol import fields_of, shown
 
 JOB = (
@@ -43,14 +43,14 @@ def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE", state="RUNNING"):
 def test_what_scontrol_says(tmp_path, monkeypatch, end, preempted, at, state):
     said, found = asked(tmp_path, monkeypatch, end, preempted, "0")
     assert said == at
-    assert found["state"] is state
+    assert found["state"] == state
 
 
 @pytest.mark.starts
 @pytest.mark.parametrize("preempted", ["None", "1700000000"])
 def test_a_job_that_is_cancelled(tmp_path, monkeypatch, preempted):
     _, found = asked(tmp_path, monkeypatch, "1700000010", preempted, "1", state="COMPLETING")
-    assert found["state"] is JobState.OVER
+    assert found["state"] == JobState.OVER
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,20 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
     scontrol.write_text("")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    client = job_end.JobEndClient("7", "7.0", str(NOW + 100_000), "", "n1")
+    question = {"number": 1, "job": "7", "step": "7.0", "end": str(NOW + 100_000)}
+    question |= {"restarts": "", "nodes": "n1", "since": time.time()}
     told = []
     only_job = PREEMPTED.replace("step)", "nothing)")
     for said in ("exit 1", PREEMPTED, only_job, "exit 1"):
         scontrol.write_text(f"#!/bin/sh\n{said}\n")
-        client.ask(number=len(told))
-        assert select.select([client], [], [], 60.0)[0]
-        told += [reply["found"] for reply in client.receive()]
-    client.abandon()
-    assert 0 < told[0]["left"] <= 100_000  # of the environment
-    ends = [found["left"] for found in told[1:3]]
+        told.append(job_end.find(FindJobEnd(**question, before=told[-1] if told else None)))
+    assert 0 < told[0].left <= 100_000  # of the environment
+    ends = [found.left for found in told[1:3]]
     assert 0 <= ends[0] - ends[1] < 60  # both times that of the step
     assert ends[0] <= 24 * 3600
-    assert [found["state"] for found in told[1:3]] == [JobState.PREEMPTED] * 2
-    assert told[3]["left"] is None
-    assert [found["draining"] for found in told] == [[], ["n1"], ["n1"], ["n1"]]
+    assert [found.state for found in told[1:3]] == [JobState.PREEMPTED] * 2
+    assert told[3].left is None
+    assert [found.draining for found in told] == [(), ("n1",), ("n1",), ("n1",)]
 
 
 @pytest.mark.starts
@@ -164,12 +162,8 @@ def test_a_job_that_is_over_does_not_end_the_training(tmp_path, monkeypatch, ans
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{answer}\n")
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    client = job_end.JobEndClient("7", "", BEGAN, "", "")
-    client.ask(number=0)
-    assert select.select([client], [], [], 60.0)[0]
-    (reply,) = client.receive()
-    client.abandon()
-    assert reply["found"]["left"] is None
+    question = FindJobEnd(1, "7", step="", end=BEGAN, restarts="", nodes="", since=NOW, before=None)
+    assert job_end.find(question).left is None
 
 
 def test_times_as_slurm_writes_them_by_itself():
@@ -191,5 +185,5 @@ def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, res
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     before = time.time()
     at, found = job_end.ask(shown("job", "7"), "", restarts)
-    assert found["state"] is (JobState.REQUEUED if requeued else JobState.RUNNING)
+    assert found["state"] == (JobState.REQUEUED if requeued else JobState.RUNNING)
     assert (at is not None and 0 <= at - before - 1000 < 60) == requeued

@@ -12,6 +12,7 @@ import select
 import signal
 import typing
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -219,7 +220,7 @@ def anything(hint):
         return st.integers(-(2**63), 2**63 - 1)
     if hint is str:
         return st.text(max_size=5) | st.just(OLD_NAME)
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) or isinstance(hint, type(msgspec.Struct)):
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{name: anything(each) for name, each in hints.items()})
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -227,6 +228,8 @@ def anything(hint):
     args = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and args[-1] is ...:
         return st.lists(anything(args[0]), max_size=2).map(tuple)
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(*map(anything, args), max_size=2)
     if typing.get_origin(hint) is tuple:
         return st.tuples(*map(anything, args))
     if args:

@@ -15,7 +15,17 @@ import pytest
 from serving import LIMIT, gone
 
 from hpclaunch.system.logs import log_client
-from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
+from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.messages import (
+    Disk,
+    IndexFile,
+    Prepare,
+    Prepared,
+    Refused,
+    StreamFile,
+    Tail,
+    TapTo,
+)
 from hpclaunch.system.shared import helper
 
 pytestmark = pytest.mark.starts
@@ -28,31 +38,31 @@ def client():
     client.close()
 
 
-def until(client, event):
+def until(client, kind):
     """The next reply of this kind."""
     limit = time.monotonic() + LIMIT
     while time.monotonic() < limit:
         client.flush()
         if select.select([client], [], [], 0.05)[0]:
-            for reply in client.receive():
-                if reply["event"] == event:
+            for reply in client.replies():
+                if isinstance(reply, kind):
                     return reply
-    raise AssertionError(f"no {event}")
+    raise AssertionError(f"no {kind}")
 
 
 def prepare(client, directory, number=1):
     file = directory / "round-0" / "rank-0.out"
-    streams = [StreamFile(str(file), [TapTo(1, "")])]
-    store = directory / "store.err"
+    streams = (StreamFile(str(file), (TapTo(1, ""),)),)
+    store = str(directory / "store.err")
     index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-    client.prepare(number, file.parent, streams, duplicates=[], errors=[], store=store, index=index)
+    client.send(Prepare(number, str(file.parent), streams, (), (), store, index))
     return file
 
 
 def test_what_workers_write_is_shown_before_what_the_agent_says_then(tmp_path, capfd):
     client = LogServiceClient()
     file = prepare(client, tmp_path)
-    until(client, "prepared")
+    until(client, Prepared)
     with file.open("w") as f:
         f.write("of a worker\n")
     client.say("of the agent")
@@ -63,19 +73,19 @@ def test_what_workers_write_is_shown_before_what_the_agent_says_then(tmp_path, c
 
 def test_the_last_lines_and_the_disk(client, tmp_path):
     file = prepare(client, tmp_path)
-    until(client, "prepared")
+    until(client, Prepared)
     file.write_text("one\ntwo\n")
     client.tail(2, [file])
-    assert until(client, "tail") == {"event": "tail", "id": 2, "text": "one\ntwo"}
+    assert until(client, Tail) == Tail(2, "one\ntwo")
     client.look(3, tmp_path)
-    assert until(client, "disk")["seen"]["path"] == str(tmp_path)
+    assert until(client, Disk).seen.path == str(tmp_path)
 
 
 def test_what_cannot_be_made_is_refused(client, tmp_path):
     (tmp_path / "round-0").symlink_to("/nowhere")
     prepare(client, tmp_path)
-    refused = until(client, "refused")
-    assert (refused["id"], refused["file"]) == (1, str(tmp_path / "round-0"))
+    refused = until(client, Refused)
+    assert (refused.id, refused.file) == (1, str(tmp_path / "round-0"))
 
 
 def test_lines_that_a_full_disk_cuts_off(tmp_path, capfd):
@@ -84,11 +94,11 @@ def test_lines_that_a_full_disk_cuts_off(tmp_path, capfd):
     pid = client._process.pid
     path = tmp_path / "lines"
     client.tail(1, [])
-    until(client, "tail")  # its imports must not write cut-off .pyc files
+    until(client, Tail)  # its imports must not write cut-off .pyc files
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, -1))
     client.append(tmp_path, "lines", "x" * 5000 + "\n")
     client.tail(2, [])
-    until(client, "tail")
+    until(client, Tail)
     assert path.read_text() == "x" * 4096
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (-1, -1))
     for text in ("one\n", "two\n"):
@@ -109,14 +119,14 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
     assert len(client._waiting) < 1 << 18
     client.tail(7, [tmp_path / "none"])
     os.kill(pid, signal.SIGCONT)
-    assert until(client, "tail")["id"] == 7
+    assert until(client, Tail).id == 7
     assert client._unsaid == 0
 
 
 def test_at_the_end_one_that_is_stopped_shows_all(tmp_path, capfd):
     client = LogServiceClient()
     file = prepare(client, tmp_path)
-    until(client, "prepared")
+    until(client, Prepared)
     os.kill(client._process.pid, signal.SIGSTOP)
     file.write_text("of a worker\n")
     client.say("of the agent")
@@ -131,7 +141,7 @@ def test_the_successor_of_one_that_was_killed_says_what_it_could_not(client, cap
     os.kill(client._process.pid, signal.SIGKILL)
     limit = time.monotonic() + LIMIT
     while not client.lost and time.monotonic() < limit:
-        client.receive()
+        client.replies()
     assert client.lost
     client.say("to nobody, at first")
     client.successor().close()
@@ -141,12 +151,13 @@ def test_the_successor_of_one_that_was_killed_says_what_it_could_not(client, cap
 AGENT = """
 import select, sys, time
 from pathlib import Path
-from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
+from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
 client = LogServiceClient()
 file = Path(sys.argv[1]) / "round-0" / "rank-0.out"
-client.prepare(1, file.parent, [StreamFile(str(file), [TapTo(1, "")])],
-               duplicates=[], errors=[], store=file,
-               index=IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1"))
+streams = (StreamFile(str(file), (TapTo(1, ""),)),)
+index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
+client.send(Prepare(1, str(file.parent), streams, (), (), str(file), index))
 select.select([client], [], [])
 file.write_text("a line\\n")
 print(client._process.pid, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,18 @@ def test_launches_of_one_name_below_the_working_directory(tmp_path, monkeypatch)
     found = [log_directory.default("7.batch", alone=True) for _ in range(3)]
     assert found == [above / "7.batch", above / "7.batch-2", above / "7.batch-3"]
     assert log_directory.default("7.0", alone=False) == above / "7.0"
+
+
+def test_another_agent_makes_the_directory_of_all_launches_just_now(tmp_path, monkeypatch):
+    for number in range(300):
+        (directory := tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(directory)
+        both = threading.Barrier(2)
+        other = threading.Thread(target=lambda both=both: (both.wait(), os.mkdir("hpclaunch-logs")))
+        other.start()
+        both.wait()
+        assert {log_directory.of_all_launches() for _ in range(30)} == {Path("hpclaunch-logs")}
+        other.join()
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class Agent:
 
     def receive(self, timeout=0.1):
         if select.select([self.keeper], [], [], timeout)[0]:
-            self.told += self.keeper.receive()
+            self.told += [{"event": e.op, **e.fields()} for e in self.keeper.hear()]
 
     def until(self, *events):
         seen = 0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from damaged_data import damaged
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import JobState, Place
+from hpclaunch.core.protocol.job_state import JobState
+from hpclaunch.core.protocol.model import Place
 from hpclaunch.system.hosts import job_end, requeue, slurm
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.shared import scontrol
@@ -288,7 +289,7 @@ def test_any_output_of_its_commands(outputs, code):
         assert isinstance(found["state"], JobState)
         assert job_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
         assert job_end.kill_wait() >= 0
-        assert isinstance(job_end.draining("n1", []), list)
+        assert isinstance(job_end.draining("n1", ()), tuple)
         assert isinstance(scontrol.node_address("n1"), str)
         for read, error in (
             (lambda: slurm.expand("n[1-2]"), ValueError),

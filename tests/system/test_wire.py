@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 from hpclaunch.core.head.restarts import Budget
 from hpclaunch.core.protocol.configuration import Configuration, Record, Voters
 from hpclaunch.core.protocol.events import CheckpointChosen
+from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.messages import Order, Report
 from hpclaunch.core.protocol.model import (
     Assignment,
     Failure,
     Goal,
-    GpuUse,
     Origin,
     Phase,
     RankVitals,
@@ -28,6 +27,7 @@ from hpclaunch.core.protocol.model import (
     Vitals,
     WorkerExit,
 )
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import wire
 
 ASSIGNMENT = Assignment(

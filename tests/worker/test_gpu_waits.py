@@ -104,11 +104,10 @@ while True:
 )
 def test_who_allocates_memory_of_a_gpu_does_something(watch, count, moves):  # noqa: F811
     """Whenever it is looked at, it may wait for the GPU."""
-    request = {"rank": 0, "env": {}}
-    watch.begin([request], told=True)
+    variables = watch.begin([0])[0]
     worker = subprocess.Popen(
         [sys.executable, "-c", ALLOCATES.format(site=SITE, count=count)],
-        env=environment(**request["env"]),
+        env=environment(**variables),
         stdout=subprocess.PIPE,
         start_new_session=True,
     )

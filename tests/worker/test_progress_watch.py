@@ -40,14 +40,18 @@ def watch(monkeypatch):
     watch.end()
 
 
+def left(watch):
+    """Seconds until it is to look again."""
+    return watch.due() - time.monotonic()
+
+
 @pytest.fixture
 def worker(watch):
     """Starts a program as the only worker; it has begun once this returns."""
     begun = []
 
     def start(text):
-        request = {"rank": 0, "env": {}}
-        watch.begin([request], told=True)
+        watch.begin([0])
         process = subprocess.Popen(
             [sys.executable, "-c", f"{STARTED}\n{text}"],
             stdin=subprocess.PIPE,
@@ -98,9 +102,9 @@ def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
         raise OSError("too many open files")
 
     monkeypatch.setattr(progress_watch, "SharedFiles", refuse)
-    watch.begin([{"rank": 0, "env": {}}], told=True)
+    watch.begin([0])
     watch.await_stillness([10.0])
-    assert watch.left() is None
+    assert watch.due() == math.inf
     assert watch.look({0: os.getpid()}, at_once=True) is None
 
 
@@ -112,10 +116,10 @@ def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypa
     still = watch.look({0: process.pid})["still"]
     assert watch.look({0: process.pid}) is None
     watch.await_stillness([still + 0.5, 500.0])
-    assert watch.left() < 1000
-    time.sleep(watch.left() / 1000)
+    assert left(watch) < 1
+    time.sleep(max(0.0, left(watch)))
     assert watch.look({0: process.pid})["still"] >= still + 0.5
-    assert 400_000 < watch.left() < 500_000
+    assert 400 < left(watch) < 500
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_a_process_is_still_since_its_last_step(watch, worker):
 
 
 def test_steps_count_that_one_has_made_between_the_last_look_and_its_end(watch):
-    watch.begin([{"rank": rank, "env": {}} for rank in (0, 1)], told=True)
+    watch.begin([0, 1])
     process = subprocess.Popen(["sleep", "600"])
     for slot in (0, 1):
         struct.pack_into("q", watch._files._memory, slot * page.SLOT, 9)
@@ -354,7 +358,7 @@ def test_a_collective_that_has_begun_is_a_sign_of_life(watch, worker, ago, moved
 
 
 def test_an_answer_that_nobody_could_pass_on_is_none(watch):
-    watch.begin([{"rank": 0, "env": {}}], told=True)
+    watch.begin([0])
     nested = "[" * 500 + "]" * 500
     with open(watch._files._records[0], "ab", closefd=False) as records:
         records.write(f'{{"arrivals": {nested}}}\n{{"entries": {nested}}}\n'.encode())
@@ -364,8 +368,7 @@ def test_an_answer_that_nobody_could_pass_on_is_none(watch):
 
 
 def test_evidence_of_programs_that_are_not_python(watch):
-    request = {"rank": 3, "env": {}}
-    watch.begin([request], told=True)
+    watch.begin([3])
     process = subprocess.Popen(["sleep", "600"])
     list(watch.ask({3: process.pid}))
     (found,) = watch.evidence({3: process.pid})

@@ -1,6 +1,7 @@
 """Samples of how workers keep pace: of real processes, that really wait for what they wait for."""
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -55,7 +56,7 @@ def program(starts):
 def sample(taker, number, pids):
     taker.ask(number, pids)
     while taker.number:
-        time.sleep(taker.left() / 1000)
+        time.sleep(max(0.0, taker.due() - time.monotonic()))
         told = taker.look(pids)
     return told
 
@@ -71,7 +72,7 @@ def test_two_samples_tell_what_was_done_in_between(program):
     pace = Pace()
     taker = Sampler(pace)
     taker.begin()
-    assert taker.left() is None
+    assert taker.due() == math.inf
     first = sample(taker, 1, pids)
     assert (first["number"], first["ways"]) == (1, {})
     assert first["ranks"] == [
@@ -102,7 +103,7 @@ def test_a_sample_that_is_given_up(program):
     taker = Sampler(Pace())
     taker.ask(1, {0: program("import time; time.sleep(100)")})
     taker.cancel()
-    assert (taker.left(), taker.look({})) == (None, None)
+    assert (taker.due(), taker.look({})) == (math.inf, None)
 
 
 def test_a_worker_that_ends_meanwhile(program):

@@ -97,13 +97,12 @@ class Group:
     def __init__(self, forks, *texts, handled=(USR1,), told=True):
         self.watch = ProgressWatch()
         self.notices = StepNotices(self.watch)
-        workers = [{"rank": rank, "env": {}} for rank in range(len(texts))]
-        self.watch.begin(workers, told=told)
+        variables = self.watch.begin(range(len(texts)))
         self.workers = []
-        for worker, text in zip(workers, texts, strict=True):
+        for rank, text in enumerate(texts):
             setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
-            process = forks.start(BEGIN + setup + text, env=worker["env"])
-            self.watch.born(worker["rank"], process.pid)
+            process = forks.start(BEGIN + setup + text, env=variables[rank] if told else {})
+            self.watch.born(rank, process.pid)
             self.workers.append(process)
 
     @property
@@ -378,7 +377,7 @@ def test_due_without_the_launcher():
 
 def wait_until_begun(group, rank, step):
     limit = time.monotonic() + LIMIT
-    get, _ = group.watch.pages()[rank]
-    while get(ENTERED) < step:
+    slot = group.watch.pages()[rank]
+    while slot.get(ENTERED) < step:
         assert time.monotonic() < limit
         time.sleep(0.01)

@@ -26,8 +26,8 @@ def write(lessons, number, data):
     for at in range(0, len(data), 1 << 12):
         pipe = lessons.pipes[number]
         os.write(pipe.writing, data[at : at + (1 << 12)])
-        if (found := lessons.take({pipe.fileno()})) is not None:
-            return found
+        if (found := lessons.take(pipe)) is not None:
+            return [list(step) for step in found[0]], found[1]
     return None
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import math
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -18,14 +17,15 @@ from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Place, Trouble, with_place
+from ..core.protocol.values import replace
 from ..system.hosts import machines
 from ..system.network import death_notices, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
+from ..system.shared.errands import Answer, Explain, Explained, Resolve, Resolved
+from .errands import Errands
 
 if TYPE_CHECKING:
-    from ..system.network.lookup import LookupClient
     from ..system.processes.fork_server_client import ForkServerClient
-    from ..system.shared.helper import Helper
 
 
 FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
@@ -60,7 +60,7 @@ class Channels:
         self._shared = shared
         self._poller: zmq.Poller | None = None
         self._inquiries: death_notices.Inquiries | None = None
-        self._lookup: LookupClient | None = None
+        self._errands: Errands | None = None
         self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         self.server: zmq_channel.HeadChannel | None = None
@@ -100,7 +100,7 @@ class Channels:
     def take_place(self, index: int) -> None:
         """Be the agent of this place from now on. UsageError when there is no port to listen on."""
         places = with_place(self.where.places, index, stand_in=self.where.index)
-        self.where = dataclasses.replace(self.where, places=places, index=index, has_place=True)
+        self.where = replace(self.where, places=places, index=index, has_place=True)
         self.dial([], [])
         self.dial([HEAD], [""])
         self.server = self._listen()
@@ -140,13 +140,9 @@ class Channels:
     def _all(self) -> list[zmq_channel.Channel]:
         return [*([self.server] if self.server else []), *self.ends.values()]
 
-    def watch(
-        self, poller: zmq.Poller, is_replaced: Callable[[Helper], bool] = lambda _: True
-    ) -> None:
-        """Register all sockets. `is_replaced` decides whether a helper that was killed gets a
-        successor.
-        """
-        self._poller, self._is_replaced = poller, is_replaced
+    def watch(self, poller: zmq.Poller, errands: Errands) -> None:
+        """Register all sockets. Names are looked up by `errands`."""
+        self._poller, self._errands = poller, errands
         for channel in self._all():
             for each in channel.sockets:
                 poller.register(each, zmq.POLLIN)
@@ -172,12 +168,20 @@ class Channels:
             elif address := known[agent]:
                 self._dial(agent, [address])
             else:
-                self._resolve([agent])
+                self._resolve(agent)
 
-    def _resolve(self, agents: Iterable[int]) -> None:
-        for agent in agents:
-            self._ask_lookup().resolve(agent, self.where.places[agent].host)
-            self._looked_up.add(agent)
+    def _resolve(self, agent: int) -> None:
+        self._looked_up.add(agent)
+        assert self._errands is not None, "the loop runs"
+        resolve = partial(Resolve, host=self.where.places[agent].host)
+        self._errands.run(resolve, partial(self._resolved, agent))
+
+    def _resolved(self, agent: int, answer: Answer | None) -> list[events.Event]:
+        if agent in self._looked_up:
+            self._looked_up.discard(agent)
+            if isinstance(answer, Resolved):  # else the next list of agents asks again
+                self._dial(agent, answer.addresses)
+        return []
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.has_place else None
@@ -239,43 +243,12 @@ class Channels:
             first.connect(self._spare)
             self._spare = ()
 
-    def receive_lookups(self, ready: Mapping[Any, int]) -> list[events.Event]:
-        """What was looked up, or explained, since the last time."""
-        found: list[events.Event] = []
-        lookup = self._lookup
-        if lookup is None or lookup.fileno() not in ready:
-            return []
-        for reply in lookup.receive():
-            match reply:
-                case {"event": "resolved", "agent": agent, "addresses": addresses}:
-                    if agent in self._looked_up:
-                        self._looked_up.discard(agent)
-                        self._dial(agent, addresses)
-                case {"event": "explained", "text": text, "number": number}:
-                    found.append(events.Diagnosed(text, number))
-        if lookup.lost and self._poller is not None:
-            self._poller.unregister(lookup.fileno())
-            lookup.close()
-            self._lookup = None
-            pending, self._looked_up = self._looked_up, set()
-            if self._is_replaced(lookup):
-                with contextlib.suppress(OSError):  # the next list of agents asks again
-                    self._resolve(pending)
-        return found
-
     def explain(self, host: str, addresses: Collection[str], number: int) -> None:
         """Ask why the first head is not heard; answered by Diagnosed."""
-        ports = list(self.keys(HEAD).ports)
-        self._ask_lookup().explain(host, list(addresses), ports, number)
-
-    def _ask_lookup(self) -> LookupClient:
-        if self._lookup is None:
-            from ..system.network.lookup import LookupClient  # only in need
-
-            self._lookup = LookupClient()
-            assert self._poller is not None, "the loop runs"
-            self._poller.register(self._lookup.fileno(), zmq.POLLIN)
-        return self._lookup
+        assert self._errands is not None, "the loop runs"
+        ports = tuple(self.keys(HEAD).ports)
+        explain = partial(Explain, host=host, addresses=tuple(addresses), ports=ports)
+        self._errands.run(explain, partial(_explained, number))
 
     def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
         reported_to = channel is self.server
@@ -332,11 +305,13 @@ class Channels:
             channel.close()
         if self._inquiries is not None:
             self._inquiries.close()
-        if self._lookup is not None:
-            self._lookup.close()
         for held in filter(None, (self._reserved, self._claim)):
             held.close()
         self.context.term()
+
+
+def _explained(number: int, answer: Answer | None) -> list[events.Event]:
+    return [events.Diagnosed(answer.text if isinstance(answer, Explained) else "", number)]
 
 
 def _with_origin(message: Message, address: str) -> Message:
@@ -344,4 +319,4 @@ def _with_origin(message: Message, address: str) -> Message:
     have put its own address there."""
     if not isinstance(message, Report) or not message.networks or address in message.networks:
         return message
-    return dataclasses.replace(message, networks=(*message.networks, address))
+    return replace(message, networks=(*message.networks, address))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
+from ..core.protocol.values import value
 from ..system.logs.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..system.metrics_target import MetricsTarget
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Start:
     """Where workers come from: warm from the template, cold as fresh interpreters."""
 
@@ -29,7 +29,7 @@ class Start:
     steps: tuple[tuple[str, str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Checkpoints:
     """Where checkpoints are saved, and what the user has said about them."""
 
@@ -39,7 +39,7 @@ class Checkpoints:
     verify: str  # "auto", "full", "structure" or "off"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Config:
     """One agent's settings.
 

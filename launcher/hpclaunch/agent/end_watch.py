@@ -1,73 +1,67 @@
-"""When Slurm ends the job: how the agent that leads asks the process that finds out."""
+"""When Slurm ends the job: how the agent that leads asks it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import zmq
+import time
+from collections.abc import Mapping
+from functools import partial
 
 from ..core.protocol import events
-from ..core.protocol.model import Job, JobState
+from ..core.protocol.job_state import JobState
+from ..core.protocol.model import Job
 from ..system.hosts import slurm
-from ..system.hosts.job_end import JobEndClient
+from ..system.shared.errands import Answer, FindJobEnd, JobEnd
+from .errands import Errands
 
 
 class EndWatch:
     """`ask` begins a question, and an event answers it."""
 
-    def __init__(
-        self,
-        job: Job,
-        environ: Mapping[str, str],
-        poller: zmq.Poller,
-        is_replaced: Callable[[JobEndClient], bool],
-    ) -> None:
-        self._is_replaced = is_replaced
-        self._job = job.slurm_id
+    def __init__(self, job: Job, environ: Mapping[str, str], errands: Errands) -> None:
+        self._errands = errands
         in_step = slurm.in_step(environ)
-        self._step = f"{job.slurm_id}.{environ['SLURM_STEP_ID']}" if in_step else ""
         has_spares = 0 < job.most < job.nodes
-        self._nodes = environ.get("SLURM_STEP_NODELIST", "") if has_spares else ""
-        self._end = environ.get("SLURM_JOB_END_TIME", "")
-        self._restarts = environ.get("SLURM_RESTART_COUNT", "")
-        self._poller = poller
-        self._client: JobEndClient | None = None
+        self._question = partial(
+            FindJobEnd,
+            job=job.slurm_id,
+            step=f"{job.slurm_id}.{environ['SLURM_STEP_ID']}" if in_step else "",
+            end=environ.get("SLURM_JOB_END_TIME", ""),
+            restarts=environ.get("SLURM_RESTART_COUNT", ""),
+            nodes=environ.get("SLURM_STEP_NODELIST", "") if has_spares else "",
+            since=time.time(),
+        )
         self._number = 0  # of the last question
+        self._waits = False  # for the answer to one of them; further ones are asked then, as one
+        self._last: JobEnd | None = None
         self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
 
-    def close(self) -> None:
-        if self._client is not None:
-            self._poller.unregister(self._client.fileno())
-            self._client.abandon()
-            self._client = None
-
-    def ask(self, number: int) -> list[events.Event]:
-        """Answered by EndFound, here or later, or not at all: the process may hang."""
+    def ask(self, number: int) -> None:
+        """Answered by EndFound, later."""
         self._number = number
-        if self._client is None:
-            try:
-                identity = (self._job, self._step, self._end, self._restarts, self._nodes)
-                self._client = JobEndClient(*identity)
-            except OSError:
-                return [events.EndFound(None, number=number)]
-            self._poller.register(self._client.fileno(), zmq.POLLIN)
-        self._client.ask(number=number)
-        return []
+        if not self._waits:
+            self._begin()
 
-    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
-        client = self._client
-        if client is None or client.fileno() not in ready:
-            return []
-        replies = client.receive()
-        if client.lost:
-            self.close()
-            if self._is_replaced(client):
-                return self.ask(self._number)
-            return [events.EndFound(None, number=self._number)]
-        self.began = next((r["began"] for r in reversed(replies) if r["began"]), self.began)
-        return [self._found(reply["number"], reply["found"]) for reply in replies]
+    def _begin(self) -> None:
+        self._waits = True
+        question = partial(self._question, before=self._last)
+        self._errands.run(question, partial(self._found, self._number))
 
-    def _found(self, number: int, found: dict[str, Any]) -> events.EndFound:
-        converted = {"state": JobState(found["state"]), "draining": tuple(found["draining"])}
-        return events.EndFound(**found | converted, number=number)
+    def _found(self, number: int, answer: Answer | None) -> list[events.Event]:
+        self._waits = False
+        if isinstance(answer, JobEnd):
+            self._last = answer
+            self.began = self.began or answer.began
+        if number != self._number:
+            self._begin()
+        if not isinstance(answer, JobEnd):
+            return [events.EndFound(None, number=number)]
+        event = events.EndFound(
+            left=answer.left,
+            state=JobState(answer.state),
+            may_requeue=answer.may_requeue,
+            requeued_if_killed=answer.requeued_if_killed,
+            draining=answer.draining,
+            endless=answer.endless,
+            number=number,
+        )
+        return [event]

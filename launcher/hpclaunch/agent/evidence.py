@@ -1,14 +1,24 @@
-"""What the fork server has found out about hanging workers: in short, and as files."""
+"""The evidence of a hang: what the fork server has found out about the workers, and their native
+stacks, where py-spy is in PATH; in short, and as files.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.hangs import flight_records, tracebacks
+from ..core.protocol import events
 from ..core.protocol.model import RankState
+from ..system.shared.errands import Answer, ReadStacks, Stacks
+from .errands import Errands
+
+PY_SPY_LIMIT = 1.0  # seconds for all ranks, and a start of the process that runs errands
 
 # Where the kernel waits for a file system in user space (FUSE), in state S, as for any other in D.
 FUSE = ("request_wait_answer", "fuse_")
@@ -21,6 +31,39 @@ class HangEvidence(NamedTuple):
     number: int
     ranks: Sequence[Mapping[str, Any]]  # each as `ProgressWatch.evidence` tells it
     native: Mapping[int, str]  # stacks, by rank
+
+
+class NativeStacks:
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
+        self._py_spy = path_of_py_spy()  # now: later, a file system may have stalled
+
+    def add_to(
+        self, found: HangEvidence, take: Callable[[HangEvidence], list[events.Event]]
+    ) -> list[events.Event]:
+        """Have `take` get this evidence with its native stacks, later; at once, and as it is, if
+        there is nothing to add. Returns the events that follow.
+        """
+        if self._py_spy is None or not found.ranks:
+            return take(found)
+        # The time may not be enough for all: those at fault are rarely among those that wait.
+        asked = sorted(found.ranks, key=lambda rank: state_of(rank).waits is not None)
+
+        def done(answer: Answer | None) -> list[events.Event]:
+            texts = answer.texts if isinstance(answer, Stacks) else ()
+            pairs = zip(asked, texts, strict=False)
+            return take(found._replace(native={r["rank"]: text for r, text in pairs if text}))
+
+        pids = tuple(rank["pid"] for rank in asked)
+        until = time.monotonic() + PY_SPY_LIMIT
+        self._errands.run(partial(ReadStacks, py_spy=self._py_spy, pids=pids, until=until), done)
+        return []
+
+
+def path_of_py_spy() -> str | None:
+    """Return None without it. As shutil.which, which takes longer to import."""
+    paths = (os.path.join(directory, "py-spy") for directory in os.get_exec_path())
+    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
 
 
 def state_of(found: Mapping[str, Any]) -> RankState:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.placement.mps_shares import Plan
     from ..system.gpus.mps import MpsKeeperClient
     from ..system.shared.helper import Helper
+    from ..worker import mps_messages
 
 UNVERIFIED = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
@@ -95,7 +96,7 @@ class GpuSharing:
         keeper = self._keeper
         if keeper is None or keeper.fileno() not in ready:
             return []
-        answers = [event for reply in keeper.receive() for event in self._on_reply(reply)]
+        answers = [event for reply in keeper.hear() for event in self._on_reply(reply)]
         if keeper.lost:
             answers += self._on_loss(keeper)
         return answers
@@ -112,26 +113,28 @@ class GpuSharing:
         self._tries += 1
         self._keeper.prepare(self._part.round, self._plan.groups, self._plan.foreign)
 
-    def _on_reply(self, reply: dict[str, Any]) -> list[events.Event]:
-        self._note("mps", reply)
+    def _on_reply(self, reply: mps_messages.Event) -> list[events.Event]:
+        from ..worker import mps_messages  # only where there is MPS
+
+        self._note("mps", reply.encoded())
         number = self._part.round if self._waits and self._part is not None else -1
         match reply:
-            case {"event": "ready", "number": n, "directories": directories} if n == number:
+            case mps_messages.Ready(n, directories, present) if n == number:
                 self._waits = False
                 self.directories = directories
-                self._say_all([self._crowded(reply["present"])])
+                self._say_all([self._crowded(present)])
                 if directories and self._is_head:
                     self._say_all([self._serves(sorted(directories))])
                 return [events.GpusReady(number)]
-            case {"event": "failed", "number": n, "why": why} if n == number:
+            case mps_messages.Failed(n, why) if n == number:
                 self._waits = False
                 return self._without(why)
-            case {"event": "waiting", "number": n, "why": why} if n == number:
+            case mps_messages.Waiting(n, why) if n == number:
                 self._say(f"on {self._host}: {why}: waiting for it")
-            case {"event": "occupied", "number": n, "why": why} if n == number:
+            case mps_messages.Occupied(n, why) if n == number:
                 self._waits = False
                 return self._cannot(f"{why}. {OCCUPIED}")
-            case {"event": "outside", "ranks": ranks}:
+            case mps_messages.Outside(ranks):
                 names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
                 self._say(f"{names} on {self._host} {UNVERIFIED}")
         return []

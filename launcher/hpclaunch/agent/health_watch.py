@@ -17,7 +17,7 @@ from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
-    from ..core.protocol.model import GpuUse
+    from ..core.protocol.gpu_use import GpuUse
     from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
     from ..system.shared.helper import Helper
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.protocol.model import GpuUse, Phase, RankVitals
+from ..core.protocol.facts import Fact, SeatUse
+from ..core.protocol.gpu_use import GpuUse
+from ..core.protocol.model import Phase, RankVitals
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import HISTORIES
 from .config import Config
@@ -44,12 +46,22 @@ class HistoryKeeping:
         self._vitals: Sequence[RankVitals] = ()
         self._is_titled = self._is_named = False  # whose it is, and the job's hosts, are noted
         self._round = (-1, False)  # that is noted: which, and whether its workers are there
-        self._changes = 0  # in the book, that are noted
+        self._use: SeatUse | None = None  # what the seats of the job do
+        self._noted: SeatUse | None = None  # the same, when the last moment was noted
         self._left = MOST_CHANGES
 
     def next_deadline(self) -> float:
         due = math.inf if self._directory is None else min(self._due, self._take_at)
         return due + SLACK  # most often, something else wakes the loop before
+
+    def note(self, fact: Fact) -> None:
+        """Note a fact that this agent has recorded."""
+        if isinstance(fact, SeatUse) and not self._is_known(fact):
+            self._use = fact
+
+    def _is_known(self, use: SeatUse) -> bool:
+        known = self._use
+        return known is not None and (known.round, known.seats) == (use.round, use.seats)
 
     def heard(self, vitals: Sequence[RankVitals]) -> None:
         self._vitals = vitals
@@ -85,12 +97,12 @@ class HistoryKeeping:
             if phase is Phase.RUNNING:
                 workers = self._control.workers_moment(now, self._vitals, gpus)
                 self._write(service, workers, saved)
-        seen = ((self._control.member.round, here), self._control.book_changes)
-        if seen != (self._round, self._changes):
-            self._round = seen[0]
+        seen = (self._control.member.round, here)
+        if seen != self._round or self._use is not self._noted:
+            self._round = seen
             if now < self._began + AFTER and not is_gone:
                 return  # that is noted then
-            self._changes = seen[1]
+            self._noted = self._use
             if self._left and (leads or is_gone) and not noted:
                 self._left -= 1
                 workers = self._control.workers_moment(now) if here or is_gone else None

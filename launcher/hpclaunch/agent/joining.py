@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from ..core.protocol import events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import HEAD, Allocation
+from ..core.protocol.values import value
 from ..system.hosts import machines
 from ..system.network import route, secret
 from .channels import Channels
 from .config import Config
 
 
-@dataclass(slots=True)
+@value()
 class Joined:
     """An agent's channels (None when it is alone), and the address at which others reach it, or ""
     while that is unknown.

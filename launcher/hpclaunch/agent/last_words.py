@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ..core.protocol import events
+from ..core.protocol.values import value
 
 LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
 Make = Callable[[str], Iterable[events.Event]]  # the events, of the last lines
 
 
-@dataclass(slots=True)
+@value()
 class _News:
     make: Make
     number: int  # of the request for the lines; 0 if nothing is awaited

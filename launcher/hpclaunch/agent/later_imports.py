@@ -14,8 +14,8 @@ MODULES = (
     "core.history.moment",
     "core.ledger.job_report",
     "core.ledger.summing",
+    "observe.ledger",
     "system.logs.history_files",
-    "system.logs.ledger_files",
     "agent.sequel",
 )
 

@@ -1,87 +1,142 @@
-"""The ledger of an agent that leads, which the log service writes whenever it has changed."""
+"""The ledger of an agent that leads: the facts that it has recorded, after those of earlier heads.
+
+The earlier ones are in the log directory, from which the log service reads them. Nothing is decided
+from a ledger.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.ledger.book import Book, moved
+from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
+from ..core.protocol.wording import harmless_json
+from ..system.logs import fact_files
 from ..system.logs.log_client import LogServiceClient
-from ..system.logs.log_directory import LEDGERS
 from ..system.shared import packing
+from .config import Config
 
-PERIOD = 30.0  # seconds, while nothing changes
-PAUSE = 1.0  # seconds, where much does: a start and a restart are not to wait for it
+if TYPE_CHECKING:
+    from ..core.ledger.summing import Launch
+    from ..observe.ledger import DatedFact, Ledger
+
+SHORTEST, LONGEST = 30.0, 300.0  # seconds between two times that what the seats do is recorded,
+PER_AGE = 100  # and no more than this part of the job's age
+MOST_KEPT = 1000  # facts, until they are folded, or until those of earlier heads are known
 
 
-class Ledger:
-    def __init__(self, directory: Path | None, label: str, launch: str) -> None:
-        self._directory = directory
-        self._name = LEDGERS.name(label, time.time())
-        self._launch = launch
-        self.allocated: float | None = None  # since when Slurm's job has had its nodes
-        self._changes = 0
-        self._written_at = time.monotonic()
-        self._write_at = math.inf
+class LedgerKeeping:
+    """`record` has a fact recorded, which then comes with `note`."""
+
+    def __init__(self, config: Config, control: Control, record: Callable[[Fact], None]) -> None:
+        self._directory = None if config.logs is None else config.logs.path
+        self._launch = config.allocation.name
+        self._control, self._record = control, record
+        self._began = time.monotonic()
+        self._due = self._began + SHORTEST
+        self._ledger: Ledger | None = None  # None: nobody has looked yet
+        self._new: list[DatedFact] = []  # that are not in it yet
+        self._is_whole = True  # it has the facts of all heads
+        # All that were recorded under this head, until the facts of earlier ones come; None: they
+        # are there, or too late.
+        self._own: list[DatedFact] | None = None
+        self._term = 0  # in which this head began to lead
+        self._is_asked = False  # for the facts of earlier heads
+        self._is_allocated = False  # it is recorded since when the job has its nodes
 
     def next_deadline(self) -> float:
-        return self._write_at
+        return self._due if self._control.leads else math.inf
 
-    def keep(self, control: Control, service: LogServiceClient, now: float) -> None:
-        """Call it after every turn of the loop."""
-        if control.book_changes != self._changes:
-            self._changes = control.book_changes
-            self._write_at = min(self._write_at, self._written_at + PAUSE)
-        if now >= self._write_at:
-            self.write(control, service, now)
+    def note(self, fact: Fact, at: float) -> None:
+        """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
+        if isinstance(fact, HeadChanged):
+            self._ledger, self._new, self._own, self._term = None, [], [], fact.term
+            self._is_whole = self._is_asked = False
+        self._new.append((at, fact))
+        if len(self._new) > MOST_KEPT:
+            self._folded()
+        if self._own is not None:
+            self._own.append((at, fact))
+            self._own = self._own if len(self._own) <= MOST_KEPT else None
 
-    def write(self, control: Control, service: LogServiceClient, now: float) -> None:
-        self._write(control, service, now, over=False)
+    def keep(self, service: LogServiceClient, began: float | None, now: float) -> None:
+        """Call it after every turn of the loop. `began`: when the job did, if that is known."""
+        if began is not None and not self._is_allocated and self._control.leads:
+            self._is_allocated = True
+            self._record(NodesAllocated(began - time.time()))
+        if now >= self._due and self._control.leads:
+            age = now - self._began
+            self._due = now + min(LONGEST, max(SHORTEST, age / PER_AGE))
+            self._is_asked = False
+            if (use := self._control.seat_use(now)) is not None:
+                self._record(use)
+        if self._own is not None and self._directory is not None and not self._is_asked:
+            from ..observe.ledger import KINDS  # no start of an agent pays for it
 
-    def finish(self, control: Control, service: LogServiceClient, now: float) -> None:
-        """Write the ledger for the last time and, where this agent leads, the report."""
-        book = self._write(control, service, now, over=True)
-        if self._directory is None or not control.leads:
+            self._is_asked = True  # until it is due again: the answer may be lost with the process
+            service.read_facts(self._directory, self._launch, [kind.__name__ for kind in KINDS])
+
+    def take_earlier(self, lines: str) -> None:
+        """Take the facts of this launch that the log service has read."""
+        if self._own is None:
             return
-        text = ""
-        if book is not None:
-            # Imported here, where nearly all of it is there already, and not by the log service.
-            from ..core.ledger.job_report import report
-            from ..system.logs import ledger_files
+        from ..observe.ledger import ledger_of
 
-            own = ledger_files.ended(self._launch, book, self.allocated)
-            text = ledger_files.to_json(report([own]))
-        service.report(self._directory, self._launch, ledger=self._name, alone=text)
+        earlier = ledger_of((run.facts for run in fact_files.of_lines(lines)), self._term)
+        if earlier.use is not None:
+            self._ledger, self._new, self._own = earlier, self._own, None
+            self._is_whole = True
 
-    def _write(
-        self, control: Control, service: LogServiceClient, now: float, *, over: bool
-    ) -> Book | None:
-        """Return the book as it is written; None if none is."""
-        self._written_at, self._write_at = now, math.inf
-        book = control.book(now)
-        if self._directory is None or book is None:
+    def launch(self) -> Launch | None:
+        """Return the launch until now; None if this agent does not lead, or does not know all of
+        it.
+        """
+        use = self._control.seat_use(time.monotonic())
+        if use is None or not self._is_whole:
             return None
-        from ..system.logs import ledger_files  # no start of an agent pays for it
+        return self._folded().launch(self._launch, use, time.time())
 
-        book = ledger_files.in_real_time(book, time.time() - now)
-        text = ledger_files.text(book, launch=self._launch, allocated=self.allocated, over=over)
-        service.keep(self._directory, {self._name: text})
-        self._write_at = now + PERIOD
-        if control.lacks_books:  # an answer may be lost with the process: it is asked again
-            service.read_books(self._directory, self._launch, control.tenure)
-        return book
+    def ends(self) -> list[RoundEnded]:
+        """Return the rounds that have ended early, as far as they are known here."""
+        return self._folded().ends
 
-    def take_books(self, control: Control, term: int, packed: str, now: float) -> None:
-        """What the log service has read."""
-        control.take_books(term, moved(packing.unpack(packed.encode(), Book), now - time.time()))
+    def goodput(self) -> float | None:
+        """Return the goodput of the launch so far; None if that is not known here."""
+        from ..core.ledger.summing import account
 
-    def of_launch(self, control: Control, now: float) -> str:
-        """The launch with the books of all its heads, packed; "" if they are not known here."""
-        from ..core.ledger.summing import Launch
-        from ..system.logs import ledger_files
+        launch = self.launch()
+        return None if launch is None else account([launch]).goodput
 
-        ahead = time.time() - now
-        books = tuple(ledger_files.in_real_time(book, ahead) for book in control.books(now))
-        return packing.pack(Launch(self._launch, books, self.allocated)).decode() if books else ""
+    def packed(self) -> bytes:
+        """Return the launch until now for another process; b"" if it is not known here."""
+        launch = self.launch()
+        return b"" if launch is None else packing.pack(launch)
+
+    def finish(self, service: LogServiceClient) -> None:
+        """Record what the seats did until the end, and write the report, if this agent leads and
+        knows all of the launch.
+        """
+        if (use := self._control.seat_use(time.monotonic())) is None:
+            return
+        self._record(use)
+        launch = self._folded().launch(self._launch)
+        if self._directory is None or launch is None or not self._is_whole:
+            return
+        from ..core.ledger.job_report import report
+
+        text = harmless_json(packing.to_json(report([launch])).decode())
+        service.keep(self._directory, {"report.json": text})
+
+    def _folded(self) -> Ledger:
+        """Return the ledger with all facts so far."""
+        from ..observe.ledger import Ledger
+
+        if self._ledger is None:
+            self._ledger = Ledger()
+        for at, fact in self._new:
+            self._ledger.note(fact, at)
+        self._new.clear()
+        return self._ledger

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +36,33 @@ from ..core.protocol.model import (
     Trouble,
     Verdict,
 )
+from ..core.protocol.values import replace
 from ..core.protocol.wording import signal_name
 from ..core.source.reasons import of_restart
 from ..observe.console import Console
-from ..system.logs import error_file
+from ..system.logs import error_file, messages
 from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
+from ..system.shared.disk import DiskSeen
 from ..system.shared.helper import CONTINUES, StoppedHelpers
+from ..worker import fork_server_messages as replies
+from ..worker.messages import never
 from . import evidence, post_mortem, sampling
 from .config import Config
 from .end_watch import EndWatch
+from .errands import Errands
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .history_keeping import VITALS, HistoryKeeping
 from .joining import join
 from .last_words import LastWords
 from .later_imports import LaterImports
-from .ledger_keeping import Ledger
+from .ledger_keeping import LedgerKeeping
 from .metrics import Metrics
-from .native_stacks import NativeStacks
 from .notifying import Notifying
 from .output import Output
 from .resuming import Resuming
@@ -103,6 +106,7 @@ class Agent:
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()
+        self.errands = Errands(self._poller, self._is_replaced)
         self.incarnation = incarnation = os.urandom(8).hex()
         self._leave_notice()
         address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
@@ -117,22 +121,22 @@ class Agent:
         self.journal = Journal(logs_at, label)
         self.journal.began(made)
         self.facts = FactFile(logs_at, label, config.allocation.name, host)
-        self.ledger = Ledger(logs_at, label, config.allocation.name)
+        self.ledger = LedgerKeeping(config, self.control, self._record)
         says = (self.output.say, self._note, self._is_replaced)
         self.health = HealthWatch(config, self._poller, *says)
         self.sharing = GpuSharing(config, environ, self._poller, *says)
         self.resuming = Resuming(
             config, self._poller, self._look_at_disk, self.output.say, self._is_replaced
         )
-        self.end_watch = EndWatch(config.job, environ, self._poller, self._is_replaced)
-        self.native_stacks = NativeStacks(self._poller, self._is_replaced)
+        self.end_watch = EndWatch(config.job, environ, self.errands)
+        self.native_stacks = evidence.NativeStacks(self.errands)
         seen = (self.output, self.ledger, self.health, self._deliver)
         self.viewing = Viewing(config, self.control, self._poller, *seen)
         self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
         self.metrics = Metrics(
             config, self.viewing.name, self._poller, self.output.say, self._is_replaced
         )
-        self.notifying = Notifying(config, self._poller, self.output.say, self._is_replaced)
+        self.notifying = Notifying(config, self.errands, self.output.say)
         self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.later_imports = LaterImports()
         self.last_words = LastWords()
@@ -154,7 +158,7 @@ class Agent:
             for source in (self.signals, self.forkserver, self.output.service):
                 self._poller.register(source.fileno(), zmq.POLLIN)
             if self.channels is not None:
-                self.channels.watch(self._poller, self._is_replaced)
+                self.channels.watch(self._poller, self.errands)
             for note in self.config.notes:
                 self.output.say(note)
             self._deliver(events.Started())
@@ -181,8 +185,7 @@ class Agent:
                 ends.callback(self.journal.finish, self.output.service)
                 ends.callback(self.facts.finish, self.output.service)
                 ends.callback(self.resuming.close)
-                ends.callback(self.end_watch.close)
-                ends.callback(self.native_stacks.close)
+                ends.callback(self.errands.close)
                 ends.callback(self.viewing.close)
                 ends.callback(self.metrics.close)
                 ends.callback(self.notifying.close)
@@ -191,7 +194,7 @@ class Agent:
         service = self.output.service
         more = zmq.POLLOUT if service.wanting else 0
         self._poller.register(service.fileno(), zmq.POLLIN | more)
-        helped = (self.last_words, self.health, self.resuming, self.native_stacks)
+        helped = (self.last_words, self.health, self.resuming, self.errands)
         answers_due = min(self._disk_until, *(part.next_deadline() for part in helped))
         parts = (
             self.control,
@@ -228,9 +231,8 @@ class Agent:
         self.later_imports.expire(now)
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
-        self.ledger.allocated = self.end_watch.began
         now = time.monotonic()
-        self.ledger.keep(self.control, self.output.service, now)
+        self.ledger.keep(self.output.service, self.end_watch.began, now)
         self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
         self.waiting.update(now)
         self.journal.flush(self.output.service)
@@ -239,11 +241,11 @@ class Agent:
     def _expire_answers(self, now: float) -> None:
         """Continue without the answers of helpers that are too late."""
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
-        self._deliver(*self.last_words.expire(now))
-        for found in self.native_stacks.expire(now):
-            self._take_evidence(found)
+        self._deliver(*self.last_words.expire(now), *self.errands.expire(now))
         if now >= self._disk_until:
-            self._deliver(*self._check_health({"silent": True}))
+            assert self.config.logs is not None, "it was asked for"
+            silent = Disk(str(self.config.logs.path), silent=True)
+            self._deliver(*self._check_health(silent))
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
@@ -257,19 +259,15 @@ class Agent:
         if self.output.service.fileno() in ready:
             self._hear_log_service()
         if self.forkserver.fileno() in ready:
-            for reply in self.forkserver.receive():
+            for reply in self.forkserver.hear():
                 self._on_reply(reply)
             if self.forkserver.lost:
                 self._replace_forkserver()
         self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
-        self._deliver(*self.resuming.receive(ready), *self.end_watch.receive(ready))
-        for complete in self.native_stacks.receive(ready):
-            self._take_evidence(complete)
+        self._deliver(*self.resuming.receive(ready), *self.errands.receive(ready))
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic(), ready))
-            self._deliver(*self.channels.receive_lookups(ready))
         self.metrics.receive(ready)
-        self.notifying.receive(ready)
         self.viewing.receive(ready)  # last: it is to see what has arrived
 
     def _deliver(self, *some: events.Event) -> None:
@@ -308,93 +306,93 @@ class Agent:
 
     # Events
 
-    def _on_reply(self, reply: dict[str, Any]) -> None:
-        """An event from the fork server."""
+    def _on_reply(self, reply: replies.Event) -> None:
+        """Act on an event from the fork server."""
         match reply:
-            case {"event": "listening", "port": port}:
+            case replies.Listening(port):
                 self._deliver(events.StoreListening(port))
-            case {"event": "exit", "rank": rank, "code": code, "signal": signum, **more}:
-                self._exit(rank, code, signum, oom=more.get("oom", False))
-            case {"event": "cannot-start", "why": why}:
+            case replies.Exit(rank, code, signum, oom):
+                self._exit(rank, code, signum, oom=oom)
+            case replies.CannotStart(why):
                 self._deliver(events.HealthFound(f"workers cannot be started: {why}"))
-            case {"event": "lease-over"}:
+            case replies.LeaseOver():
                 self._deliver(events.LeaseOver())
-            case {"event": "left", "processes": processes}:
-                leftovers = tuple(Leftover(**process) for process in processes)
+            case replies.Left(processes):
+                leftovers = tuple(Leftover(**process.fields()) for process in processes)
                 self._tell_in_order(events.LeftBehind(leftovers))
-            case {"event": "gone", "spent": spent}:
+            case replies.Gone(spent):
                 self.resuming.ended()
                 self.output.service.finish()
                 self._tell_in_order(events.WorkersGone(tuple(spent)))
-            case {"event": "unhandled", "signum": signum, "ranks": ranks}:
-                who = ", ".join(map(str, ranks))
+            case replies.Unhandled(signum, deaf):
+                who = ", ".join(map(str, deaf))
                 name = signal_name(signum)
                 self.output.say(
                     f"{name} not passed on to rank {who}: the script has no handler for it"
                 )
-            case {"event": "store-exit", "port": port, "code": code, "signal": signum, "why": why}:
+            case replies.StoreExit(port, code, signum, why):
                 files = [] if why else [self._store_errors]
                 self._tell_with_tail(
                     files, lambda tail: [events.StoreEnded(port, code, signum, why or tail)]
                 )
-            case {"event": "template", "state": state, "why": why}:
-                self._note("template", reply)
+            case replies.Template(state, why):
+                self._note(reply.op, reply.fields())
                 if state == "none":
                     self.output.say(
                         f"the template process on {self.place.host} ended ({why}) and was replaced"
                     )
                 elif why and self.config.start.warm and self.place.index == HEAD:
                     self.output.say(f"cold start: {why}")
-            case {"event": "restart", **restart}:
-                self._note("restart", reply)
+            case replies.Restart():
+                self._note(reply.op, reply.fields())
                 if self.place.index == HEAD:
-                    self.output.say(of_restart(**restart))
-            case {"event": "renewed"}:
-                self._note("renewed", reply)
-            case {"event": "passed-over", "module": module, "why": why, "learned": learned}:
-                self._note("passed-over", reply)
+                    self.output.say(of_restart(**reply.fields()))
+            case replies.Renewed():
+                self._note(reply.op, {})
+            case replies.PassedOver(module, why, learned):
+                self._note(reply.op, reply.fields())
                 if self.place.index == HEAD and not learned:
                     self.output.say(f"--preload {module}: passed over, {why}")
-            case {"event": "copier", "pid": pid}:
+            case replies.Copier(pid):
                 self.forkserver.spare(pid)
-            case {"event": "continued", "what": what}:
+            case replies.Continued(what):
                 self.output.say(f"the {what} on {self.place.host} {CONTINUES}")
-            case {"event": "progress", **seen}:
-                seen.pop("event", None)
-                lists = {"steps": tuple(seen["steps"]), "spent": tuple(seen["spent"])}
-                self._deliver(events.WorkersSeen(**{**seen, **lists}))
-            case {"event": "evidence", "number": number, "ranks": ranks}:
+            case replies.Progress(steps=steps, spent=spent):
+                lists = {"steps": tuple(steps), "spent": tuple(spent)}
+                self._deliver(events.WorkersSeen(**{**reply.fields(), **lists}))
+            case replies.Evidence(number, ranks):
                 assert self.round_dir is not None, "no evidence without a round"
                 hang = evidence.HangEvidence(self.round_dir / EVIDENCE, number, ranks, {})
-                if not self.native_stacks.add_to(hang):
-                    self._take_evidence(hang)
-            case {"event": "sample", "number": number, "ranks": ranks, "ways": ways}:
+                self._deliver(*self.native_stacks.add_to(hang, self._keep_evidence))
+            case replies.Sample(number, ranks, ways):
                 agents = len(self.config.job.places)
                 sample = sampling.sample_of(number, ranks, ways, agents)
                 self._deliver(events.SampleTaken(sample))
-            case {"event": "vitals", "number": number, "ranks": ranks}:
-                told = tuple(RankVitals(**rank) for rank in ranks)
+            case replies.Vitals(number, vitals):
+                told = tuple(RankVitals(**rank.fields()) for rank in vitals)
                 if number == VITALS:
                     self.history.heard(told)
                     return
                 self._deliver(events.VitalsTaken(number, told, self.health.use))
-            case {"event": "offered", "number": number, "steps": steps, **more}:
-                found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
+            case replies.Offered(number, accepted, busy, steps):
+                found = NoticeAnswer(number, accepted, busy, tuple(steps))
                 self._deliver(events.NoticeOffered(found))
-            case {"event": "unheard", "number": number}:
+            case replies.Unheard(number):
                 self._deliver(events.NoticeUnheard(number))
-            case {"event": "taken", "number": number, "last": last}:
+            case replies.Taken(number, last):
                 self._make_notice_file()
                 self._deliver(events.NoticeTaken(number, last))
-            case {"event": "started", "rank": rank, "pid": pid}:
-                self._note("started", reply)
+            case replies.Started(rank, pid):
+                self._note(reply.op, reply.fields())
                 self.health.started(rank, pid)
                 self.sharing.started(rank, pid)
+            case _:
+                never(reply)
 
-    def _take_evidence(self, found: evidence.HangEvidence) -> None:
+    def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self.output.service.keep(found.directory, evidence.files_of(found))
         states = tuple(map(evidence.state_of, found.ranks))
-        self._deliver(events.EvidenceGathered(found.number, states))
+        return [events.EvidenceGathered(found.number, states)]
 
     def _exit(self, rank: int, code: int, signum: int, *, oom: bool) -> None:
         assert self.round_dir is not None, "no worker without a round"
@@ -432,18 +430,18 @@ class Agent:
 
     def _hear_log_service(self) -> None:
         service = self.output.service
-        for reply in service.receive():
+        for reply in service.replies():
             match reply:
-                case {"event": "prepared", "id": number}:
+                case messages.Prepared(id=number):
                     self._start_workers(number)
-                case {"event": "refused", "id": number, "why": why, "file": file, "full": full}:
+                case messages.Refused(id=number, why=why, file=file, full=full):
                     self._refuse(number, f"{why}: {file}", full=full)
-                case {"event": "tail", "id": number, "text": text}:
+                case messages.Tail(id=number, text=text):
                     self._deliver(*self.last_words.receive(number, text))
-                case {"event": "books", "term": term, "book": book}:
-                    self.ledger.take_books(self.control, term, book, time.monotonic())
-                case {"event": "disk", "seen": seen} if self._disk_until < math.inf:
-                    self._deliver(*self._check_health(seen))
+                case messages.Facts(lines=lines):
+                    self.ledger.take_earlier(lines)
+                case messages.Disk(seen=seen) if self._disk_until < math.inf:
+                    self._deliver(*self._check_health(Disk(**seen.fields())))
         if service.lost:
             self._poller.unregister(service.fileno())
             service.close()
@@ -461,13 +459,12 @@ class Agent:
         self.output.service.look(self._next_number(), self.config.logs.path)
         return []
 
-    def _check_health(self, seen: dict[str, Any]) -> Iterable[events.Event]:
+    def _check_health(self, disk: Disk) -> Iterable[events.Event]:
         self._disk_until = math.inf
-        assert self.config.logs is not None, "it was asked for"
-        return self.health.check(Disk(**{"path": str(self.config.logs.path)} | seen))
+        return self.health.check(disk)
 
-    def _look_at_disk(self, seen: dict[str, Any]) -> None:
-        self.health.look_at_checkpoints(Disk(**seen))
+    def _look_at_disk(self, seen: DiskSeen) -> None:
+        self.health.look_at_checkpoints(Disk(**seen.fields()))
 
     # Effects
 
@@ -514,7 +511,7 @@ class Agent:
                 self.health.ask_use()
                 self.forkserver.vitals(number)
             case effects.AskForEnd(number=number):
-                self._events += self.end_watch.ask(number)
+                self.end_watch.ask(number)
             case effects.OfferNotice(notice=notice):
                 self.forkserver.offer(notice.number, notice.step, notice.signum)
             case effects.WithdrawNotice():
@@ -536,22 +533,23 @@ class Agent:
                 self.forkserver.kill()
             case effects.SignalLeftovers(signum=signum):
                 self.forkserver.signal_left(signum)
-            case effects.Record(fact=fact):
-                self._record(fact)
+            case effects.Record(fact=fact, ago=ago):
+                self._record(fact, ago)
             case effects.Say(text=text):
                 self.output.say(text)
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
 
-    def _record(self, fact: Fact) -> None:
-        """Let all observers note a fact."""
-        now = time.monotonic()
-        self.facts.record(fact)
+    def _record(self, fact: Fact, ago: float = 0.0) -> None:
+        """Let all observers note a fact, which happened so many seconds ago."""
+        at = round(time.time() - ago, 3)
+        self.facts.record(fact, at)
+        self.ledger.note(fact, at)
+        self.history.note(fact)
         for line in self.console.lines(fact):
             self.output.say(line)
-        self.viewing.past.note(fact, now)
-        self.notifying.note(fact, lambda: self.control.goodput(now))
+        self.notifying.note(fact, self.ledger.goodput)
 
     def _look_for_history(self) -> None:
         self.health.ask_use()
@@ -665,7 +663,7 @@ class Agent:
                 failures = [verdict.cause] if verdict.cause else []
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
         # Last: if the report fails, the user still knows why the job did.
-        self.ledger.finish(self.control, self.output.service, time.monotonic())
+        self.ledger.finish(self.output.service)
 
 
 def run(

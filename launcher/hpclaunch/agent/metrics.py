@@ -19,7 +19,9 @@ import zmq
 
 from ..core.protocol.wording import plain
 from ..system.shared.helper import Helper
+from ..worker.messages import decode
 from .config import Config
+from .metrics_messages import REPLIES, Finish
 
 if TYPE_CHECKING:
     from ..system.metrics_target import MetricsTarget
@@ -41,17 +43,21 @@ class MetricsServiceClient(Helper):
         words = (str(os.getpid()), asked.hex(), settings)
         super().__init__("hpclaunch.agent.metrics_service", *words, paths=paths)
 
-    def finish(self, look: int, ledger: int, limit: float) -> list[dict[str, Any]]:
+    def complaints(self) -> list[str]:
+        """Return those that are there; call it when the descriptor is readable."""
+        return [decode(REPLIES, reply).why for reply in self.receive()]
+
+    def finish(self, look: int, ledger: int, limit: float) -> list[str]:
         """Have the last file written, from the last answers of the agent: descriptors. Waits for
-        that, and returns what it says. Raises OSError, of which one is that it takes too long.
+        that, and returns its complaints. Raises OSError, of which one is that it takes too long.
         """
-        self._lines.send({"op": "finish"}, [look, ledger])
+        self._lines.send(Finish().encoded(), [look, ledger])
         self._socket.shutdown(socket.SHUT_WR)  # it ends then
-        said = []
+        said: list[str] = []
         while not self.lost:
             if not self._is_ready(select.POLLIN, limit):
                 raise TimeoutError
-            said += self.receive()
+            said += self.complaints()
         return said
 
 
@@ -98,8 +104,8 @@ class Metrics:
         client = self._client
         if client is None or client.fileno() not in ready:
             return
-        for reply in client.receive():
-            self._complain(reply["why"])
+        for why in client.complaints():
+            self._complain(why)
         if client.lost:
             self._poller.unregister(client.fileno())
             client.end(0.0)
@@ -111,8 +117,8 @@ class Metrics:
         """The job is over: files are to say so. `last` makes the last answers to those who look."""
         if self._client is not None and not self._target.port and not self._client.lost:
             try:
-                for reply in self._client.finish(*last(), END_LIMIT):
-                    self._complain(reply["why"])
+                for why in self._client.finish(*last(), END_LIMIT):
+                    self._complain(why)
             except TimeoutError:
                 self._complain(f"it was not written within {END_LIMIT:g} s at the end of the job")
             except OSError:

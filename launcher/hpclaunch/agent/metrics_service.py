@@ -2,9 +2,6 @@
 
 It asks its agent as `hpclaunch status` does, at most once a second, however often it is scraped. So
 scrapes cost the agent no more than somebody who looks, and it need not know of them.
-
-    from the agent                                  to the agent
-    {"op": "finish"}, with the last answers         {"event": "complaint", "why": W}
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpclaunch import __version__
+from hpclaunch.agent.metrics_messages import REQUESTS, Complaint, Finish
 from hpclaunch.core.ledger.job_report import JobReport, report
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.stages import Stage
@@ -33,6 +31,7 @@ from hpclaunch.system.network.view_socket import LEDGER, LOOK
 from hpclaunch.system.shared import packing
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode
 
 ANSWER = 1.0  # seconds for an answer of the agent
 FRESH = 1.0  # seconds for which a snapshot is of use,
@@ -97,12 +96,12 @@ class Known:
         )
 
     def _sum(self, ledger: bytes, launch: LaunchSnapshot) -> None:
-        if not ledger:  # another agent leads by now, or does not know all books yet
+        if not ledger:  # another agent leads by now, or does not know all facts yet
             return
         self._report = report([packing.unpack(ledger, Launch)])
         if launch.job is not None and launch.job.stage is Stage.STOPPING:
             return  # an earlier failure may still be heard of
-        for end in self._report.ends:  # of which a book keeps the newest
+        for end in self._report.ends:  # of which a ledger keeps the newest
             if end.round > self._last_ended:
                 self._last_ended = end.round
                 self._ended[end.cause] += 1
@@ -130,8 +129,10 @@ class MetricsService:
                 if self.known.scrapes in ready:
                     os.eventfd_read(self.known.scrapes)
                 if self.channel.fileno() in ready:  # first: perhaps nobody answers any more
-                    for _ in self.channel.read():
-                        self._finish()
+                    for request in self.channel.read():
+                        match decode(REQUESTS, request):
+                            case Finish():
+                                self._finish()
                 now = time.monotonic()
                 if now >= self._try_at:
                     self._try_at = now + PERIOD
@@ -169,7 +170,7 @@ class MetricsService:
     def _complain(self, why: str) -> None:
         if why not in self._complaints:
             self._complaints.add(why)
-            self.channel.tell("complaint", why=why)
+            self.channel.send(Complaint(why).encoded())
 
     # Files
 

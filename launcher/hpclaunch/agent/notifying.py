@@ -1,20 +1,19 @@
-"""Events that the user's command is told of (--notify): how an agent that leads hands them over to
-the process that runs it, one at a time.
-"""
+"""--notify: the agent that leads has the user's command run for events, one after the other."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import zmq
-
+from ..core.protocol import events
 from ..core.protocol.facts import Fact, JobEnded
 from ..core.protocol.wording import count, harmless, plain
-from ..system.notifier import NotifierClient
+from ..system.shared.errands import Answer, Notified, Notify
 from .config import Config
+from .errands import Errands
 
 if TYPE_CHECKING:
     from ..observe.notifications import Detail, Notification, Notifications
@@ -25,17 +24,9 @@ END_LIMIT = 10.0  # seconds for what is left at the end
 
 
 class Notifying:
-    def __init__(
-        self,
-        config: Config,
-        poller: zmq.Poller,
-        say: Callable[[str], None],
-        is_replaced: Callable[[NotifierClient], bool],
-    ) -> None:
-        self._config, self._poller, self._say = config, poller, say
-        self._is_replaced = is_replaced
+    def __init__(self, config: Config, errands: Errands, say: Callable[[str], None]) -> None:
+        self._config, self._errands, self._say = config, errands, say
         self._notifications: Notifications | None = None  # None: the user asks for none
-        self._client: NotifierClient | None = None
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
@@ -77,57 +68,31 @@ class Notifying:
     def _hand_over(self) -> None:
         if self._is_busy or not self._waiting:
             return
-        if self._client is None:
-            self._start()
-        if self._client is not None:
-            self._client.ask(event=self._waiting.popleft())
-            self._is_busy = True
+        self._is_busy = True
+        event = self._waiting.popleft()
+        self._errands.run(partial(Notify, command=self._config.notify, event=event), self._done)
 
-    def _start(self) -> None:
-        try:
-            self._client = NotifierClient(self._config.notify)
-        except OSError as e:
-            self._waiting.clear()
-            self._fail(f"cannot be run: {e.strerror}")
-            return
-        self._poller.register(self._client.fileno(), zmq.POLLIN)
-
-    def receive(self, ready: Mapping[Any, int]) -> None:
-        client = self._client
-        if client is not None and client.fileno() in ready:
-            self._hear(client, client.receive())
-
-    def _hear(self, client: NotifierClient, replies: list[dict[str, Any]]) -> None:
-        for reply in replies:
-            self._is_busy = False
-            if reply["why"]:
-                self._fail(reply["why"])
-        if client.lost:
-            self._end()
-            if self._is_replaced(client):
-                self._start()
+    def _done(self, answer: Answer | None) -> list[events.Event]:
+        self._is_busy = False
+        if not isinstance(answer, Notified):
+            self._complain("was interrupted: an event may be lost")
+        elif answer.why:
+            self._fail(answer.why)
         self._hand_over()
+        return []
 
     def close(self) -> None:
-        """Returns once the last event is told, or after a while."""
+        """Return once the command has been run for the last event, or after a while."""
         until = time.monotonic() + END_LIMIT
-        while (client := self._client) is not None and self._is_busy:
+        while self._is_busy:
             left = until - time.monotonic()
             if left <= 0:
                 self._dropped += len(self._waiting)
                 self._complain(f"took longer than {END_LIMIT:g} s at the end of the job")
                 break
-            self._hear(client, client.wait(left))
+            self._errands.wait(left)
         if self._dropped:
             self._complain(f"was too slow for {count(self._dropped, 'event')}")
-        self._end()
-
-    def _end(self) -> None:
-        if self._client is not None:
-            self._poller.unregister(self._client.fileno())
-            self._client.end(0.0)
-            self._client = None
-        self._is_busy = False
 
     def _fail(self, how: str) -> None:
         """Said once: it may fail at every event, and never in the same words."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
-from ..system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
+from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import index_of
-from ..system.processes.fork_server_client import Worker
+from ..system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
+from ..worker.fork_server_messages import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
 
@@ -39,7 +39,7 @@ class Output:
         self._label = label
         self._host = harmless(host)
         self._one_console = _are_one_place(1, 2)
-        self._shown: dict[str, Any] | None = None  # the request of the round that is shown
+        self._shown: partial[Prepare] | None = None  # the request of the round that is shown
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
         """For each rank of this agent, the streams that the user watches on a terminal."""
@@ -62,7 +62,7 @@ class Output:
         for local_rank, worker in enumerate(workers, start=part.first_local_rank):
             out, err = (self._streams.shown(local_rank, stream) for stream in CONSOLES)
             is_one = out is err and out is not Shown.HIDDEN
-            found.append(replace(worker, err=worker.out) if is_one else worker)
+            found.append(worker.replaced(err=worker.out) if is_one else worker)
         return found
 
     @property
@@ -102,25 +102,31 @@ class Output:
                     role=self._role, rank=worker.rank, local_rank=local_rank, host=self._host
                 )
                 shown = self._streams.shown(local_rank, stream)
-                taps = []
+                taps: list[TapTo] = []
                 if shown is not Shown.HIDDEN:
                     prefix = name if shown is Shown.PREFIXED else ""
                     taps.append(TapTo(console, prefix, at_once=at_once))
                 if matches:
-                    taps.append(TapTo(matches, name, needles))
+                    taps.append(TapTo(matches, name, tuple(needles)))
                 path = worker.out if stream is Std.OUT else worker.err
-                files.append(StreamFile(path, taps))
-        self._shown = {"duplicates": duplicates, "errors": errors, "store": store}
+                files.append(StreamFile(path, tuple(taps)))
         path = str(directory / index_of(self._label))
-        self._shown |= {"index": IndexFile(path, self._launch, self._host)}
-        self._shown |= {"directory": directory, "streams": files, "number": number}
-        self.service.prepare(**self._shown)
+        self._shown = partial(
+            Prepare,
+            id=number,
+            directory=str(directory),
+            streams=tuple(files),
+            duplicates=tuple(duplicates),
+            store=str(store),
+            index=IndexFile(path, self._launch, self._host),
+        )
+        self.service.send(self._shown(errors=tuple(errors)))
 
     def replace_service(self) -> None:
         """Start a successor, which continues at the current end of the files."""
         self.service = self.service.successor()
         if self._shown is not None:
-            self.service.prepare(**self._shown | {"errors": ()})
+            self.service.send(self._shown(errors=()))
 
     def say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""

@@ -21,8 +21,8 @@ from ..core.protocol import effects, events
 from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
-from ..system.checkpoints.client import (
-    CheckpointServiceClient,
+from ..system.checkpoints.client import CheckpointServiceClient
+from ..system.checkpoints.messages import (
     Failed,
     FoundCheckpoint,
     Looked,
@@ -30,6 +30,7 @@ from ..system.checkpoints.client import (
     Searched,
     Suggested,
 )
+from ..system.shared.disk import DiskSeen
 from .config import Checkpoints, Config
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Resuming:
         self,
         config: Config,
         poller: zmq.Poller,
-        look_at_disk: Callable[[dict[str, Any]], None],
+        look_at_disk: Callable[[DiskSeen], None],
         say: Callable[[str], None],
         is_replaced: Callable[[CheckpointServiceClient], bool],
     ) -> None:
@@ -127,7 +128,7 @@ class Resuming:
         self._suggests = False
         with contextlib.suppress(OSError):
             service = self._served()
-            service.suggest(0, self._command, self._rounds[0][0])
+            service.suggest(self._command, self._rounds[0][0])
 
     def _begin_search(self) -> list[events.Event]:
         self._search_tries -= 1

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -18,12 +17,13 @@ import zmq
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.model import Request
-from ..observe.past_rounds import PastRounds
+from ..core.protocol.values import replace
+from ..observe.past_rounds import past_rounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
 from .config import Config
 from .health_watch import HealthWatch
-from .ledger_keeping import Ledger
+from .ledger_keeping import LedgerKeeping
 from .output import Output
 
 if TYPE_CHECKING:
@@ -79,18 +79,17 @@ class Viewing:
         control: Control,
         poller: zmq.Poller,
         output: Output,
-        ledger: Ledger,
+        ledger: LedgerKeeping,
         health: HealthWatch,
         deliver: Callable[[events.Event], None],
     ) -> None:
         self._config, self._control, self._output = config, control, output
         self._ledger, self._health = ledger, health
         self._poller, self._deliver = poller, deliver
-        self.past = PastRounds()
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
-        self._ledgers = ViewFile(self._ledger_text, LEDGER_FRESH)
+        self._ledgers = ViewFile(ledger.packed, LEDGER_FRESH)
         self._read_at = math.inf  # when to read questions again, after some were read
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
@@ -175,14 +174,14 @@ class Viewing:
         """The last snapshot and the last ledger, when the job is over: descriptors."""
         return self._snapshots.make(), self._ledgers.make()
 
-    def _ledger_text(self) -> bytes:
-        return self._ledger.of_launch(self._control, time.monotonic()).encode()
-
     def _snapshot(self) -> bytes:
         from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
 
         config, control, now = self._config, self._control, time.monotonic()
         job = control.snapshot(now)
+        if job is not None:
+            past = past_rounds(self._ledger.ends(), time.time())
+            job = replace(job, past=past, goodput=self._ledger.goodput())
         launch = LaunchSnapshot(
             name=config.allocation.name,
             slurm_id=config.job.slurm_id,
@@ -192,7 +191,7 @@ class Viewing:
             logs="" if config.logs is None else str(config.logs.path),
             time=time.time(),
             age=now - self._began,
-            job=None if job is None else replace(job, past=self.past.rounds(now)),
+            job=job,
             head=control.head_host,
             gpus=tuple(
                 NodeGpu(gpu.index, gpu.uuid, use)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.placement import binding, devices, worker_environment
 from ..core.protocol.model import PLACEHOLDER, Assignment, Share
+from ..core.protocol.values import value
 from ..system.network.route import interface_of
 from ..system.processes import affinity
-from ..system.processes.fork_server_client import SITE, ForkServerClient, Worker
+from ..system.processes.fork_server_client import SITE, ForkServerClient
+from ..worker.fork_server_messages import Worker
 from .config import Config
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
 _topology = functools.cache(affinity.topology)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Crew:
     """The workers to start, their common environment, and where they are placed."""
 
@@ -73,7 +74,7 @@ def workers_of(
                 out=f"{stem}.out",
                 err=f"{stem}.err",
                 stdin=config.stdin,
-                cpus=bindings[offset].cpus if bound else (),
+                cpus=[*bindings[offset].cpus] if bound else [],
             )
         )
     placed = binding.describe(bindings, localities, part.first_rank)

@@ -13,7 +13,6 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from hpclaunch.core.protocol.model import (
     Trouble,
 )
 from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
+from hpclaunch.core.protocol.values import field, replace, value
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 SUBMITIT = "SUBMITIT_EXECUTOR"  # it is in the environment of jobs that submitit has started
 
 
-@dataclass(slots=True)
+@value()
 class TaskSettings:
     """What this agent's task has of its own. With trouble, what was not found out stays empty."""
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import EXIT_USAGE
 from hpclaunch.system.shared.prctl import die_with
 
-from . import fill_standard_descriptors, look_for_libraries_first, options, run
+from . import fill_standard_descriptors, look_for_libraries_first
 
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
@@ -35,13 +34,17 @@ def main(parent: str, fd: str, own: str, *words: str) -> int:
 
 def _launch(parent: str, fd: str, words: Sequence[str]) -> int:
     os.set_inheritable(int(fd), False)
+    fill_standard_descriptors()
+    look_for_libraries_first()
+    from hpclaunch.core.protocol.model import EXIT_USAGE
+
+    from . import options, run
+
     # The signal with which it is ended must arrive, whatever that program does with its own.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     if not die_with(int(parent), signal.SIGTERM):
         return EXIT_USAGE
-    fill_standard_descriptors()
-    look_for_libraries_first()
     with open(int(fd), "w") as told:
 
         def begun(config: Config) -> None:

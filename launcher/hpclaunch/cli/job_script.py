@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hpclaunch.core.protocol.model import EXIT_SAVED
+from hpclaunch.core.protocol.values import value
 
 COMMENTS = 41  # the column where they begin
 TO_THE_WORKERS = ("USR1", "USR2")
@@ -15,7 +15,7 @@ TO_THE_WORKERS = ("USR1", "USR2")
 THIS_JOB = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class JobScript:
     name: str
     time: str

@@ -25,7 +25,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import some
 from hpclaunch.core.views.log_lines import LogLines, visible
 
-from . import log_directories, say, standard_output, values, write_bytes
+from . import launch_ledgers, log_directories, say, standard_output, values, write_bytes
 from .parser import Parser
 from .report_text import why
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PAUSE = 0.5  # seconds between two looks for what is new
 MANY = 100  # nodes, from which on it looks less often: each has an index
-SILENT = 180.0  # seconds without a word of a launcher, which writes its ledger every 30
+SILENT = 180.0  # seconds without a word of a launcher, which writes a snapshot every 60
 LATEST = 1.5  # seconds that agents may take to write what they have seen last
 
 
@@ -117,7 +117,7 @@ def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
     newest: dict[str, Launch] = {}  # of each job
     for directory in reversed(directories):  # those that still run are among the last, most often
         last = _last(directory)
-        if not (last is not None and last.over) and not _was_killed(directory):
+        if not (last is not None and last.verdict) and not _was_killed(directory):
             return False
         if last is not None:
             name = last.name.partition(".")[0]
@@ -131,30 +131,26 @@ def _last(directory: Path) -> Launch | None:
 
 
 def _goes_on(launch: Launch) -> bool:
-    verdict = launch.newest.verdict
-    return verdict is not None and verdict.sequel.goes_on
+    return launch.verdict is not None and launch.verdict.sequel.goes_on
 
 
 def _was_killed(directory: Path) -> bool:
     """Whether there is no launcher any more that could say how its launch ends."""
-    from hpclaunch.system.logs import ledger_files
     from hpclaunch.system.logs.log_directory import is_locked
 
-    written = max(ledger_files.date(directory), _changed(directory))
+    written = max(launch_ledgers.date(directory), _changed(directory))
     return time.time() > written + SILENT and not is_locked(directory)
 
 
 def _tell_of_killed(directories: Iterable[Path]) -> None:
     for directory in directories:
-        if (last := _last(directory)) is None or not last.over:
+        if (last := _last(directory)) is None or last.verdict is None:
             say(f"{directory}: its launcher was killed, or its nodes are gone")
 
 
 def _launches(directory: Path) -> list[Launch]:
-    from hpclaunch.system.logs import ledger_files
-
     try:
-        launches, _ = ledger_files.read(directory)
+        launches, _ = launch_ledgers.read(directory)
     except OSError:
         return []
     return launches

@@ -6,11 +6,11 @@ import argparse
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.hosts import machines, slurm
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults

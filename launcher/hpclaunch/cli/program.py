@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.values import value
 
 from . import COMMANDS, other_launchers
 
@@ -24,7 +24,7 @@ SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\
 SHEBANG_BYTES = 256  # the kernel reads no more of a first line
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Program:
     command: tuple[str, ...]
     python: str  # the interpreter whose torch the workers use

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.wording import harmless
+from hpclaunch.core.protocol.wording import harmless, harmless_json
 
-from . import log_directories, say, write
+from . import launch_ledgers, log_directories, say, write
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def prepare_parser(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
     from hpclaunch.core.ledger.job_report import report
-    from hpclaunch.system.logs import ledger_files
+    from hpclaunch.system.shared import packing
 
     from .report_text import text
 
-    directories = log_directories.chosen(options.job, ledger_files.date)
+    directories = log_directories.chosen(options.job, launch_ledgers.date)
     launches = _launches(directories)
     made = report(launches)
     if options.json:
-        write(ledger_files.to_json(made) + "\n")
+        write(harmless_json(packing.to_json(made).decode()) + "\n")
     elif options.html is not None:
         from . import report_page
 
@@ -57,12 +57,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 
 def _launches(directories: list[Path]) -> list[Launch]:
-    from hpclaunch.system.logs import ledger_files
-
     launches, unknown = [], list[str]()
     for directory in directories:
         try:
-            found, others = ledger_files.read(directory)
+            found, others = launch_ledgers.read(directory)
         except OSError as e:
             raise UsageError(f"cannot read {directory}: {e.strerror or e}") from e
         launches += found

@@ -11,10 +11,11 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.ledger.job_report import JobReport
@@ -72,9 +73,9 @@ def html(page: JobPage) -> str:
         "begin": page.begin,
         "end": page.end,
         "offset": page.offset,
-        **asdict(page.time_line),
-        "charts": [asdict(chart) for chart in (*page.charts, *page.gpu_charts)],
-        "ledger": [asdict(row) for row in page.ledger],
+        **msgspec.to_builtins(page.time_line),
+        "charts": [msgspec.to_builtins(chart) for chart in (*page.charts, *page.gpu_charts)],
+        "ledger": [msgspec.to_builtins(row) for row in page.ledger],
     }
     # The style and the scripts are written as they are: the page's policy names their checksums.
     scripts = [_source(name) for name in SCRIPTS]

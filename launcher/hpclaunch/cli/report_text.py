@@ -6,8 +6,8 @@ import textwrap
 import time
 from collections.abc import Callable
 
-from hpclaunch.core.ledger.book import Category
 from hpclaunch.core.ledger.job_report import EndReport, JobOutcome, JobReport
+from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.wording import count, plain, signal_name, some
 from hpclaunch.core.views.text_style import seat_time
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding
@@ -13,6 +12,7 @@ from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.placement.worker_environment import CUDA, HIP
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation
+from hpclaunch.core.protocol.values import value
 from hpclaunch.system.gpus import inventory
 
 ROCM = Path("/dev/kfd")  # AMD's driver, of which NVML knows nothing
@@ -20,7 +20,7 @@ NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
 ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Count:
     nproc: int
     gpus: tuple[Gpu, ...] = ()  # AMD's only where their number matters

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
-from .head.bookkeeping import Bookkeeper
 from .head.head import Head
+from .head.seat_use import seat_use
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
 from .protocol.events import (
@@ -35,15 +34,16 @@ from .protocol.events import (
     Tick,
     TroubleFound,
 )
-from .protocol.facts import HeadDeposed, HeadLeaves, RoundEnded
+from .protocol.facts import HeadDeposed, HeadLeaves, SeatUse
+from .protocol.gpu_use import GpuUse
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
+from .protocol.model import HEAD, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
+from .protocol.values import replace
 from .stragglers.clock_offset import ClockOffset
 
 if TYPE_CHECKING:
     from .history.moment import WorkersMoment
-    from .ledger.book import Book
     from .snapshot.job_snapshot import JobSnapshot
 
 # Of the loss timeout, but no more than a beat: by less, a worker lease that is good for longer than
@@ -80,7 +80,6 @@ class Control:
         own = (nproc, address, incarnation, gpus, port, networks)
         self.member = Member(job, index, *own, task=task, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
-        self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -113,8 +112,15 @@ class Control:
         """The job at this moment; None if another agent leads."""
         if self.head is None:
             return None
-        awake = self._clock.awake(now)
-        return replace(self.head.snapshot(awake), goodput=self.goodput(now))
+        return self.head.snapshot(self._clock.awake(now))
+
+    def seat_use(self, now: float) -> SeatUse | None:
+        """What the seats of the job do at this moment; None if this agent does not lead, or another
+        one may have been quicker.
+        """
+        if self.head is None or not self.head.is_confirmed:
+            return None
+        return seat_use(self.head.course, self.head.stage, self._clock.awake(now))
 
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
@@ -160,7 +166,6 @@ class Control:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._ask_around(now), outside, now)
-        self._keep_book(event, outside, real)
         if self._left is not None or self._is_over():
             self.exited = True
             verdict = self._left or self.member.verdict
@@ -193,6 +198,8 @@ class Control:
             return  # the deadline, which is costly to tell with many agents, need not be known
         due = self._next_deadline()
         missed = self._clock.miss(now, due=due, since=last if self.job.alone else due)
+        if missed and self.head is not None and self.head.current is not None:
+            self.head.current.miss(missed)
         if missed and not self.job.alone:
             self.member.follower.link.miss(missed)
             if self.head is not None:
@@ -319,73 +326,5 @@ class Control:
         self.head = Head(
             self.job, me=self.index, term=election.term, configuration=election.configuration
         )
-        effects = self.head.take_over(election, now)
-        real, heard = self._clock.real(now), self.member.follower.link.silent_at(0.0)
-        self._keeper = Bookkeeper(self.head, real)
-        self._keeper.inherit(self.head, election, real, heard=self._clock.real(heard))
-        return effects
-
-    # The ledger
-
-    def _keep_book(self, event: Event, effects: Sequence[Effect], now: float) -> None:
-        """Note what has happened while this agent leads; `now` is real time."""
-        if self.head is None:
-            self._keeper = None
-            return
-        if self._keeper is None:
-            self._keeper = Bookkeeper(self.head, now)
-        for effect in effects:
-            if isinstance(effect, Record) and isinstance(effect.fact, RoundEnded):
-                self._keeper.note_end(effect.fact, now)
-        self._keeper.note(self.head, event, now, self._clock.missed)
-
-    def goodput(self, now: float) -> float | None:
-        """Of the launch so far; None if that is not known here. `now` is real time."""
-        from .ledger.summing import Launch, account  # no start of an agent pays for it
-
-        books = self.books(now)
-        return account([Launch("", books)]).goodput if books else None
-
-    @property
-    def book_changes(self) -> int:
-        """How often something has changed in the book; 0 if there is none: see `book`."""
-        return 0 if self._sure_keeper is None else 1 + self._sure_keeper.changes
-
-    def book(self, now: float) -> Book | None:
-        """On what the time of the job was spent while this agent led; None if it does not lead, or
-        another agent may have been quicker. `now` is real time, as all times of it are.
-        """
-        keeper = self._sure_keeper
-        if self.head is None or keeper is None:
-            return None
-        return keeper.book(self.head, now, self._clock.missed)
-
-    def books(self, now: float) -> tuple[Book, ...]:
-        """Those of all heads of the launch, the earlier ones as one; () if not all are known."""
-        keeper, book = self._sure_keeper, self.book(now)
-        if keeper is None or book is None or self.lacks_books:
-            return ()
-        return (book,) if keeper.earlier is None else (keeper.earlier, book)
-
-    @property
-    def lacks_books(self) -> bool:
-        """Whether what the heads before this one have written is to be given to `take_books`."""
-        keeper = self._sure_keeper
-        return keeper is not None and self.tenure > 0 and keeper.earlier is None
-
-    def take_books(self, term: int, earlier: Book) -> None:
-        """What the heads before that of this term have written, as one book, on this agent's clock.
-        Nothing is decided from it.
-        """
-        if self._sure_keeper is not None and term == self.tenure:
-            self._sure_keeper.earlier = earlier
-
-    @property
-    def tenure(self) -> int:
-        """The term in which this agent began to lead; 0 if it does not, or leads from the start."""
-        return 0 if self.head is None else self.head.lease.tenure
-
-    @property
-    def _sure_keeper(self) -> Bookkeeper | None:
-        """The one of an agent that certainly leads."""
-        return self._keeper if self.head is not None and self.head.is_confirmed else None
+        heard = min(now, self.member.follower.link.silent_at(0.0))
+        return self.head.take_over(election, now, heard=heard)

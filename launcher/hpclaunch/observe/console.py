@@ -8,7 +8,8 @@ from ..core.head.restarts import how
 from ..core.head.roster import NAMES
 from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
-from ..core.protocol.model import NO_RANK, Failure, JobState, Leftover, Request
+from ..core.protocol.job_state import JobState
+from ..core.protocol.model import NO_RANK, Failure, Leftover, Request
 from ..core.protocol.wording import count, plain, some
 
 OWN_GPUS_ONLY = (
@@ -48,6 +49,8 @@ def messages(fact: facts.Fact) -> list[str]:
         case facts.RoundBegan():
             return _round_began(fact)
         case facts.RoundEnded() | facts.NodeArrived():
+            return []
+        case facts.SeatUse() | facts.NodesAllocated():  # for the ledger alone
             return []
         case facts.RestartDecided():
             return [_restart(fact)]

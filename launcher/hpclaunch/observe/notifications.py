@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from ..core.head.restarts import how
@@ -14,6 +13,7 @@ from ..core.ledger.job_report import OF_NODES
 from ..core.ledger.last_lines import EndCause
 from ..core.protocol import facts
 from ..core.protocol.model import NO_RANK
+from ..core.protocol.values import value
 from ..core.protocol.wording import count
 from .console import words
 
@@ -37,7 +37,7 @@ class Topic(str, Enum):
     JOB_OVER = "job_over"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Notification:
     topic: Topic
     text: str
@@ -68,7 +68,7 @@ class Notifications:
         self, fact: facts.Fact, now: float
     ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
         match fact:
-            case facts.HeadChanged(round=number) if number >= 0:
+            case facts.HeadChanged(was_running=True, ended=facts.RoundEnded(round=number)):
                 self._round = number
                 lost: dict[str, Detail] = {"cause": EndCause.LOST.value}
                 yield Topic.ROUND_ENDED, words(fact), number, lost

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
-from ..core.protocol import facts
-from ..core.protocol.facts import EndReason
-from .console import words
+from ..core.protocol.facts import EndReason, RoundEnded
 
 if TYPE_CHECKING:
     from ..core.snapshot.job_snapshot import PastRound
@@ -26,33 +23,17 @@ REASONS = {
 }
 
 
-class PastRounds:
-    """A fold over the facts that this agent records while it leads: anew in each tenure."""
+def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
+    """Return the last of these, the newest last. All times are of one clock."""
+    from ..core.snapshot.job_snapshot import PastRound  # no start of an agent pays for it
 
-    def __init__(self) -> None:
-        self._rounds: deque[tuple[float, PastRound]] = deque(maxlen=MOST)
-
-    def note(self, fact: facts.Fact, now: float) -> None:
-        """Note a fact that was recorded now, in seconds."""
-        if isinstance(fact, facts.HeadChanged | facts.HeadDeposed):
-            self._rounds.clear()
-        match fact:
-            case facts.RoundEnded(round=number, ranks=ranks) if fact.is_early:
-                self._keep(number, ranks, _why(fact), now, is_fault=fact.is_programs_fault)
-            case facts.HeadChanged(round=number) if number >= 0:
-                self._keep(number, 0, words(fact), now, is_fault=False)
-
-    def _keep(self, number: int, ranks: int, why: str, now: float, *, is_fault: bool) -> None:
-        from ..core.snapshot.job_snapshot import PastRound  # no start of an agent pays for it
-
-        self._rounds.append((now, PastRound(number, 0.0, ranks, why, is_fault=is_fault)))
-
-    def rounds(self, now: float) -> tuple[PastRound, ...]:
-        """Return the rounds, the newest last."""
-        return tuple(replace(each, ended=now - at) for at, each in self._rounds)
+    return tuple(
+        PastRound(end.round, now - end.seen, end.ranks, _why(end), is_fault=end.is_programs_fault)
+        for end in ends[-MOST:]
+    )
 
 
-def _why(end: facts.RoundEnded) -> str:
+def _why(end: RoundEnded) -> str:
     if end.is_programs_fault:
         return how(end.failures[0])
     if EndReason.LOSS in end.reasons and end.lost:

@@ -16,12 +16,14 @@ of gloo sleeps, and so is idle. In one of NCCL it usually spins, and cannot be t
 computes.
 """
 
-import collections
+from __future__ import annotations
+
 import os
 import time
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
-from .connections import sockets_of, tcp_connections
+from .connections import Connection, sockets_of, tcp_connections
 from .processes import PARENT, SESSION, STATE, all_pids, io_of, stat
 
 CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
@@ -48,24 +50,34 @@ WAITING = {
 READING = {"x86_64": {0, 19}, "aarch64": {63, 65}}.get(MACHINE, set())
 WITHOUT_DISK = (b"pipe:[", b"socket:[", b"anon_inode:", b"/dev/pts/", b"/dev/tty", b"/dev/null")
 
-Work = collections.namedtuple("Work", ["cpu", "bytes", "faults"])
+
+class Work(NamedTuple):
+    """What a process has done so far."""
+
+    cpu: float  # seconds
+    bytes: int
+    faults: int
+
+
+Works: TypeAlias = dict[int, Work | None]  # by pid; None: it may not be seen
+Stats: TypeAlias = Mapping[int, list[bytes]]  # the fields of /proc/PID/stat
 
 
 class Activity:
     """Of the workers of one fork server, each of which leads its session."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._stopped = 0.0  # when they were asked to stop
-        self._work = {}  # worker -> {pid: Work}
-        self._connections = {}
+        self._work: dict[int, Works] = {}  # by worker
+        self._connections: dict[int, Connection] | None = {}
 
-    def begin(self, workers, others):
+    def begin(self, workers: Iterable[int], others: Container[int]) -> None:
         """The workers are being stopped. `others` are the fork server's own children."""
         self._stopped = time.monotonic()
         self._work = _work(workers, others)
         self._connections = tcp_connections()
 
-    def idle(self, workers, others):
+    def idle(self, workers: Iterable[int], others: Container[int]) -> list[int]:
         """The workers that have done nothing since `begin` or since the last call."""
         work, before = _work(workers, others), self._work
         candidates = [w for w in workers if _rested(before.get(w, {}), work[w])]
@@ -84,11 +96,13 @@ class Activity:
         self._work, self._connections = work, connections
         return found
 
-    def _no_traffic(self, pid, connections, waited):
+    def _no_traffic(
+        self, pid: int, connections: dict[int, Connection] | None, waited: float
+    ) -> bool:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
             return False
         sockets = sockets_of(pid)
-        if None in (connections, self._connections):
+        if connections is None or self._connections is None:
             return not sockets
         moved = 0
         for inode in sockets:
@@ -103,7 +117,7 @@ class Activity:
         return moved < BYTES
 
 
-def _rested(before, now):
+def _rested(before: Works, now: Works) -> bool:
     if before.keys() != now.keys() or not now:
         return False
     for pid, work in now.items():
@@ -116,13 +130,13 @@ def _rested(before, now):
     return True
 
 
-def _work(workers, others):
+def _work(workers: Iterable[int], others: Container[int]) -> dict[int, Works]:
     """{worker: {pid: Work, None if it may not be seen}} of the processes of each worker.
 
     These are the ones of its session, what has descended from them, and whatever has lost its
     parent, because that may be anybody's.
     """
-    found: Any = {worker: {} for worker in workers}
+    found: dict[int, Works] = {worker: {} for worker in workers}
     stats = {pid: stat(pid) for pid in all_pids()} if found else {}
     me = os.getpid()
     for pid, fields in stats.items():
@@ -135,7 +149,9 @@ def _work(workers, others):
     return found
 
 
-def _owners(pid, stats, workers, me, others):
+def _owners(
+    pid: int, stats: Stats, workers: Collection[int], me: int, others: Container[int]
+) -> list[int]:
     while stats.get(pid):
         session, parent = int(stats[pid][SESSION]), int(stats[pid][PARENT])
         if session in workers:
@@ -146,7 +162,7 @@ def _owners(pid, stats, workers, me, others):
     return []
 
 
-def _work_of(pid, fields):
+def _work_of(pid: int, fields: list[bytes]) -> Work | None:
     try:
         counts = io_of(pid)
     except OSError:
@@ -157,11 +173,11 @@ def _work_of(pid, fields):
     return Work(cpu, moved, sum(map(int, fields[PAGE_FAULTS])))
 
 
-def _sleeps(pid):
+def _sleeps(pid: int) -> bool:
     return all(_waits(pid, thread) for thread in os.listdir(f"/proc/{pid}/task"))
 
 
-def _waits(pid, thread):
+def _waits(pid: int, thread: str) -> bool:
     """Whether a thread waits for something that is not a file. A thread that runs is looked at
     again: it may have been woken for a moment, or it may get no CPU time on a busy machine.
     """

@@ -1,42 +1,42 @@
 """The TCP connections of processes: which are theirs, and how much has gone over them."""
 
-import collections
+from __future__ import annotations
+
 import contextlib
 import os
 import socket
 import struct
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from . import sock_diag
 
-Connection = collections.namedtuple(
-    "Connection",
-    [
-        "bytes",
-        "unacknowledged",
-        "sent",
-        "received",
-        "peer",  # the address of its other end; "" if that is on this node
-        "delay",  # seconds for a packet and its acknowledgement, smoothed
-    ],
-)
+
+class Connection(NamedTuple):
+    bytes: int  # that have gone over it
+    unacknowledged: int
+    sent: int  # milliseconds since something was sent
+    received: int  # likewise
+    peer: str  # the address of its other end; "" if that is on this node
+    delay: float  # seconds for a packet and its acknowledgement, smoothed
 
 
-def sockets_of(pid):
+def sockets_of(pid: int) -> set[int]:
     """The inodes of its sockets; OSError if it has ended."""
     files = (_file_of(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd"))
     return {int(file[8:-1]) for file in files if file.startswith(b"socket:[")}
 
 
-def connections_of(pids):
+def connections_of(pids: Iterable[int]) -> dict[int, Connection]:
     """{inode: Connection} of these processes; none where the kernel does not tell."""
-    inodes = set()
+    inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             inodes |= sockets_of(pid)
     return (inodes and tcp_connections(inodes)) or {}
 
 
-def _file_of(pid, fd):
+def _file_of(pid: int, fd: str) -> bytes:
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}".encode())
     except OSError:
@@ -51,7 +51,7 @@ MESSAGE = struct.Struct("=BBBB4x16s16s12xIIIII")
 AGES, DELAY, AMOUNTS = map(struct.Struct, ("=44xIIII", "=68xI", "=120xQQ"))
 
 
-def tcp_connections(inodes=None):
+def tcp_connections(inodes: Collection[int] | None = None) -> dict[int, Connection] | None:
     """{inode: Connection}, by default of all inodes; None where the kernel does not tell."""
     try:
         return _dump(inodes)
@@ -59,7 +59,7 @@ def tcp_connections(inodes=None):
         return None
 
 
-def _dump(inodes):
+def _dump(inodes: Collection[int] | None) -> dict[int, Connection]:
     found = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), CONNECTED)
@@ -77,7 +77,7 @@ def _dump(inodes):
     return found
 
 
-def _address(family, raw):
+def _address(family: int, raw: bytes) -> str:
     """Without what IPv6 puts before an IPv4 address."""
     text = socket.inet_ntop(family, raw[:4] if family == socket.AF_INET else raw)
     return text.removeprefix("::ffff:")

@@ -9,11 +9,15 @@ The program is classic BPF, which needs no privilege. The usual socket filter (S
 would do with one socket, but newer kernels refuse it to ordinary users on TCP sockets.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import errno
 import socket
 import struct
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
 SIZES = (4096, 1024, 256)  # of programs to try; BPF_MAXINSNS is the first
@@ -29,11 +33,19 @@ HEADER = 0xFFF00000  # its IP header
 IPV4, IPV6 = 0x0800, 0x86DD
 SOURCE = {32: (12,), 128: (8, 12, 16, 20)}  # bits of an address: offsets of the source's words
 
+Program: TypeAlias = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, constant
+
+
+class Network(NamedTuple):
+    bits: int  # of an address
+    number: int  # the address
+    length: int  # of the prefix
+
 
 class GuardedPort:
     """`socket`, which is the caller's to close, listens for those whom `admit` has named last."""
 
-    def __init__(self, networks):
+    def __init__(self, networks: Iterable[str]) -> None:
         """OSError where this kernel cannot do it: it takes Linux 4.6 or newer."""
         with contextlib.ExitStack() as undo:
             self.socket = undo.enter_context(self._bound(0))
@@ -45,7 +57,7 @@ class GuardedPort:
             self.socket.listen(BACKLOG)
             undo.pop_all()
 
-    def _bound(self, port):
+    def _bound(self, port: int) -> socket.socket:
         dual = socket.has_dualstack_ipv6()
         it = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
         with contextlib.ExitStack() as undo:
@@ -57,7 +69,7 @@ class GuardedPort:
             undo.pop_all()
         return it
 
-    def admit(self, networks):
+    def admit(self, networks: Iterable[str]) -> None:
         """Let these connect from now on: "192.0.2.7", "2001:db8::/64". OSError if the kernel does
         not take the program."""
         parsed = {read(network) for network in networks}
@@ -72,22 +84,21 @@ class GuardedPort:
                 if e.errno != errno.ENOMEM or most == SIZES[-1]:
                     raise
 
-    def close(self):
+    def close(self) -> None:
         """As long as `socket` is open, everybody can connect from now on."""
         self._filler.close()
         self._closed.close()
 
 
-def read(network):
-    """(bits of an address, the address as a number, length of the prefix)"""
+def read(network: str) -> Network:
     address, _, length = network.partition("/")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address)
     bits = 8 * len(packed)
-    return bits, int.from_bytes(packed, "big"), int(length) if length else bits
+    return Network(bits, int.from_bytes(packed, "big"), int(length) if length else bits)
 
 
-def program(networks, most):
+def program(networks: Iterable[Network], most: int) -> Program:
     """Up to `most` instructions that return OPEN for a packet from these networks, else CLOSED."""
     ipv4, ipv6 = (block(networks, bits, most // 2 - 4) for bits in SOURCE)
     return [
@@ -101,9 +112,9 @@ def program(networks, most):
     ]
 
 
-def block(networks, bits, most):
+def block(networks: Iterable[Network], bits: int, most: int) -> Program:
     """For the networks of one kind. They are widened where there are too many of them."""
-    code = []
+    code: Program = []
     for place, offset in enumerate(SOURCE[bits]):
         code += [(LOAD, 0, 0, HEADER + offset), (STORE, 0, 0, place)]
     same = [(number, length) for kind, number, length in networks if kind == bits]
@@ -118,7 +129,7 @@ def block(networks, bits, most):
     return [*code, (RETURN, 0, 0, CLOSED)]
 
 
-def match(number, length, bits):
+def match(number: int, length: int, bits: int) -> Program:
     """Return OPEN for this network; for others go on with what follows."""
     code = [(RETURN, 0, 0, OPEN)]
     mask = ((1 << length) - 1) << bits - length

@@ -13,6 +13,8 @@ The exit code is 0 whatever was measured; 1 if a rank does not answer any more, 
 of standard error names.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -20,8 +22,10 @@ import platform
 import sys
 import time
 import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
@@ -64,7 +68,7 @@ BLOCK = 64  # rows after which the exact matrices repeat
 class Device:
     """Where this rank computes, and how much at a time: some milliseconds' worth."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.gpu = torch.cuda.is_available()
         if self.gpu:
             index = int(os.environ["LOCAL_RANK"])
@@ -82,7 +86,7 @@ class Device:
             self.name = f"{cpu_model()}, {torch.get_num_threads()} of its threads, float32"
             self.label = ""
 
-    def finish(self, limit=KERNEL_LIMIT):
+    def finish(self, limit: float = KERNEL_LIMIT) -> None:
         """Wait for the GPU, but not forever."""
         if not self.gpu:
             return
@@ -93,7 +97,7 @@ class Device:
             if time.monotonic() > end:
                 raise RuntimeError(f"the GPU is not done after {limit:.0f} s")
 
-    def speed(self, run, amount):
+    def speed(self, run: Callable[[], object], amount: float) -> Speed:
         """Return the speed of `run`, in `amount` per second."""
         windows: list[float] = []
         end = time.monotonic() + SPAN
@@ -106,18 +110,18 @@ class Device:
             windows.append(time.perf_counter() - start)
         return of_windows(amount, windows)
 
-    def compute(self):
+    def compute(self) -> Speed:
         """Return TFLOP/s with random numbers, as in a training: zeros need less power and time."""
         a, b = (torch.randn(self.size, self.size, device=self.place).to(self.type) for _ in "ab")
         c = torch.empty_like(a)
 
-        def multiply():
+        def multiply() -> None:
             for _ in range(self.times):
                 torch.mm(a, b, out=c)
 
         return self.speed(multiply, 2 * self.size**3 * self.times / 1e12)
 
-    def is_exact(self):
+    def is_exact(self) -> bool:
         """Return whether products are right: small whole numbers are exact in bfloat16 too."""
         terms = self.size // BLOCK
         rows, columns = torch.arange(self.size)[:, None], torch.arange(self.size)[None, :]
@@ -128,18 +132,18 @@ class Device:
         self.finish()
         return all(torch.equal(result.cpu().to(expected.dtype), expected) for result in results)
 
-    def memory(self):
+    def memory(self) -> Speed:
         """Return GB/s; each byte is read and written."""
         source = torch.ones(self.bytes, dtype=torch.uint8, device=self.place)
         target = torch.empty_like(source)
         return self.speed(lambda: target.copy_(source), 2 * self.bytes / 1e9)
 
 
-def of_windows(amount, windows):
+def of_windows(amount: float, windows: Sequence[float]) -> Speed:
     return Speed(amount / min(windows), amount / sorted(windows)[len(windows) // 2])
 
 
-def cpu_model():
+def cpu_model() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as f:
         for line in f:
             if line.startswith("model name"):
@@ -150,18 +154,18 @@ def cpu_model():
 class StoreChannel:
     """Messages between the ranks: JSON in the round's store."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         store, self.rank, self.world = next(rendezvous("env://"))
         self.store = PrefixStore("measurement", store)
         self.end = time.monotonic() + START_LIMIT
 
-    def left(self):
+    def left(self) -> float:
         return max(self.end - time.monotonic(), 0.1)
 
-    def post(self, key, value):
+    def post(self, key: str, value: object) -> None:
         self.store.set(key, json.dumps(value))
 
-    def read(self, key, limit):
+    def read(self, key: str, limit: float) -> Any:
         """Return the value, or None if nobody has posted it in time."""
         try:
             self.store.wait([key], timedelta(seconds=limit))
@@ -169,26 +173,26 @@ class StoreChannel:
             return None
         return json.loads(self.store.get(key))
 
-    def read_of_first(self, key, limit):
+    def read_of_first(self, key: str, limit: float) -> Any:
         """Return what rank 0 posts, perhaps only after it has waited for others."""
         value = self.read(key, limit + LIMIT)
         if value is None:
             raise SystemExit(f"rank 0, at {os.environ['MASTER_ADDR']}, {NO_ANSWER}")
         return value
 
-    def read_of_all(self, what, ranks):
+    def read_of_all(self, what: str, ranks: Iterable[int]) -> dict[int, Any]:
         """Return {rank: what it has posted, None if nothing in time}."""
         return {rank: self.read(f"{what}/{rank}", self.left()) for rank in ranks}
 
 
-def identity():
+def identity() -> dict[str, Any]:
     host = platform.node().partition(".")[0]
     sharers = int(os.environ.get("HPCLAUNCH_RANKS_PER_GPU", "1"))
     node = int(os.environ.get("GROUP_RANK", "0"))
     return {"rank": int(os.environ["RANK"]), "node": node, "host": host, "sharers": sharers}
 
 
-def measure(facts):
+def measure(facts: dict[str, Any]) -> tuple[Device | None, RankMeasurement]:
     """Measure this rank on its own: (device, None if there is none; measurement)."""
     device = None
     try:
@@ -208,16 +212,19 @@ def measure(facts):
     return device, RankMeasurement(**facts)
 
 
-def first_line(error):
+def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def exchange(channel, device, backend, partners):
+def exchange(
+    channel: StoreChannel, device: Device | None, backend: str, partners: Iterable[int]
+) -> list[Link]:
     """Exchange data with each partner; returns the links of pairs in which this rank is first.
 
     After a failure that rules out other pairs, leave them out, and say so to the partners.
     """
-    links, is_able = [], True
+    links: list[Link] = []
+    is_able = True
     for partner in partners:
         first, second = sorted((channel.rank, partner))
         key = f"pair/{first}-{second}"
@@ -230,6 +237,7 @@ def exchange(channel, device, backend, partners):
             is_able = partner_is_able is not None  # else the time is over
             continue
         speed = fault = None
+        assert device is not None, "a rank without one has no partners"
         try:
             store = PrefixStore(key, channel.store)
             speed = all_reduce(store, device, backend, channel.rank == second)
@@ -251,14 +259,14 @@ class WrongSumError(Exception):
     """A sum is not what it should be."""
 
 
-def all_reduce(store, device, backend, second):
+def all_reduce(store: PrefixStore, device: Device, backend: str, second: bool) -> Speed:
     hook, limit = sys.excepthook, timedelta(seconds=LINK_LIMIT)
     place, size = (device.place, 64 << 20) if backend == "nccl" else (torch.device("cpu"), 4 << 20)
     dist.init_process_group(backend, store=store, rank=int(second), world_size=2, timeout=limit)
     sys.excepthook = hook  # torch's names the rank in the pair
     tensor = torch.full((size // 4,), 1.0 + second, device=place)
 
-    def timed():
+    def timed() -> float:
         start = time.perf_counter()
         dist.all_reduce(tensor)
         device.finish(LINK_LIMIT)
@@ -274,7 +282,7 @@ def all_reduce(store, device, backend, second):
     return of_windows(size / 1e9, [timed() for _ in range(times)])
 
 
-def plan_of(measured):
+def plan_of(measured: Iterable[RankMeasurement]) -> dict[str, Any]:
     """Return rank 0's plan for all: the backend, and the partners of each rank in order."""
     fit = [m for m in measured if m.fault is None]
     own = all(m.gpu and m.sharers == 1 for m in fit) and dist.is_nccl_available()
@@ -287,7 +295,9 @@ def plan_of(measured):
     return {"backend": "nccl" if own else "gloo", "partners": partners}
 
 
-def conclude(plan, measured, links, path):
+def conclude(
+    plan: Mapping[str, Any], measured: list[RankMeasurement], links: list[Link], path: str
+) -> None:
     """Write the rows of the doctor's table to the file `path`."""
     found = judge(measured, links)
     planned = sum(map(len, plan["partners"].values())) // 2
@@ -298,7 +308,7 @@ def conclude(plan, measured, links, path):
     os.replace(draft, path)
 
 
-def measured_of(known, posted):
+def measured_of(known: Mapping[str, Any], posted: dict[str, Any] | None) -> RankMeasurement:
     """Return the measurement of a rank that has posted it. Otherwise (None) it is silent."""
     if posted is None:
         return RankMeasurement(**known, fault=SILENT)
@@ -306,17 +316,17 @@ def measured_of(known, posted):
     return RankMeasurement(**{**posted, **speeds, "fault": fault_of(posted)})
 
 
-def fault_of(posted):
+def fault_of(posted: Mapping[str, Any]) -> Fault | None:
     fault = posted["fault"]
     return fault and Fault(FaultKind(fault["kind"]), fault["text"])
 
 
-def link_of(posted):
+def link_of(posted: Mapping[str, Any]) -> Link:
     speed = posted["speed"] and Speed(**posted["speed"])
     return Link(tuple(posted["ends"]), speed, fault_of(posted))
 
 
-def main():
+def main() -> None:
     channel, facts = StoreChannel(), identity()
     first = channel.rank == 0
     channel.post(f"here/{channel.rank}", facts)

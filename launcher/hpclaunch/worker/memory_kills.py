@@ -4,13 +4,15 @@ Workers are in the same cgroup: Slurm makes one for each task. A limit may be ab
 counts a kill where the process was.
 """
 
+from __future__ import annotations
+
 import re
 
 CGROUP = re.compile(rb"^(\d+):([^:]*):(/.*)$", re.MULTILINE)
 COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def file_of(cgroups, root=b"/sys/fs/cgroup"):
+def file_of(cgroups: bytes, root: bytes = b"/sys/fs/cgroup") -> bytes | None:
     """The kernel's file for what /proc/PID/cgroup says, of cgroup v2 or v1; None if it is not
     known."""
     for number, controllers, path in CGROUP.findall(cgroups):
@@ -23,7 +25,7 @@ def file_of(cgroups, root=b"/sys/fs/cgroup"):
     return None
 
 
-def has_count(file):
+def has_count(file: bytes) -> bool:
     try:
         with open(file, "rb") as f:
             return COUNT.search(f.read()) is not None
@@ -32,7 +34,7 @@ def has_count(file):
 
 
 class MemoryKills:
-    def __init__(self):
+    def __init__(self) -> None:
         try:
             with open("/proc/self/cgroup", "rb") as f:
                 self._file = file_of(f.read())
@@ -40,16 +42,16 @@ class MemoryKills:
             self._file = None
         self._before = 0
 
-    def begin(self):
+    def begin(self) -> None:
         """A round does."""
         self._before = self._count()
 
-    def happened(self):
+    def happened(self) -> bool:
         """Whether there was one since then, or since this was asked last."""
         before, self._before = self._before, self._count()
         return self._before > before
 
-    def _count(self):
+    def _count(self) -> int:
         if self._file is None:
             return 0
         try:

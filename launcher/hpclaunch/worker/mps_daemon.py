@@ -1,5 +1,7 @@
 """The MPS control daemons of a keeper (`mps_keeper.py`): their directories, start, answers, end."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import shutil
@@ -7,8 +9,9 @@ import signal
 import stat
 import subprocess
 import time
+from collections.abc import Callable, Collection, Iterable
 
-from .processes import PR_SET_PDEATHSIG, children, prctl, signal_all, user_name
+from .processes import PR_SET_PDEATHSIG, Spawner, children, prctl, signal_all, user_name
 
 ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
 START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
@@ -30,7 +33,7 @@ class MpsError(Exception):
 # Directories
 
 
-def make(path):
+def make(path: str) -> None:
     """A directory that only this user can enter: a new one, or one that is ours already."""
     try:
         os.mkdir(path, 0o700)
@@ -44,7 +47,7 @@ def make(path):
         os.chmod(path, 0o700)
 
 
-def enter(places, name):
+def enter(places: Iterable[str], name: str) -> tuple[str, int]:
     """(path, lock) of the job's directory in the first place that can have it. All agents of the
     job on this node find the same one.
     """
@@ -62,7 +65,7 @@ def enter(places, name):
     raise MpsError(taken or f"cannot make a directory {name} in {' or '.join(places)}: {why}")
 
 
-def _hold(path):
+def _hold(path: str) -> int:
     """Mark the directory as used while the descriptor is open; other keepers of the job may too."""
     while True:
         make(path)
@@ -76,7 +79,7 @@ def _hold(path):
         os.close(lock)
 
 
-def leave(path, lock):
+def leave(path: str, lock: int) -> None:
     """Remove the directory, if this is the last keeper of the job on this node."""
     for _ in range(3):  # others hold the lock for a moment, to see whether it is free
         if _alone(lock):
@@ -86,7 +89,7 @@ def leave(path, lock):
     os.close(lock)
 
 
-def sweep(places, prefix):
+def sweep(places: Iterable[str], prefix: str) -> list[str]:
     """End and remove what killed keepers have left behind; returns the names."""
     swept = []
     for place in places:
@@ -110,11 +113,11 @@ def sweep(places, prefix):
     return swept
 
 
-def _open(path):
+def _open(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
-def _alone(lock):
+def _alone(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -122,7 +125,7 @@ def _alone(lock):
     return True
 
 
-def _same(fd, path):
+def _same(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:
@@ -132,7 +135,7 @@ def _same(fd, path):
 # Processes
 
 
-def users(directory):
+def users(directory: str) -> list[int]:
     """The pids of MPS's own processes whose pipes lie in a directory."""
     mark = os.fsencode(f"{PIPES}={directory}/")
     found = []
@@ -149,7 +152,7 @@ def users(directory):
     return found
 
 
-def user_of(pid):
+def user_of(pid: int | str) -> int | None:
     """The uid of one of MPS's own processes; None if this pid is nothing of MPS's here."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as comm:
@@ -161,7 +164,7 @@ def user_of(pid):
         return None
 
 
-def end_users(directory):
+def end_users(directory: str) -> bool:
     """SIGKILL until none is left. Returns whether that worked in time."""
     limit = time.monotonic() + KILL_LIMIT
     while True:
@@ -180,11 +183,11 @@ def end_users(directory):
 class FrontEnd:
     """Asks the daemon of one pipe directory, whoever has started it."""
 
-    def __init__(self, control, pipes):
+    def __init__(self, control: str, pipes: str) -> None:
         self.control = control
         self.pipes = pipes
 
-    def begin(self):
+    def begin(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [self.control],
             env={**os.environ, PIPES: self.pipes},
@@ -196,7 +199,7 @@ class FrontEnd:
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
-    def ask(self, command, limit=ANSWER_LIMIT):
+    def ask(self, command: str, limit: float = ANSWER_LIMIT) -> list[str] | None:
         """The lines of the answer, None if nobody answers."""
         with self.begin() as process:
             try:
@@ -206,16 +209,16 @@ class FrontEnd:
                 return None
         return None if process.returncode else (out or err).split("\n")[:-1]
 
-    def servers(self):
+    def servers(self) -> list[str] | None:
         answer = self.ask("get_server_list")
         return None if answer is None else [line for line in answer if line.isdecimal()]
 
-    def state(self, server):
+    def state(self, server: str) -> str:
         """Return the state of a server; "" if the driver does not report it, as those up to 535."""
         state = "".join(self.ask(f"get_server_status {server}") or ["unknown"])
         return "" if state.startswith("Unknown command") else state
 
-    def another_user(self):
+    def another_user(self) -> tuple[str, int] | None:
         """(name, pid of the server) of another user whom the daemon serves now, None for none.
 
         It takes one user at a time: clients of the next wait until the last client of this one has
@@ -224,16 +227,17 @@ class FrontEnd:
         """
         for server in self.servers() or ():
             uid = user_of(server)
-            served = uid not in (None, 0, os.geteuid()) and self.ask(f"get_client_list {server}")
-            if served:
+            if uid in (None, 0, os.geteuid()):
+                continue
+            if uid is not None and self.ask(f"get_client_list {server}"):
                 return user_name(uid), int(server)
         return None
 
-    def tells_our_pids(self):
+    def tells_our_pids(self) -> bool:
         """Whether its pids are those of processes here: not if it is outside of our container."""
         return all(user_of(server) is not None for server in self.servers() or ())
 
-    def clients(self):
+    def clients(self) -> set[int] | None:
         """The pids, None if nobody answers."""
         servers = self.servers()
         if servers is None:
@@ -245,7 +249,7 @@ class FrontEnd:
 class MpsDaemon:
     """A daemon of ours for one group of GPUs, in a directory of its own."""
 
-    def __init__(self, control, directory, uuids, spawner):
+    def __init__(self, control: str, directory: str, uuids: list[str], spawner: Spawner) -> None:
         self.directory = directory
         self.uuids = uuids
         self.spawner = spawner
@@ -253,15 +257,17 @@ class MpsDaemon:
         self.log = f"{directory}/log/control.log"
         self.front = FrontEnd(control, self.pipes)
         self.pid = 0
-        self.owner = None  # a lock, since only one keeper at a time may have a daemon here
+        self.owner: int | None = (
+            None  # a lock, since only one keeper at a time may have a daemon here
+        )
 
-    def alive(self):
+    def alive(self) -> bool:
         try:
             return bool(self.pid) and os.waitpid(self.pid, os.WNOHANG) == (0, 0)
         except ChildProcessError:
             return False
 
-    def start(self, pause):
+    def start(self, pause: Callable[[float], None]) -> None:
         limit = time.monotonic() + START_LIMIT
         names = ",".join(self.uuids)
         if self.owner is None:
@@ -279,7 +285,7 @@ class MpsDaemon:
                 raise MpsError(f"the MPS daemon for {names} does not start: {last_line(self.log)}")
             pause(TICK)
 
-    def clear(self):
+    def clear(self) -> None:
         """Empty directories, and no process that still uses the old ones."""
         if not end_users(self.directory):
             raise MpsError(f"processes of MPS in {self.directory} cannot be killed")
@@ -287,11 +293,11 @@ class MpsDaemon:
         for path in (self.pipes, os.path.dirname(self.log)):
             make(path)
 
-    def start_server(self):
+    def start_server(self) -> None:
         """Have the daemon start the server for this user: else the first client does, and waits."""
         self.front.ask(f"start_server -uid {os.geteuid()}")
 
-    def await_server(self, pause):
+    def await_server(self, pause: Callable[[float], None]) -> None:
         """Wait until the server takes clients: while it initialises, it refuses them.
 
         https://docs.nvidia.com/deploy/mps/latest/troubleshooting.html
@@ -309,20 +315,21 @@ class MpsDaemon:
                 raise MpsError(f"the MPS server for {names} does not start: {why}")
             pause(TICK)
 
-    def stamp(self, number):
+    def stamp(self, number: int) -> None:
         """Leave a file by which other keepers see that it is ready for a round."""
         with open(f"{self.directory}/ready.new", "w") as f:
             f.write(str(number))
         os.replace(f"{self.directory}/ready.new", f"{self.directory}/ready")
 
 
-def stop(daemons):
-    """All at once: they are asked to end, then killed. Returns directories still in use."""
-    asked = []
+def stop(daemons: Collection[MpsDaemon]) -> list[str]:
+    """Ask all daemons to end, at once, then kill them. Return directories still in use."""
+    asked: list[subprocess.Popen[str]] = []
     for daemon in daemons:
         if daemon.alive():
             process = daemon.front.begin()
             asked.append(process)
+            assert process.stdin is not None, "it is a pipe"
             try:
                 process.stdin.write(f"quit -t {QUIT}\n")
                 process.stdin.close()
@@ -335,8 +342,9 @@ def stop(daemons):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
-        process.stderr.close()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None, "it is a pipe"
+            stream.close()
     left = [daemon.directory for daemon in daemons if not end_users(daemon.directory)]
     for daemon in daemons:
         if daemon.owner is not None:
@@ -345,7 +353,7 @@ def stop(daemons):
     return left
 
 
-def ready_for(directory):
+def ready_for(directory: str) -> int:
     """The last round for which its owner has found the daemon ready, -1 for none."""
     try:
         with open(f"{directory}/ready") as f:
@@ -354,7 +362,7 @@ def ready_for(directory):
         return -1
 
 
-def last_line(path):
+def last_line(path: str) -> str:
     """The last line of a daemon's log, without the time."""
     try:
         with open(path, errors="replace") as f:

@@ -4,27 +4,10 @@
 JOB, DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON
 list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is the file that every process
 that uses CUDA has open, and FIRST the seconds until the first look at the workers.
+`mps_messages.py` has what the agent asks and learns.
 
-    from the agent                                 to the agent
-                                                   {"event": "swept", "names": [...]}
-    {"op": "prepare", "number": ROUND,             {"event": "ready", "number": ROUND,
-        "groups": [{"uuids": [...],                    "directories": {UUIDS: PIPES},
-                    "owned": BOOL}, ...],              "present": N}
-        "foreign": PIPES}                          {"event": "failed", "number": ROUND, "why": W}
-                                                   {"event": "waiting", "number": ROUND, "why": W}
-                                                   {"event": "occupied", "number": ROUND, "why": W}
-    {"op": "watch", "workers": {RANK: PID}}        {"event": "clients", "counts": {UUIDS: N}}
-                                                   {"event": "outside", "ranks": [...]}
-                                                   {"event": "unmapped"}
-
-UUIDS are those of a group, separated by commas, or "" for a foreign daemon. A group that is not
-owned is ready when the keeper of the agent that owns it has said so, in a file. It does so once
-all daemons of its agent take clients. The next prepare ends a watch. "present" counts the clients
-that a foreign daemon has already. While it serves another user it is waited for: "waiting" says so
-once, and "occupied" ends the wait if that takes too long. "clients" comes once, when all workers
-are clients; "outside" comes once, when some use CUDA without being clients, as CUDA does where it
-cannot reach MPS. "unmapped" comes instead where the pids that the daemon reports are not those of
-processes here, so that nobody can know.
+A group that is not owned is ready when the keeper of the agent that owns it has said so, in a file.
+It does so once all daemons of its agent take clients.
 
 A daemon serves one round. When a round has ended, some of its clients were killed, or have died by
 themselves, and NVIDIA says that a client that dies with work on the GPU may leave the server and
@@ -40,15 +23,18 @@ ignore the signals that Slurm or a terminal sends to every process: workers that
 still need them.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select
 import signal
 import time
 import zlib
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from .json_lines import AgentChannel, AgentGoneError
+from .messages import decode, never
 from .mps_daemon import (
     ANSWER_LIMIT,
     KILL_LIMIT,
@@ -65,6 +51,21 @@ from .mps_daemon import (
     ready_for,
     stop,
     sweep,
+)
+from .mps_messages import (
+    REQUESTS,
+    Clients,
+    Event,
+    Failed,
+    Group,
+    Occupied,
+    Outside,
+    Prepare,
+    Ready,
+    Swept,
+    Unmapped,
+    Waiting,
+    Watch,
 )
 from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
 
@@ -86,38 +87,53 @@ class OccupiedError(Exception):
 
 
 class MpsKeeper:
-    def __init__(self, channel, spawner, control, places, prefix, job):
+    def __init__(
+        self,
+        channel: AgentChannel,
+        spawner: Spawner,
+        control: str,
+        places: list[str],
+        prefix: str,
+        job: str,
+    ) -> None:
         self.channel = channel
         self.spawner = spawner
         self.control = control
         self.places = places
         self.prefix = prefix
         self.job = job
-        self.home = None  # (path, lock) of the job's directory
-        self.daemons = {}  # UUIDs -> ours
-        self.fronts = {}  # UUIDs -> whoever's daemon the workers of this round are clients of
-        self.watch: Any = None
+        self.home: tuple[str, int] | None = None  # (path, lock) of the job's directory
+        self.daemons: dict[str, MpsDaemon] = {}  # ours, by key
+        # Whoever's daemons the workers of this round are clients of, by key
+        self.fronts: dict[str, FrontEnd] = {}
+        self.watch: WorkerWatch | None = None
 
-    def run(self, device, first):
+    def report(self, event: Event) -> None:
+        self.channel.send(event.encoded())
+
+    def run(self, device: str, first: float) -> None:
         swept = sweep(self.places, self.prefix)
         if swept:
-            self.channel.tell("swept", names=swept)
+            self.report(Swept(swept))
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         while True:
             due = self.watch.due - time.monotonic() if self.watch else None
             if not poll.poll(None if due is None else max(0, due * 1000)):
-                self.look()
+                if self.watch is not None:
+                    self.look(self.watch)
                 continue
-            for request in self.channel.read():
+            for raw in self.channel.read():
                 self.watch = None
-                if request["op"] == "watch":
-                    workers = {int(rank): pid for rank, pid in request["workers"].items()}
-                    self.watch = Watch(workers, device, first)
-                else:
-                    self.on_prepare(request["number"], request["groups"], request["foreign"])
+                match decode(REQUESTS, raw):
+                    case Watch(workers):
+                        self.watch = WorkerWatch(workers, device, first)
+                    case Prepare(number, groups, foreign):
+                        self.on_prepare(number, groups, foreign)
+                    case request:
+                        never(request)
 
-    def pause(self, seconds, *, ask=False):
+    def pause(self, seconds: float, *, ask: bool = False) -> None:
         """Sleep, but not beyond the agent's life, or with `ask`, its next request."""
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP | (select.POLLIN if ask else 0))
@@ -128,23 +144,23 @@ class MpsKeeper:
 
     # A round
 
-    def on_prepare(self, number, groups, foreign):
+    def on_prepare(self, number: int, groups: list[Group], foreign: str) -> None:
         try:
             if foreign:
                 self.await_other_user(number, FrontEnd(self.control, foreign))
             self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
-            self.channel.tell("failed", number=number, why=str(e))
+            self.report(Failed(number, str(e)))
         except OccupiedError as e:
-            self.channel.tell("occupied", number=number, why=str(e))
+            self.report(Occupied(number, str(e)))
         except OvertakenError:
-            self.channel.tell("failed", number=number, why="another round began")
+            self.report(Failed(number, "another round began"))
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
             present = len(self.fronts[""].clients() or ()) if foreign else 0
-            self.channel.tell("ready", number=number, directories=directories, present=present)
+            self.report(Ready(number, directories, present))
 
-    def await_other_user(self, number, front):
+    def await_other_user(self, number: int, front: FrontEnd) -> None:
         """CUDA itself would wait as well, without a word and without an end."""
         limit = time.monotonic() + ANOTHER_USER_LIMIT
         told = False
@@ -153,27 +169,27 @@ class MpsKeeper:
             where = f"the MPS daemon at {front.pipes}"
             if not told:
                 why = f"{where} serves {user}, and takes one user at a time (process {pid})"
-                self.channel.tell("waiting", number=number, why=why)
+                self.report(Waiting(number, why))
                 told = True
             if time.monotonic() > limit:
                 why = f"{where} still serves {user} after {ANOTHER_USER_LIMIT:g} s (process {pid})"
                 raise OccupiedError(why)
             self.pause(ANOTHER_USER_TICK, ask=True)
 
-    def prepare(self, number, groups, foreign):
+    def prepare(self, number: int, groups: list[Group], foreign: str) -> None:
         stop(self.daemons.values())
         self.daemons, self.fronts = {}, {}
         if foreign:
             self.fronts = {"": FrontEnd(self.control, foreign)}
             if self.fronts[""].servers() is None:
                 raise MpsError(f"the MPS daemon at {foreign} does not answer any more")
-        self.start_daemons(number, [group["uuids"] for group in groups if group["owned"]])
+        self.start_daemons(number, [group.uuids for group in groups if group.owned])
         for group in groups:
-            if not group["owned"]:
-                key = ",".join(group["uuids"])
+            if not group.owned:
+                key = ",".join(group.uuids)
                 self.fronts[key] = self.other(key, number)
 
-    def start_daemons(self, number, groups):
+    def start_daemons(self, number: int, groups: Iterable[list[str]]) -> None:
         """Start a daemon for each group. If one fails, stop all of them: until all are ready, they
         have no clients. Afterwards workers of other agents may be clients.
         """
@@ -193,14 +209,14 @@ class MpsKeeper:
             daemon.stamp(number)
             self.fronts[key] = daemon.front
 
-    def directory(self, key):
+    def directory(self, key: str) -> str:
         if self.home is None:
             self.home = enter(self.places, self.prefix + self.job)
         path = f"{self.home[0]}/{zlib.crc32(key.encode()):08x}"
         make(path)
         return path
 
-    def other(self, key, number):
+    def other(self, key: str, number: int) -> FrontEnd:
         """Wait for the daemon that another agent of this node has."""
         directory = self.directory(key)
         limit = time.monotonic() + OTHERS_LIMIT
@@ -212,30 +228,31 @@ class MpsKeeper:
 
     # The workers
 
-    def look(self):
-        clients = {key: front.clients() for key, front in self.fronts.items()}
-        if None in clients.values():  # a daemon that hangs tells nothing about the workers
-            pids, outside, served = set(), set(), False
-        else:
-            pids = {pid for pids in clients.values() for pid in pids}
-            outside, served = self.watch.look(pids)
-        if served:
-            self.channel.tell("clients", counts={key: len(pids) for key, pids in clients.items()})
-            self.watch = None
-            return
+    def look(self, watch: WorkerWatch) -> None:
+        found = {key: front.clients() for key, front in self.fronts.items()}
+        clients = {key: pids for key, pids in found.items() if pids is not None}
+        pids: set[int] = set()
+        outside: set[int] = set()
+        if len(clients) == len(found):  # a daemon that hangs tells nothing about the workers
+            pids = pids.union(*clients.values())
+            outside, are_served = watch.look(pids)
+            if are_served:
+                self.report(Clients({key: len(pids) for key, pids in clients.items()}))
+                self.watch = None
+                return
         mapped = all(front.tells_our_pids() for front in self.fronts.values()) if outside else True
         if 0 in pids or not mapped:  # 0: a client that the daemon itself cannot see
-            self.channel.tell("unmapped")
+            self.report(Unmapped())
             self.watch = None
             return
         if outside:
-            self.channel.tell("outside", ranks=sorted(outside))
-        if not self.watch.again():
+            self.report(Outside(sorted(outside)))
+        if not watch.again():
             self.watch = None
 
     # The end
 
-    def end(self):
+    def end(self) -> None:
         limit = time.monotonic() + LAST_CLIENTS_LIMIT
         for daemon in self.daemons.values():
             while daemon.alive() and daemon.front.clients() and time.monotonic() < limit:
@@ -245,19 +262,19 @@ class MpsKeeper:
             leave(*self.home)
 
 
-class Watch:
+class WorkerWatch:
     """Whether the workers of a round are clients: looked at less and less often."""
 
-    def __init__(self, workers, device, first):
+    def __init__(self, workers: Mapping[int, int], device: str, first: float) -> None:
         self.workers = workers  # rank -> pid, which is its session's too
         self.device = device
         self.interval = first
         self.due = time.monotonic() + first
         self.until = time.monotonic() + WATCH
-        self.suspects = set()
+        self.suspects: set[int] = set()
         self.told = False
 
-    def look(self, clients):
+    def look(self, clients: Iterable[int]) -> tuple[set[int], bool]:
         """(ranks that are now known to use CUDA outside of MPS, whether all are clients)."""
         sessions = {session(pid) for pid in clients}
         absent = {rank for rank, pid in self.workers.items() if pid not in sessions}
@@ -271,25 +288,25 @@ class Watch:
         self.told = bool(certain)
         return certain, False
 
-    def again(self):
+    def again(self) -> bool:
         self.interval = min(2 * self.interval, LONGEST_INTERVAL)
         self.due = time.monotonic() + self.interval
         return self.due < self.until
 
 
-def session(pid):
+def session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:  # it has ended, or may not be asked
         return 0
 
 
-def everyone():
+def everyone() -> list[tuple[int, int]]:
     """(pid, session) of every process."""
     return [(pid, session(pid)) for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))]
 
 
-def has_open(pid, path):
+def has_open(pid: int, path: str) -> bool:
     try:
         fds = os.listdir(f"/proc/{pid}/fd")
     except OSError:  # gone, or another user's
@@ -303,9 +320,18 @@ def has_open(pid, path):
     return False
 
 
-def main(fd, blocked, spared, control, places, prefix, job, device, first):
-    spared = {*SPARED, *numbers(spared)}
-    for s in spared:
+def main(
+    fd: str,
+    blocked: str,
+    spared: str,
+    control: str,
+    places: str,
+    prefix: str,
+    job: str,
+    device: str,
+    first: str,
+) -> None:
+    for s in {*SPARED, *numbers(spared)}:
         signal.signal(s, signal.SIG_IGN)
     # What is ignored here stays ignored in the daemons.
     spawner = Spawner({}, numbers(blocked))

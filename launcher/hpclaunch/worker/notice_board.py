@@ -8,6 +8,8 @@ the fork server listens where the agent did, and answers each question with the 
 signature of the question.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import hmac
@@ -15,6 +17,8 @@ import os
 import select
 import socket
 import time
+
+from .descriptors import Readable
 
 POSTED = 5.0  # seconds from the death on
 TAKE_OVER = 1.0  # seconds; a dead process lets go of its port a moment later
@@ -25,23 +29,23 @@ QUESTION = b"\xff?"  # the beginning of a question, before 8 further bytes; not 
 class NoticeBoard:
     """`notice` is b"" while there is nothing to post, as for an agent that ends in order."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.port, self.notice, self.secret, self.release = 0, b"", b"", b""
         self._socket: socket.socket | None = None
         self._asking: list[socket.socket] = []
         self._until = 0.0
 
-    def prepare(self, port, notice, secret, release):
+    def prepare(self, port: int, notice: str, secret: str, release: str) -> None:
         """Set the port to listen at, the notice, and the secret that signs questions. `release` is
         the word with which a restarted agent has the notice of its predecessor taken down."""
         self.port, self.secret = port, bytes.fromhex(secret)
         self.notice, self.release = notice.encode(), release.encode()
 
-    def signed_answer(self, question):
+    def signed_answer(self, question: bytes) -> bytes:
         signature = hmac.digest(self.secret, question, "sha256").hex()
         return b"%b %b\n" % (self.notice, signature.encode())
 
-    def post(self):
+    def post(self) -> None:
         """The agent is dead. From here on nobody waits for what this process writes."""
         if not self.notice:
             return
@@ -59,7 +63,7 @@ class NoticeBoard:
                     return
                 time.sleep(0.001)
 
-    def _listen(self):
+    def _listen(self) -> socket.socket:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         listener = socket.create_server(("", self.port), family=family, dualstack_ipv6=dual)
@@ -67,10 +71,10 @@ class NoticeBoard:
         return listener
 
     @property
-    def is_posted(self):
+    def is_posted(self) -> bool:
         return self._socket is not None and time.monotonic() < self._until
 
-    def serve(self, seconds, *others):
+    def serve(self, seconds: float, *others: Readable) -> None:
         """Answer who asks, until one of the `others` is readable, or for so long at most."""
         listener = self._socket
         ends = [*self._asking] if listener is None else [listener, *self._asking]
@@ -80,7 +84,7 @@ class NoticeBoard:
             elif end in self._asking:
                 self._answer(end)
 
-    def _accept(self, listener):
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             end = listener.accept()[0]
             end.setblocking(False)
@@ -88,7 +92,7 @@ class NoticeBoard:
         if len(self._asking) > MOST:
             self._asking.pop(0).close()
 
-    def _answer(self, end):
+    def _answer(self, end: socket.socket) -> None:
         try:
             said = end.recv(256)
             if len(said) == len(QUESTION) + 8 and said.startswith(QUESTION):
@@ -102,7 +106,7 @@ class NoticeBoard:
         self._asking.remove(end)
         end.close()
 
-    def take_down(self):
+    def take_down(self) -> None:
         for end in (self._socket, *self._asking):
             if end is not None:
                 end.close()

@@ -3,6 +3,8 @@
 /proc is read as bytes: the names of processes in it may be no text, and are cut after 15 bytes.
 """
 
+from __future__ import annotations
+
 import atexit
 import ctypes
 import errno
@@ -10,7 +12,9 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import TypeAlias
 
 from .private_files import open_file
 
@@ -26,6 +30,9 @@ SPARED = (  # signals that every process of a step may get; only the agent acts 
     signal.SIGUSR2,
 )
 
+Handlers: TypeAlias = Mapping[
+    int, Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,7 +46,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def prctl(option, value):
+def prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
@@ -55,7 +62,7 @@ def children(of: int | None = None) -> list[int]:
         return [pid for pid, fields in stats if fields and int(fields[PARENT]) == parent]
 
 
-def foreground(worker):
+def foreground(worker: int) -> list[int]:
     """Return the processes to signal for a worker.
 
     These are itself and, while it only waits for its children, as a shell does that runs a program,
@@ -68,13 +75,13 @@ def foreground(worker):
     return found
 
 
-def group_of(pid):
+def group_of(pid: int) -> int:
     """Return the process group of a process; 0 if it has ended."""
     fields = stat(pid)
     return int(fields[GROUP]) if fields else 0
 
 
-def _read(file):
+def _read(file: str) -> bytes:
     """Return the content of a file of /proc; b"" if it cannot be read."""
     try:
         with open(f"/proc/{file}", "rb") as f:
@@ -83,16 +90,16 @@ def _read(file):
         return b""
 
 
-def command_line(pid):
+def command_line(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in _read(f"{pid}/cmdline").split(b"\0")[:-1]]
 
 
-def program(pid):
+def program(pid: int) -> str:
     """Return the name of a process, as ps and top show it."""
     return _read(f"{pid}/comm").decode(errors="replace").removesuffix("\n")
 
 
-def variable(pid, name):
+def variable(pid: int, name: str) -> str | None:
     """Return a variable from the environment with which a process was started; None if not set."""
     start = os.fsencode(f"{name}=")
     words = (word for word in _read(f"{pid}/environ").split(b"\0") if word.startswith(start))
@@ -116,11 +123,11 @@ SMALL = 1 << 16  # bytes
 STATE, PARENT, GROUP, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 20, 36
 
 
-def all_pids():
+def all_pids() -> Iterable[int]:
     return map(int, filter(str.isdecimal, os.listdir("/proc")))
 
 
-def threads_of(pid):
+def threads_of(pid: int) -> list[str]:
     """The ids of its threads, as text; [] if it has ended."""
     try:
         return os.listdir(f"/proc/{pid}/task")
@@ -128,7 +135,7 @@ def threads_of(pid):
         return []
 
 
-def read_small(file):
+def read_small(file: str) -> bytes:
     """Return the content of a file of /proc that has a few lines at most. Raises OSError.
 
     It is read with the fewest system calls: workers that stand still are looked at again and again.
@@ -140,7 +147,7 @@ def read_small(file):
         os.close(fd)
 
 
-def stat(process):
+def stat(process: int | str) -> list[bytes]:
     """The fields of /proc/PID/stat after the name, or of /proc/PID/task/TID/stat; [] without it."""
     try:
         return read_small(f"/proc/{process}/stat").rpartition(b")")[2].split()
@@ -154,11 +161,12 @@ def is_stopped(pid: int) -> bool:
     return bool(fields) and fields[STATE] == b"T"
 
 
-def status_of(process):
+def status_of(process: int | str) -> dict[bytes, bytes]:
     """/proc/PID/status by name, or /proc/PID/task/TID/status; {} without it."""
     try:
         lines = read_small(f"/proc/{process}/status").splitlines()
-        return dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
+        parts = (line.partition(b":\t") for line in lines)
+        return {name: value for name, mark, value in parts if mark}
     except OSError:
         return {}
 
@@ -166,7 +174,7 @@ def status_of(process):
 TRACER = re.compile(rb"^TracerPid:\t([0-9]+)$", re.MULTILINE)
 
 
-def tracer_of(pid):
+def tracer_of(pid: int) -> int:
     """Return the pid of the debugger that has a process; 0 for none."""
     try:
         found = TRACER.search(read_small(f"/proc/{pid}/status"))
@@ -175,38 +183,38 @@ def tracer_of(pid):
     return int(found[1]) if found else 0
 
 
-def ran(process):
+def ran(process: int | str) -> float:
     """Seconds for which PID, by its main thread, or PID/task/TID has run; 0.0 if it has ended, or
     this kernel does not count them."""
     return _scheduled(process, 0) or 0.0
 
 
-def queued(process):
+def queued(process: int | str) -> float | None:
     """Seconds for which PID, by its main thread, or PID/task/TID could have run but had no CPU;
     None if it has ended, or this kernel does not count them."""
     return _scheduled(process, 1)
 
 
-def _scheduled(process, field):
+def _scheduled(process: int | str, field: int) -> float | None:
     try:
         return int(read_small(f"/proc/{process}/schedstat").split()[field]) / NS
     except (OSError, ValueError, IndexError):
         return None
 
 
-def io_of(pid):
+def io_of(pid: int) -> dict[bytes, int]:
     """The counters of /proc/PID/io, by name. OSError if they may not be seen."""
     lines = read_small(f"/proc/{pid}/io").splitlines()
     return {name: int(number) for name, number in (line.split(b": ") for line in lines)}
 
 
-def catches(pid, signum, *, ignored=True):
+def catches(pid: int, signum: int, *, ignored: bool = True) -> bool:
     """Whether a process has a handler for a signal, or with `ignored` ignores it."""
     status, wanted = status_of(pid), (b"SigCgt", b"SigIgn") if ignored else (b"SigCgt",)
     return any(int(status.get(name, b"0"), 16) >> (signum - 1) & 1 for name in wanted)
 
 
-def take_pending(signums):
+def take_pending(signums: Iterable[int]) -> dict[int, int]:
     """Take the blocked signals that are pending: {signal: its sender's pid, 0 for the kernel}."""
     found = {}
     while (info := signal.sigtimedwait(signums, 0)) is not None:
@@ -214,7 +222,7 @@ def take_pending(signums):
     return found
 
 
-def ancestors():
+def ancestors() -> list[int]:
     """Return the pids of this process's parent, of its parent, and so on."""
     found = [os.getppid()]
     while fields := stat(found[-1]):
@@ -222,18 +230,18 @@ def ancestors():
     return found
 
 
-def numbers(text):
+def numbers(text: str) -> set[int]:
     return {int(number) for number in text.split(",") if number}
 
 
-def to_group(pid, signum):
+def to_group(pid: int, signum: int) -> None:
     try:
         os.killpg(pid, signum)
     except ProcessLookupError:  # so young that it has no group of its own yet
         os.kill(pid, signum)
 
 
-def exists(group):
+def exists(group: int) -> bool:
     """Return whether a process group has a process that can be sent a signal."""
     try:
         os.killpg(group, 0)
@@ -244,7 +252,7 @@ def exists(group):
     return True
 
 
-def signal_all(pids, signum):
+def signal_all(pids: Iterable[int], signum: int) -> None:
     """Send a signal to those processes that still exist and still belong to this user."""
     for pid in pids:
         try:
@@ -253,13 +261,13 @@ def signal_all(pids, signum):
             pass
 
 
-def exit_code(status):
+def exit_code(status: int) -> tuple[int, int]:
     """(exit code as a shell gives it, signal or 0) of a wait status."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
-def append_to(path):
+def append_to(path: str | int) -> int:
     """Open a stream of a worker: a file, a terminal (but not as its controlling one), or a pipe,
     which is given as a descriptor."""
     if isinstance(path, int):
@@ -269,7 +277,7 @@ def append_to(path):
     return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def complain(path, why):
+def complain(path: str | int, why: str) -> None:
     with open(append_to(path), "w", encoding="utf-8", errors="surrogateescape") as f:
         f.write(f"hpclaunch: {why}\n")
 
@@ -277,7 +285,7 @@ def complain(path, why):
 class Wakeup:
     """A descriptor that becomes readable when a child ends. It is open until this process ends."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._socket, self._other = socket.socketpair()
         for end in (self._socket, self._other):
             end.setblocking(False)
@@ -285,15 +293,15 @@ class Wakeup:
         signal.set_wakeup_fd(self._other.fileno(), warn_on_full_buffer=False)
         atexit.register(self.close)
 
-    def close(self):
+    def close(self) -> None:
         signal.set_wakeup_fd(-1)
         self._socket.close()
         self._other.close()
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self._socket.fileno()
 
-    def drain(self):
+    def drain(self) -> None:
         try:
             while self._socket.recv(512):
                 pass
@@ -304,11 +312,21 @@ class Wakeup:
 class Spawner:
     """Forks and execs, with the signal handlers and mask that the agent was started with."""
 
-    def __init__(self, handlers, blocked):
+    def __init__(self, handlers: Handlers, blocked: Iterable[int]) -> None:
         self.handlers = handlers
         self.blocked = blocked
 
-    def spawn(self, argv, environ, out, err, *, stdin="", cpus=(), deaf=()):
+    def spawn(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        out: str | int,
+        err: str | int,
+        *,
+        stdin: str = "",
+        cpus: Iterable[int] = (),
+        deaf: Iterable[int] = (),
+    ) -> int:
         """Start a program and return its pid. `out` and `err` are descriptors or paths, to append
         to; `stdin` is a path, or "" for that of this process.
 
@@ -339,7 +357,7 @@ class Spawner:
                     os.sched_setaffinity(0, cpus)
                 except OSError:
                     pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
-            os.execvpe(argv[0], argv, environ)
+            os.execvpe(argv[0], [*argv], environ)
         except OSError as e:
             why = f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n"
             os.write(2, why.encode("utf-8", "surrogateescape"))

@@ -10,15 +10,17 @@ Where they are is asked only when it is needed: the stacks of their threads, the
 and the states of their processes.
 """
 
+from __future__ import annotations
+
 import contextlib
-import functools
 import json
 import math
 import mmap
 import os
 import struct
 import time
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from .connections import connections_of
 from .processes import (
@@ -72,6 +74,9 @@ MOST_READS = 100  # of a slot that changes while it is read
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
 SAMPLER = b"py-spy"
 
+# What is the same of all workers, and is reported as soon as it changes.
+STATE_OF_ALL: tuple[Literal["busy", "traced", "patient", "trains", "meets", "doing"], ...]
+STATE_OF_ALL = ("busy", "traced", "patient", "trains", "meets", "doing")
 SAVE = page.PHASES.index("save")
 MACHINE = os.uname().machine
 # The numbers of system calls that write to a file, or wait until it is written: write, pwrite,
@@ -93,72 +98,111 @@ class Found(NamedTuple):
     patient: bool  # they write to files, or the kernel takes them down
 
 
+class Seen(TypedDict):
+    """What `ProgressWatch.look` reports: the fields of fork_server_messages.Progress."""
+
+    steps: list[int]
+    still: float
+    gap: float
+    save: float
+    spent: list[int]
+    busy: bool
+    traced: bool
+    patient: bool
+    trains: bool
+    meets: bool
+    doing: int
+
+
+class Arrivals(TypedDict):
+    """When a worker began its last collectives. All of it is empty if it has not answered."""
+
+    arrivals: Any  # {process group: {number: when}}, as the worker has written it
+    steps: Any  # {number: when}, on GPUs, likewise
+    blind: bool  # torch records none
+
+
+class Written(NamedTuple):
+    """What a worker has written to its slot."""
+
+    steps: int
+    at: float  # the time of the last step
+    phase: int
+    number: int  # the script's own one of the step
+
+
 class Watched:
     """One worker of the round, as it was at the last look."""
 
-    def __init__(self, slot):
+    def __init__(self, slot: int) -> None:
         self.slot = slot
-        self.told: Any = None  # what it has written to its slot
-        self.work: Any = None  # pid -> Work
+        self.told: Written | None = None
+        self.work: Works | None = None
         self.written = 0  # bytes, by all of its processes, without what they have told us
         self.told_us = 0  # bytes
         self.step = 0
         self.stepped_at = 0.0
         self.saves = False  # has written much since its last step, or says so
-        self.spent: Any = None  # what it has spent its time on, once it has ended
+        self.spent: list[float] | None = None  # what it has spent its time on, once it has ended
 
 
 class ProgressWatch:
     """Begun anew with every round. Times are on the monotonic clock."""
 
-    def __init__(self):
-        self._files: Any = None
-        self._workers: Any = {}  # rank -> Watched
+    def __init__(self) -> None:
+        self._files: SharedFiles | None = None
+        self._workers: dict[int, Watched] = {}  # by rank
         self._living = 0  # workers at the last look
-        self._traffic: Any = None  # inode of a connection -> bytes, at the last look at them
-        self._allocated: Any = None  # rank -> page.ALLOCATED, likewise
+        self._traffic: dict[int, int] | None = (
+            None  # inode of a connection -> bytes, at the last look at them
+        )
+        self._allocated: dict[int, int] | None = None  # rank -> page.ALLOCATED, likewise
         self._moved_at = 0.0
         self._looked_at = 0.0
         self._ran_at = 0.0  # when this process last came here, be it to look or not
         self._anew_at = 0.0  # when it began to look, or began anew
-        self._awaited: Any = ()  # seconds of stillness for which somebody waits
+        self._awaited: tuple[float, ...] = ()  # seconds of stillness for which somebody waits
         self._told_at = 0.0
-        self._told: Any = None
+        self._told: tuple[object, list[bool]] | None = None
         self._gap = 0.0  # the longest between two steps, since the last message
         self._save = 0.0  # the longest between two steps in which a worker has saved
         self._next = math.inf
-        self._busy: Any = {}  # rank -> whether it used the CPU while it was asked where it is
-        self._marks: Any = {}  # rank -> (pid, where its stacks begin) of each that was
+        self._busy: dict[
+            int, bool
+        ] = {}  # rank -> whether it used the CPU while it was asked where it is
+        self._marks: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # rank -> (pid, where its stacks begin) of each that was
 
-    def begin(self, workers, *, told):
-        """Give each of these its slot, and with `told` let it know, in its environment."""
+    def begin(self, ranks: Iterable[int]) -> dict[int, dict[str, str]]:
+        """Give each of these ranks its slot. Return {rank: variables by which it finds that}."""
         self.end()
-        self._workers = {}
+        self._workers = {rank: Watched(slot) for slot, rank in enumerate(ranks)}
         try:
-            self._files = SharedFiles([worker["rank"] for worker in workers])
-        except OSError:
-            return  # too many open files: better no watch than no workers
-        for slot, worker in enumerate(workers):
-            self._workers[worker["rank"]] = Watched(slot)
+            self._files = SharedFiles([*self._workers])
+        except OSError:  # too many open files: continue without a watch
+            self._workers = {}
+            return {}
+        for worker in self._workers.values():
             # While a worker waits for the template, that imports for it.
-            self._files.put_time(slot, page.SINCE, time.monotonic())
-            if told:
-                worker["env"][page.VARIABLE] = self._files.variable(slot)
+            self._files.put_time(worker.slot, page.SINCE, time.monotonic())
         self._told = None
         self._gap = self._save = 0.0
         self._awaited = ()
         self.go_on()
+        files = self._files
+        return {r: {page.VARIABLE: files.variable(w.slot)} for r, w in self._workers.items()}
 
-    def born(self, rank, pid):
+    def born(self, rank: int, pid: int) -> None:
         if self._files is not None:
             self._files.put(self._workers[rank].slot, page.WORKER, pid)
 
-    def ended(self, rank):
+    def ended(self, rank: int) -> None:
         if self._files is not None:
             worker = self._workers[rank]
             worker.spent, _ = self._files.spent(worker.slot)
 
-    def go_on(self):
+    def go_on(self) -> None:
         """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
         if self._files is None:
             return
@@ -168,34 +212,31 @@ class ProgressWatch:
         for worker in self._workers.values():
             worker.told = worker.work = None
 
-    def await_stillness(self, seconds):
+    def await_stillness(self, seconds: Iterable[float]) -> None:
         """Have `look` report as soon as nothing has moved for one of these times, in seconds."""
         self._awaited = tuple(seconds)
         if self._files is not None:
             self._schedule(self._next, time.monotonic())
 
-    def _schedule(self, latest, now):
+    def _schedule(self, latest: float, now: float) -> None:
         """Look again at this time, or when an awaited stillness begins."""
         ends = (self._moved_at + still for still in self._awaited)
         self._next = min([latest, *(end for end in ends if end > now)])
 
-    def end(self):
+    def end(self) -> None:
         self._next = math.inf
         if self._files is not None:
             self._files.close()
             self._files = None
 
-    def left(self):
-        """Milliseconds for poll(), None without an end."""
-        if self._next == math.inf:
-            return None
-        end = min(self._next, self._ran_at + LOOK)
-        return max(0, math.ceil(1000 * (end - time.monotonic())))
+    def due(self) -> float:
+        """Return when `look` is to be called again."""
+        return self._next if self._next == math.inf else min(self._next, self._ran_at + LOOK)
 
     # How far they have come
 
-    def look(self, pids, *, at_once=False):
-        """What to tell the agent, if anything; `pids` are the living workers', by rank."""
+    def look(self, pids: Mapping[int, int], *, at_once: bool = False) -> Seen | None:
+        """Return what to report, if anything; `pids` are the living workers', by rank."""
         if self._files is None:
             return None
         now = time.monotonic()
@@ -210,27 +251,41 @@ class ProgressWatch:
         if not pids:
             self.go_on()
             return None
-        moments = [self._step(self._workers[rank], elapsed) for rank in pids]
-        moments = [moment for moment in moments if moment is not None]
+        files = self._files
+        steps = (self._step(files, self._workers[rank], elapsed) for rank in pids)
+        moments = [moment for moment in steps if moment is not None]
         if len(pids) < self._living:
             moments.append(now)
         self._living = len(pids)
         if moments:
             self._moved_at, self._allocated = max(moments), None
             self.disregard()
-        found = None if moments else self._look_at_processes(pids, elapsed)
+        found = None if moments else self._look_at_processes(files, pids, elapsed)
         still = 0.0 if found is None else now - self._moved_at
         pause = PACE * still if self._awaited else still
         self._schedule(now + min(STILL_LOOK, max(LOOK, pause)), now)
-        return self._news(pids, found, still, at_once=at_once)
+        return self._news(files, pids, found, still, at_once=at_once)
 
-    def _news(self, pids, found, still, *, at_once):
+    def _news(
+        self,
+        files: SharedFiles,
+        pids: Mapping[int, int],
+        found: Found | None,
+        still: float,
+        *,
+        at_once: bool,
+    ) -> Seen | None:
         """Return the message to the agent; None if nothing but the steps has changed lately."""
         now = self._looked_at
         found = found or Found(busy=False, traced=False, patient=False)
         spent, doing = self.spent()
-        phases = {self._phase(rank) for rank in pids}
-        state = {
+        phases = {self._phase(files, rank) for rank in pids}
+        seen: Seen = {
+            "steps": [],
+            "still": still,
+            "gap": self._gap,
+            "save": self._save,
+            "spent": list(spent),
             "busy": found.busy,
             "traced": found.traced,
             "patient": found.patient or bool(phases & page.LONG),
@@ -238,43 +293,43 @@ class ProgressWatch:
             "meets": page.RENDEZVOUS in phases,
             "doing": doing,
         }
+        state = [seen[name] for name in STATE_OF_ALL]
         told = (state, [still >= each for each in (TELL, *self._awaited)])
         if told == self._told and not at_once and now < self._told_at + TELL:
             return None
         self._told, self._told_at = told, now
-        gap, self._gap = self._gap, 0.0
+        self._gap = 0.0
         for rank in self._workers.keys() - pids.keys():  # it has ended since it was looked at
             ended = self._workers[rank]
-            ended.step = max(ended.step, self._files.slot(ended.slot)[0])
-        steps = [self._workers[rank].step for rank in sorted(self._workers)]
-        far = {"steps": steps, "still": still, "gap": gap, "save": self._save}
-        return {**far, "spent": spent, **state}
+            ended.step = max(ended.step, files.slot(ended.slot).steps)
+        seen["steps"] = [self._workers[rank].step for rank in sorted(self._workers)]
+        return seen
 
-    def spent(self):
+    def spent(self) -> tuple[tuple[int, ...], int]:
         """(milliseconds since their birth that the workers have spent on each of page.SPENDING, as
         a mean of them; on which of it they do so now)
 
         If they do different things, the others wait for those that have not come as far, or save.
         """
-        if self._files is None or not self._workers:
+        if (files := self._files) is None or not self._workers:
             return (0,) * len(page.SPENDING), page.TRAINING
-        found = [self._spent_by(worker) for worker in self._workers.values()]
+        found = [self._spent_by(files, worker) for worker in self._workers.values()]
         lists = zip(*(seconds for seconds, _ in found), strict=True)
         means = [round(1000 * sum(each) / len(found)) for each in lists]
         doing = {d for _, d in found}
         now = page.SAVING if page.SAVING in doing else min(doing)
         return tuple(means), now
 
-    def _spent_by(self, worker):
+    def _spent_by(self, files: SharedFiles, worker: Watched) -> tuple[list[float], int]:
         if worker.spent is not None:
             return worker.spent, page.UNCOUNTED
-        return self._files.spent(worker.slot)
+        return files.spent(worker.slot)
 
-    def _processes(self):
+    def _processes(self) -> list[int]:
         """Those of the workers that have not moved, as this look has found them."""
         return [process for worker in self._workers.values() for process in worker.work or ()]
 
-    def _has_traffic(self, elapsed):
+    def _has_traffic(self, elapsed: float) -> bool:
         """Whether more than a little has gone over one of their connections since the last look."""
         known = connections_of(self._processes())
         before, self._traffic = self._traffic, {inode: c.bytes for inode, c in known.items()}
@@ -283,57 +338,59 @@ class ProgressWatch:
         least = in_time(READ, elapsed)
         return any(now - before.get(inode, now) >= least for inode, now in self._traffic.items())
 
-    def _allocates(self, ranks):
+    def _allocates(self, files: SharedFiles, ranks: Iterable[int]) -> bool:
         """Whether one has allocated memory of a GPU since the last look, as whoever begins
         something there does: it may wait for the GPU whenever it is looked at, and yet go on.
         """
-        files, slots = self._files, {rank: self._workers[rank].slot for rank in ranks}
-        before, self._allocated = self._allocated, {}
+        slots = {rank: self._workers[rank].slot for rank in ranks}
+        before, now = self._allocated, {}
         for rank, slot in slots.items():
             if before is None:
                 files.put(slot, page.ALLOCATED, 0)  # what an earlier answer said
-            self._allocated[rank] = files.get(slot, page.ALLOCATED)
+            now[rank] = files.get(slot, page.ALLOCATED)
             files.request(slot, page.ALLOCATIONS)
-        known = before or {}
-        return any(now > known.get(rank, 0) > 0 for rank, now in self._allocated.items())
+        known, self._allocated = before or {}, now
+        return any(allocated > known.get(rank, 0) > 0 for rank, allocated in now.items())
 
-    def _phase(self, rank):
+    def _phase(self, files: SharedFiles, rank: int) -> int:
         worker = self._workers[rank]
-        if worker.told is None or not os.path.exists(f"/proc/{self._files.writer(worker.slot)}"):
+        if worker.told is None or not os.path.exists(f"/proc/{files.writer(worker.slot)}"):
             return page.START  # or the worker has gone on to another program
-        return worker.told[2]
+        return worker.told.phase
 
-    def _step(self, worker, elapsed):
+    def _step(self, files: SharedFiles, worker: Watched, elapsed: float) -> float | None:
         """Return when a worker has made a step, or said what it does; None if not since the last
         look.
         """
-        told = self._files.slot(worker.slot)
+        told = files.slot(worker.slot)
         if told == worker.told:
             return None
-        if told[0] > worker.step and worker.step:
+        if told.steps > worker.step and worker.step:
             since = max(worker.stepped_at, self._anew_at)  # or it stood still in between
-            each = (told[1] - since) / (told[0] - worker.step)
+            each = (told.at - since) / (told.steps - worker.step)
             self._gap = max(self._gap, each, self._looked_at - elapsed - since)
             if worker.saves:
-                self._save = max(self._save, told[1] - since)
+                self._save = max(self._save, told.at - since)
         # As it was at its last step, if it is still at that one.
-        worker.saves = told[2] == SAVE or (worker.saves and told[0] == worker.step)
-        worker.step, worker.stepped_at = told[0], told[1]
+        worker.saves = told.phase == SAVE or (worker.saves and told.steps == worker.step)
+        worker.step, worker.stepped_at = told.steps, told.at
         worker.told = told
         # Of a step since the last look, unless the worker's clock is another.
-        since_last = self._looked_at - elapsed <= told[1] <= self._looked_at
-        return told[1] if since_last else self._looked_at
+        since_last = self._looked_at - elapsed <= told.at <= self._looked_at
+        return told.at if since_last else self._looked_at
 
-    def _look_at_processes(self, pids, elapsed):
+    def _look_at_processes(
+        self, files: SharedFiles, pids: Mapping[int, int], elapsed: float
+    ) -> Found | None:
         """Return what the processes of workers that make no step do; None for a sign of life, the
         time of which is recorded.
         """
         now = self._looked_at
-        seen = [self._work(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
+        seen = [self._work(files, self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
         after = COSTLY_SHARE * min(self._awaited) if self._awaited else COSTLY_AFTER
         is_long = now >= self._moved_at + after
         moved = any(moved for moved, _ in seen)
-        moved = moved or (is_long and self._has_traffic(elapsed) | self._allocates(pids))
+        moved = moved or (is_long and self._has_traffic(elapsed) | self._allocates(files, pids))
         if moved or not is_long:  # the next look compares with nothing that is older than this one
             self._traffic = self._allocated = None
         if moved:
@@ -346,29 +403,34 @@ class ProgressWatch:
             patient=any(map(is_exiting, pids.values())) or (is_long and any(map(saves, processes))),
         )
 
-    def _work(self, worker, pid, elapsed):
+    def _work(
+        self, files: SharedFiles, worker: Watched, pid: int, elapsed: float
+    ) -> tuple[bool, bool]:
         """Return whether the processes of a worker have done something since the last look, and
         whether they use the CPU.
         """
-        told_us, told_us_before = self._files.sizes(worker.slot), worker.told_us
-        before, worker.work = worker.work, work_of(pid)
-        known, written = worker.written, sum(each.written for each in worker.work.values())
+        told_us, told_us_before = files.sizes(worker.slot), worker.told_us
+        before, work = worker.work, work_of(pid)
+        worker.work = work
+        known, written = worker.written, sum(each.written for each in work.values())
         # What is told in between is no sign of life, now or at the next look.
-        worker.told_us = self._files.sizes(worker.slot)
-        anew = before is None or worker.told_us < told_us_before
-        if anew or before.keys() != worker.work.keys():
+        worker.told_us = files.sizes(worker.slot)
+        if before is None or worker.told_us < told_us_before:
             worker.written = written - told_us
-            return not anew, False
+            return False, False
+        if before.keys() != work.keys():
+            worker.written = written - told_us
+            return True, False
         worker.written = max(known, written - worker.told_us)
         moved = worker.written > known
-        for process, now in worker.work.items():
+        for process, now in work.items():
             worker.saves |= now.written - before[process].written >= in_time(SAVES, elapsed)
             moved |= now.read - before[process].read >= in_time(READ, elapsed)
-        return moved, wanted(worker.work) - wanted(before) >= BUSY * elapsed
+        return moved, wanted(work) - wanted(before) >= BUSY * elapsed
 
     # How they keep pace
 
-    def disregard(self):
+    def disregard(self) -> None:
         """Look again soon. What they have done since the last look, they may have done because they
         were asked.
         """
@@ -378,7 +440,7 @@ class ProgressWatch:
         if self._files is not None:
             self._next = min(self._next, time.monotonic() + LOOK)
 
-    def ask_arrivals(self, pids):
+    def ask_arrivals(self, pids: Iterable[int]) -> None:
         """Have all of them tell when they began their last collectives: `arrivals_of` has it. The
         caller calls `disregard` once they have answered."""
         self.disregard()
@@ -387,20 +449,17 @@ class ProgressWatch:
             for rank in pids:
                 self._files.request(self._workers[rank].slot, page.ARRIVALS)
 
-    def arrivals_of(self, rank):
-        """Return {"arrivals": {process group: {number: when}}, "steps": {number: when}, on GPUs,
-        "blind": whether torch records none}; all of it is empty if the worker has not answered.
-        """
-        answer = None if self._files is None else self._answer(rank, "arrivals")
-        found: Any = {"arrivals": {}, "steps": {}} if answer is None else answer
+    def arrivals_of(self, rank: int) -> Arrivals:
+        answer = None if self._files is None else self._answer(self._files, rank, "arrivals")
+        found: dict[str, Any] = {"arrivals": {}} if answer is None else answer
         blind = bool(found.get("blind"))
         return {"arrivals": found["arrivals"], "steps": found.get("steps", {}), "blind": blind}
 
-    def steps_of(self, rank):
+    def steps_of(self, rank: int) -> tuple[int, float]:
         """(steps so far, the time of the last one)"""
         return (0, 0.0) if self._files is None else self._files.slot(self._workers[rank].slot)[:2]
 
-    def whereabouts(self, rank):
+    def whereabouts(self, rank: int) -> tuple[str, int, int]:
         """(the name of its phase, steps so far, the script's own number of the step)"""
         if self._files is None:
             return "", 0, 0
@@ -412,19 +471,16 @@ class ProgressWatch:
 
     # Notices
 
-    def pages(self):
-        """By rank: (what reads a field of its slot, what writes one)."""
+    def pages(self) -> dict[int, Slot]:
+        """Return the slots of the workers, by rank."""
         if (files := self._files) is None:
             return {}
         slots = {rank: worker.slot for rank, worker in self._workers.items()}
-        made = functools.partial
-        return {
-            rank: (made(files.get, slot), made(files.put, slot)) for rank, slot in slots.items()
-        }
+        return {rank: Slot(files, slot) for rank, slot in slots.items()}
 
     # Where they are
 
-    def ask(self, pids):
+    def ask(self, pids: Mapping[int, int]) -> Iterator[float]:
         """Have all of them tell where they are: `evidence` has the answers in the end. Yields how
         many seconds to wait each time."""
         self._busy, self._marks = {}, {rank: [] for rank in pids}
@@ -434,9 +490,9 @@ class ProgressWatch:
         files.empty_answers()
         self.disregard()
         began, used = time.monotonic(), {rank: wanted(work_of(pid)) for rank, pid in pids.items()}
-        hearing: Any = {}  # rank -> Questioned
-        deaf: Any = []  # those that get SIGNAL, as (rank, Questioned)
-        forked: Any = []  # the same, after the workers themselves
+        hearing: dict[int, Questioned] = {}  # by rank
+        deaf: Asked = []  # those that get SIGNAL
+        forked: Asked = []  # the same, after the workers themselves
         for rank, pid in pids.items():
             slot = self._workers[rank].slot
             answerer, stacks = files.answerer(slot), files.path_of_stacks(slot)
@@ -454,72 +510,78 @@ class ProgressWatch:
             yield APART
             self._ran_at = time.monotonic()
             elapsed = self._ran_at - began
-            late = [(r, a) for r, a in hearing.items() if elapsed >= PATIENCE and self._is_mute(r)]
+            late = [
+                (r, a)
+                for r, a in hearing.items()
+                if elapsed >= PATIENCE and self._is_mute(files, r)
+            ]
             before = len(late) + len(deaf)
-            late, deaf = self._signal(late), self._signal(deaf)
+            late, deaf = self._signal(files, late), self._signal(files, deaf)
             if len(late) + len(deaf) < before:
                 enough = elapsed + ANSWERING
             hearing = {
                 rank: asked
                 for rank, asked in hearing.items()
-                if not (self._marks[rank] or self._has_answered(rank))
+                if not (self._marks[rank] or self._has_answered(files, rank))
             }
         for rank, pid in pids.items():
             self._busy[rank] = wanted(work_of(pid)) - used[rank] >= SPUN * elapsed
-        begun = [last_begun(self._answer(rank, "entries")) for rank in pids]
+        begun = [last_begun(self._answer(files, rank, "entries")) for rank in pids]
         self._moved_at = max([self._moved_at, *begun])
         left, since = deaf + forked, self._ran_at
         limit = since + FORKED
         while (left or self._are_answering()) and self._ran_at < min(limit, since + ANSWERING):
-            before, left = left, self._signal(left)
+            unasked, left = left, self._signal(files, left)
             yield APART
             self._ran_at = time.monotonic()
-            since = since if left == before else self._ran_at
+            since = since if left == unasked else self._ran_at
 
-    def _are_answering(self):
+    def _are_answering(self) -> bool:
         return any(marks and is_answering(marks[-1][0]) for marks in self._marks.values())
 
-    def _is_mute(self, rank):
+    def _is_mute(self, files: SharedFiles, rank: int) -> bool:
         """Its hearer has not begun to answer."""
-        return page.BEGUN not in self._files.stacks(self._workers[rank].slot)
+        return page.BEGUN not in files.stacks(self._workers[rank].slot)
 
-    def _has_answered(self, rank):
-        return self._answer(rank, "entries") is not None
+    def _has_answered(self, files: SharedFiles, rank: int) -> bool:
+        return self._answer(files, rank, "entries") is not None
 
-    def _answer(self, rank, name):
-        return self._files.answer(self._workers[rank].slot, name)
+    def _answer(self, files: SharedFiles, rank: int, name: str) -> dict[str, Any] | None:
+        return files.answer(self._workers[rank].slot, name)
 
-    def _signal(self, processes):
+    def _signal(self, files: SharedFiles, processes: Asked) -> Asked:
         """Send SIGNAL to one process of each rank, which may be asked so now. Those that are still
-        to be asked, as (rank, Questioned)."""
-        left, ranks = [], set()
+        to be asked."""
+        left: Asked = []
+        ranks: set[int] = set()
         for rank, asked in processes:
             slot, marks = self._workers[rank].slot, self._marks[rank]
             if marks and rank not in ranks and is_answering(marks[-1][0]):
                 ranks.add(rank)
-            size = self._files.size_of_stacks(slot)
-            if rank not in ranks and asked.signal(self._files.path_of_stacks(slot)):
+            size = files.size_of_stacks(slot)
+            if rank not in ranks and asked.signal(files.path_of_stacks(slot)):
                 ranks.add(rank)
                 marks.append((asked.pid, size))
             else:
                 left.append((rank, asked))
         return left
 
-    def evidence(self, pids):
-        """What is known of each: texts, and how far it has come."""
-        return [] if self._files is None else [self._evidence_of(*each) for each in pids.items()]
+    def evidence(self, pids: Mapping[int, int]) -> list[dict[str, Any]]:
+        """Return what is known of each: texts, and how far it has come."""
+        files = self._files
+        return [self._evidence_of(files, *each) for each in pids.items()] if files else []
 
-    def _evidence_of(self, rank, pid):
+    def _evidence_of(self, files: SharedFiles, rank: int, pid: int) -> dict[str, Any]:
         worker = self._workers[rank]
-        step, _, phase, number = self._files.slot(worker.slot)
-        text = self._files.stacks(worker.slot)
+        step, _, phase, number = files.slot(worker.slot)
+        text = files.stacks(worker.slot)
         marks = self._marks.get(rank, [])
         sizes = [size for _, size in marks] + [len(text)]
         texts = {
             process: unheard(text[begin:end])
             for (process, begin), end in zip(marks, sizes[1:], strict=True)
         }
-        own = texts.pop(self._files.answerer(worker.slot), "")
+        own = texts.pop(files.answerer(worker.slot), "")
         own = heard(text) or own
         return {
             "rank": rank,
@@ -529,7 +591,7 @@ class ProgressWatch:
             "busy": self._busy.get(rank, False),
             "stacks": own,
             "forked": [each for each in texts.items() if each[1]],
-            "records": self._answer(rank, "entries"),
+            "records": self._answer(files, rank, "entries"),
             "processes": [described(process) for process in tree(pid)],
         }
 
@@ -540,10 +602,10 @@ class SharedFiles:
     A broken worker may write anything there, so what is read is checked here.
     """
 
-    def __init__(self, ranks):
+    def __init__(self, ranks: list[int]) -> None:
         with contextlib.ExitStack() as stack:
 
-            def opened(fd):
+            def opened(fd: int) -> int:
                 stack.callback(os.close, fd)
                 return fd
 
@@ -552,10 +614,10 @@ class SharedFiles:
             os.ftruncate(self._page, max(1, len(ranks)) * page.SLOT)
             self._stacks = [opened(os.memfd_create(stacks)) for _ in ranks]
             self._records = [opened(os.memfd_create(records)) for _ in ranks]
-            self._pipes = []
+            self._pipes: list[tuple[int, int]] = []
             for _ in ranks:
-                ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                self._pipes.append(tuple(map(opened, ends)))
+                reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                self._pipes.append((opened(reading), opened(writing)))
             self._memory = stack.enter_context(mmap.mmap(self._page, 0))
             self.close = stack.pop_all().close
         for slot, rank in enumerate(ranks):
@@ -564,17 +626,17 @@ class SharedFiles:
             self.put(slot, page.STACKS, self._stacks[slot])
             self.put(slot, page.ASKED_AT, self._pipes[slot][1])
 
-    def variable(self, slot):
+    def variable(self, slot: int) -> str:
         names = (self._stacks[slot], self._pipes[slot][0], self._records[slot])
         return ":".join(map(str, (os.getpid(), self._page, slot, *names)))
 
-    def put(self, slot, field, value):
+    def put(self, slot: int, field: int, value: int) -> None:
         struct.pack_into("q", self._memory, slot * page.SLOT + 8 * field, value)
 
-    def put_time(self, slot, field, value):
+    def put_time(self, slot: int, field: int, value: float) -> None:
         struct.pack_into("d", self._memory, slot * page.SLOT + 8 * field, value)
 
-    def spent(self, slot):
+    def spent(self, slot: int) -> tuple[list[float], int]:
         """(seconds spent on each of page.SPENDING, what the worker spends its time on now)"""
         for _ in range(MOST_READS):
             since = self._time(slot, page.SINCE)
@@ -589,61 +651,60 @@ class SharedFiles:
             seconds[doing] += time.monotonic() - since
         return seconds, doing
 
-    def _time(self, slot, field):
+    def _time(self, slot: int, field: int) -> float:
         """Return a time or a duration, in seconds; 0.0 for what is neither."""
-        value = struct.unpack_from("d", self._memory, slot * page.SLOT + 8 * field)[0]
+        value: float = struct.unpack_from("d", self._memory, slot * page.SLOT + 8 * field)[0]
         return value if 0 <= value < LATEST else 0.0
 
-    def _phase(self, slot):
+    def _phase(self, slot: int) -> int:
         return min(self.get(slot, page.PHASE), page.OTHER)
 
-    def slot(self, number):
-        """(steps, the time of the last one, phase, the script's own number of the step)"""
+    def slot(self, number: int) -> Written:
         steps, own = self.get(number, page.STEP), self.get(number, page.NUMBER)
-        return steps, self._time(number, page.TIME), self._phase(number), own
+        return Written(steps, self._time(number, page.TIME), self._phase(number), own)
 
-    def answerer(self, slot):
+    def answerer(self, slot: int) -> int:
         return self.get(slot, page.ANSWERER)
 
-    def hearer(self, slot):
+    def hearer(self, slot: int) -> int:
         return self.get(slot, page.HEARER)
 
-    def writer(self, slot):
+    def writer(self, slot: int) -> int:
         return self.get(slot, page.WRITER)
 
-    def get(self, slot, field):
+    def get(self, slot: int, field: int) -> int:
         """Return a number that is never negative; 0 for what no number of ours can be."""
-        value = struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
+        value: int = struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
         return value if 0 <= value < LARGEST else 0
 
-    def empty_stacks(self):
+    def empty_stacks(self) -> None:
         for fd in self._stacks:
             os.ftruncate(fd, 0)
 
-    def empty_answers(self):
+    def empty_answers(self) -> None:
         for fd in self._records:
             os.ftruncate(fd, 0)
 
-    def request(self, slot, what):
+    def request(self, slot: int, what: bytes) -> None:
         try:
             os.write(self._pipes[slot][1], what)
         except BlockingIOError:
             pass  # nobody answers there
 
-    def path_of_stacks(self, slot):
+    def path_of_stacks(self, slot: int) -> str:
         return f"/proc/self/fd/{self._stacks[slot]}"
 
-    def size_of_stacks(self, slot):
+    def size_of_stacks(self, slot: int) -> int:
         return os.fstat(self._stacks[slot]).st_size
 
-    def sizes(self, slot):
+    def sizes(self, slot: int) -> int:
         """Bytes that the worker has told us."""
         return self.size_of_stacks(slot) + os.fstat(self._records[slot]).st_size
 
-    def stacks(self, slot):
+    def stacks(self, slot: int) -> bytes:
         return os.pread(self._stacks[slot], MOST, 0)
 
-    def answer(self, slot, name):
+    def answer(self, slot: int, name: str) -> dict[str, Any] | None:
         """The newest line that has this; None if there is none, or only half of it."""
         for line in reversed(os.pread(self._records[slot], MOST, 0).splitlines()):
             try:
@@ -655,13 +716,28 @@ class SharedFiles:
         return None
 
 
-def is_shallow(value, levels=LEVELS):
+class Slot(NamedTuple):
+    """The fields of one worker."""
+
+    files: SharedFiles
+    number: int
+
+    def get(self, field: int) -> int:
+        return self.files.get(self.number, field)
+
+    def put(self, field: int, value: int) -> None:
+        self.files.put(self.number, field, value)
+
+
+def is_shallow(value: object, levels: int = LEVELS) -> bool:
     """Return whether a value has few enough levels to be passed on as JSON."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    parts: Iterable[object] = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
     return levels > 0 and all(is_shallow(part, levels - 1) for part in parts)
 
 
-def last_begun(records):
+def last_begun(records: dict[str, Any] | None) -> float:
     """When a worker has begun its last collective, as torch's recorder tells; 0.0 if it does not.
 
     The recorder goes by the time of day. What is still to come then is of no use: that was set.
@@ -674,7 +750,7 @@ def last_begun(records):
     return began / NS if 0 < began <= now else 0.0
 
 
-def tree(pid):
+def tree(pid: int) -> list[int]:
     """A worker's process, and what has descended from it."""
     found = [pid]
     for process in found:
@@ -689,6 +765,16 @@ def tree(pid):
     return found[:MOST_PROCESSES]
 
 
+class Described(TypedDict):
+    """What people want to know of a process that does nothing."""
+
+    pid: int
+    name: str
+    state: str
+    wchan: str
+    threads: int
+
+
 class Work(NamedTuple):
     """What a process has done so far."""
 
@@ -698,7 +784,11 @@ class Work(NamedTuple):
     queued: float  # seconds for which its main thread could have run, but had no CPU
 
 
-def work_of(pid):
+Works: TypeAlias = dict[int, Work]  # by pid, of a worker and what has descended from it
+Asked: TypeAlias = list[tuple[int, Questioned]]  # processes of ranks
+
+
+def work_of(pid: int) -> Works:
     """{pid: Work} of a worker's process and what has descended from it."""
     found = {}
     for process in tree(pid):
@@ -714,36 +804,36 @@ def work_of(pid):
     return found
 
 
-def cpu_of(pid):
+def cpu_of(pid: int) -> float:
     return sum(each.cpu for each in work_of(pid).values())
 
 
-def in_time(rate, seconds):
+def in_time(rate: float, seconds: float) -> float:
     """Return how much this rate, per second, comes to. No time is too short for what a second has:
     else a look that follows another at once would find much in little.
     """
     return rate * max(1.0, seconds)
 
 
-def wanted(work):
+def wanted(work: Works) -> float:
     """CPU time that they have used or waited for: on a machine with too much to do, one that comes
     to its end gets little of it for long."""
     return sum(each.cpu + each.queued for each in work.values())
 
 
-def is_traced(pid):
+def is_traced(pid: int) -> bool:
     """Whether a debugger has it. A sampler, which the agent may start, has it for moments only."""
     tracer = tracer_of(pid)
     return bool(tracer) and status_of(tracer).get(b"Name") != SAMPLER
 
 
-def is_exiting(pid):
+def is_exiting(pid: int) -> bool:
     """Whether the kernel is about to take it down, which no signal would make it do faster."""
     fields = stat(pid)
     return bool(fields) and fields[VIRTUAL_MEMORY] == b"0"
 
 
-def saves(pid):
+def saves(pid: int) -> bool:
     """Whether a thread writes to a file, or waits until it is written."""
     try:
         return any(_writes(pid, thread) for thread in os.listdir(f"/proc/{pid}/task"))
@@ -751,7 +841,7 @@ def saves(pid):
         return False
 
 
-def _writes(pid, thread):
+def _writes(pid: int, thread: str) -> bool:
     try:
         call, *arguments = read_small(f"/proc/{pid}/task/{thread}/syscall").split()
         if call == b"running":
@@ -764,7 +854,7 @@ def _writes(pid, thread):
         return False  # it has just ended, or may not be seen
 
 
-def described(pid):
+def described(pid: int) -> Described:
     """What people want to know of a process that does nothing."""
     status = status_of(pid)
     name = status.get(b"Name", b"?").decode(errors="replace")

@@ -5,13 +5,16 @@ Most of it is the difference to the sample before. Whether a worker waits for st
 by every kernel, nor how fast its CPU runs; so each sample looks at them some times.
 """
 
+from __future__ import annotations
+
 import math
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 from .connections import connections_of
 from .processes import LAST_CPU, NS, STATE, queued, stat, threads_of
-from .progress_watch import cpu_of, tree
+from .progress_watch import ProgressWatch, cpu_of, tree
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
@@ -27,35 +30,52 @@ CPU_STATS = {
 }
 
 
-class Sampler:
-    """Of the workers of one round after the other. Times are on the monotonic clock."""
+class Pace(TypedDict):
+    """The share of the time since an earlier sample in which a worker did each of these."""
 
-    def __init__(self, progress):
+    pace: float  # how long a step took, in seconds; 0 if that is not known
+    cpu: float
+    queued: float
+    throttled: float
+
+
+class Taken(TypedDict):
+    """A sample: the fields of fork_server_messages.Sample."""
+
+    number: int
+    ranks: list[dict[str, Any]]  # Arrivals; from the second sample on also Pace, and more
+    ways: dict[str, float]
+
+
+class Sampler:
+    """Samples of the workers of one round after the other. Times are on the monotonic clock."""
+
+    def __init__(self, progress: ProgressWatch) -> None:
         self.progress = progress
         self.number = 0  # of the sample that is being taken; 0: none
         self._next = math.inf
         self._looks = 0
-        self._trees: Any = {}  # rank -> its processes, at the beginning of this sample
-        self._blocked: Any = {}  # rank -> in how many looks it waited for storage
-        self._clocks: Any = {}  # rank -> the most of its CPU's in all looks
-        self._before: Any = {}  # rank -> Used, at the last sample
-        self._bytes: Any = {}  # inode of a connection -> bytes, at the last sample
+        self._trees: dict[
+            int, list[int]
+        ] = {}  # rank -> its processes, at the beginning of this sample
+        self._blocked: dict[int, int] = {}  # rank -> in how many looks it waited for storage
+        self._clocks: dict[int, float] = {}  # rank -> the most of its CPU's in all looks
+        self._before: dict[int, Used] = {}  # by rank, at the last sample
+        self._bytes: dict[int, int] = {}  # inode of a connection -> bytes, at the last sample
 
-    def begin(self):
+    def begin(self) -> None:
         """A round begins."""
         self.cancel()
         self._before, self._bytes = {}, {}
 
-    def cancel(self):
+    def cancel(self) -> None:
         self.number, self._next = 0, math.inf
 
-    def left(self):
-        """Milliseconds for poll(), None without an end."""
-        if not self.number:
-            return None
-        return max(0, math.ceil(1000 * (self._next - time.monotonic())))
+    def due(self) -> float:
+        """Return when `look` is to be called again."""
+        return self._next
 
-    def ask(self, number, pids):
+    def ask(self, number: int, pids: Mapping[int, int]) -> None:
         """Begin to take a sample."""
         self.number, self._next, self._looks = number, time.monotonic(), 0
         self._trees = {rank: tree(pid) for rank, pid in pids.items()}
@@ -63,8 +83,8 @@ class Sampler:
         self._clocks = dict.fromkeys(pids, 0.0)
         self.progress.ask_arrivals(pids)
 
-    def look(self, pids):
-        """What to tell once the sample is done; `pids` are those of the living workers, by rank."""
+    def look(self, pids: Mapping[int, int]) -> Taken | None:
+        """Return the sample once it is done; `pids` are those of the living workers, by rank."""
         if not self.number or time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + PAUSE
@@ -80,21 +100,21 @@ class Sampler:
         ranks = [self._told(rank, pid) for rank, pid in pids.items() if rank in self._trees]
         return {"number": number, "ranks": ranks, "ways": self._ways(pids.values())}
 
-    def _ways(self, pids):
+    def _ways(self, pids: Iterable[int]) -> dict[str, float]:
         """{address of another node: seconds there and back}, over connections with some traffic."""
         before, known = self._bytes, connections_of(pids)
         self._bytes = {inode: each.bytes for inode, each in known.items()}
-        found: Any = {}
+        found: dict[str, float] = {}
         for inode, each in known.items():
             if each.peer and each.delay and each.bytes - before.get(inode, each.bytes) >= TRAFFIC:
                 found[each.peer] = min(each.delay, found.get(each.peer, math.inf))
         return found
 
-    def _told(self, rank, pid):
+    def _told(self, rank: int, pid: int) -> dict[str, Any]:
         before = self._before.get(rank)
         now = Used(pid, self._trees[rank], *self.progress.steps_of(rank))
         self._before[rank] = now
-        told = {"rank": rank, **self.progress.arrivals_of(rank)}
+        told: dict[str, Any] = {"rank": rank, **self.progress.arrivals_of(rank)}
         if before is not None and before.pid == pid:
             told |= now.since(before)
             told["blocked"] = self._blocked[rank] / LOOKS
@@ -105,20 +125,18 @@ class Sampler:
 class Used:
     """What a worker and the processes below it have done and used so far."""
 
-    def __init__(self, pid, processes, steps, stepped_at):
+    def __init__(self, pid: int, processes: Iterable[int], steps: int, stepped_at: float) -> None:
         self.pid = pid
         self.at = time.monotonic()
         self.steps, self.stepped_at = steps, stepped_at
         self.cpu = cpu_of(pid)
         # By thread, and by cgroup: seconds in which one could have run, and did not.
-        self.queued: Any = {}
+        self.queued: dict[str, float] = {}
         for process in processes:
             self.queued |= queued_in(process)
         self.throttled = throttled(pid)
 
-    def since(self, before):
-        """The share of the time since then in which it did each of these; and how long a step took,
-        in seconds, 0 if that is not known."""
+    def since(self, before: Used) -> Pace:
         elapsed = max(1e-3, self.at - before.at)
         steps = self.steps - before.steps if before.steps else 0
         return {
@@ -129,18 +147,18 @@ class Used:
         }
 
 
-def longest(before, now):
+def longest(before: Mapping[str, float], now: Mapping[str, float]) -> float:
     """Of the times that have passed for each."""
     return max((now[key] - before[key] for key in now.keys() & before.keys()), default=0.0)
 
 
-def queued_in(pid):
+def queued_in(pid: int) -> dict[str, float]:
     """{thread: seconds for which it has waited for a CPU}"""
     waits = {thread: queued(f"{pid}/task/{thread}") for thread in threads_of(pid)}
     return {thread: seconds for thread, seconds in waits.items() if seconds is not None}
 
 
-def throttled(pid):
+def throttled(pid: int) -> dict[str, float]:
     """{cgroup: seconds for which its CPU quota has stopped it}, of the process's and those above"""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as f:
@@ -149,7 +167,7 @@ def throttled(pid):
         return {}  # it has ended
 
 
-def throttled_in(cgroups):
+def throttled_in(cgroups: Iterable[Sequence[str]]) -> dict[str, float]:
     """`cgroups` are the three fields of each line in /proc/PID/cgroup."""
     found = {}
     for _, controllers, path in cgroups:
@@ -164,21 +182,21 @@ def throttled_in(cgroups):
     return found
 
 
-def fields_of(path):
+def fields_of(path: str) -> dict[bytes, bytes]:
     try:
         with open(path, "rb") as f:
-            return dict(line.split() for line in f)
+            return dict(line.split(maxsplit=1) for line in f)
     except (OSError, ValueError):
         return {}  # it is mounted elsewhere
 
 
-def is_blocked(pid):
+def is_blocked(pid: int) -> bool:
     """Whether it waits for a disk or a driver."""
     fields = stat(pid)
     return bool(fields) and fields[STATE] == UNINTERRUPTIBLE
 
 
-def clock(pid):
+def clock(pid: int) -> float:
     """GHz of the CPU that it runs on, or has run on last; 0.0 if that is not known."""
     fields = stat(pid)
     try:

@@ -7,10 +7,13 @@ the next moment, and the process dies of that. So only those get SIGNAL whose ot
 done nothing for a while, and those whose hearer waits for the lock while native code has it.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import re
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .processes import catches, ran, stat, status_of, threads_of
@@ -40,14 +43,14 @@ class Thread(NamedTuple):
 class Questioned:
     """A process that is to tell its stacks. `hearer` is 0 if it has none."""
 
-    def __init__(self, pid, hearer):
+    def __init__(self, pid: int, hearer: int) -> None:
         self.pid = pid
         self.hearer = hearer if hearer and stat(f"{pid}/task/{hearer}") else 0
         self._seen_at = 0.0
         self._seen: dict[int, Thread] = {}
         self._ran: dict[int, float] = {}
 
-    def signal(self, stacks):
+    def signal(self, stacks: str) -> bool:
         """Send SIGNAL, if that does no harm now and makes it write its stacks to this file; whether
         it was sent. Call it again and again, for a hearer once PATIENCE is over."""
         now = time.monotonic()
@@ -61,12 +64,12 @@ class Questioned:
         # It may have come to its end since it was listed, where the signal would kill it.
         return prints(self.pid, stacks) and self._send()
 
-    def _look(self, now):
+    def _look(self, now: float) -> None:
         self._seen, self._seen_at = seen_of(self.pid), now
         if self.hearer:
             self._ran = {thread: ran(f"{self.pid}/task/{thread}") for thread in self._seen}
 
-    def _is_idle(self, now):
+    def _is_idle(self, now: float) -> bool:
         """Whether no thread has run since the last look but the main one, which the handler
         interrupts. In state D it would take SIGNAL when nobody waits for it any more."""
         before = self._seen
@@ -77,7 +80,7 @@ class Questioned:
             return False
         return all(t.state in b"SD" and t == before.get(each) for each, t in others.items())
 
-    def _lacks_lock(self, now):
+    def _lacks_lock(self, now: float) -> bool:
         """Whether the hearer has asked for the lock all the time since the first look, and no
         thread has kept it only because others have kept that one from running."""
         threads = seen_of(self.pid)
@@ -94,13 +97,13 @@ class Questioned:
             for each, thread in threads.items()
         )
 
-    def _has_run(self, thread):
+    def _has_run(self, thread: int) -> float:
         """Seconds since the first look."""
         if thread not in self._ran:
             return 0.0
         return ran(f"{self.pid}/task/{thread}") - self._ran[thread]
 
-    def _send(self):
+    def _send(self) -> bool:
         try:
             if TGKILL:  # else the kernel may choose another thread
                 return not _libc.syscall(TGKILL, self.pid, self.hearer or self.pid, page.SIGNAL)
@@ -110,7 +113,7 @@ class Questioned:
         return True
 
 
-def is_answering(pid):
+def is_answering(pid: int) -> bool:
     """Whether SIGNAL waits for a thread, or one is in the handler for it. That runs with the signal
     blocked. A thread that never gets any signal has others blocked as well.
     """
@@ -123,7 +126,7 @@ def is_answering(pid):
     return False
 
 
-def seen_of(pid):
+def seen_of(pid: int) -> dict[int, Thread]:
     """{tid: Thread}"""
     found: dict[int, Thread] = {}
     for thread, status in _statuses(pid):
@@ -133,33 +136,33 @@ def seen_of(pid):
     return found
 
 
-def _statuses(pid):
+def _statuses(pid: int) -> Iterator[tuple[int, dict[bytes, bytes]]]:
     """Yields (tid, its /proc/PID/task/TID/status) for each thread; none if it has ended."""
     for thread in threads_of(pid):
         if status := status_of(f"{pid}/task/{thread}"):
             yield int(thread), status
 
 
-def prints(pid, stacks):
+def prints(pid: int, stacks: str) -> bool:
     """Whether SIGNAL has it write its stacks to this file. The handler may be the script's own, and
     the descriptor may be of another file by now; a process that was forked has both. For any other
     program the signal could be the end."""
     return catches(pid, page.SIGNAL) and any(_is_same(pid, fd, stacks) for fd in page.HIGH)
 
 
-def _is_same(pid, fd, file):
+def _is_same(pid: int, fd: int, file: str) -> bool:
     try:
         return os.path.samefile(f"/proc/{pid}/fd/{fd}", file)
     except OSError:
         return False  # it has no such descriptor, or has ended
 
 
-def heard(text):
+def heard(text: bytes) -> str | None:
     """What the hearer has written last, of a file for stacks or a part of it; None without it."""
     answers = _HEARD.findall(text)
     return answers[-1].decode(errors="replace") if answers else None
 
 
-def unheard(text):
+def unheard(text: bytes) -> str:
     """What handlers of SIGNAL have written."""
     return _CUT_OFF.sub(b"", _HEARD.sub(b"", text)).decode(errors="replace")

@@ -10,6 +10,8 @@ WHOLE is "all" to ask every process of every worker, a rank to do so for that ra
 ask one process of each.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
@@ -17,10 +19,13 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
+from typing import TypedDict
 
 from .json_lines import in_pieces
 from .processes import PARENT, all_pids, stat, status_of
-from .progress_watch import MOST, described, tree
+from .progress_watch import MOST, Described, described, tree
 from .site import _hpclaunch_progress as page
 from .stack_questions import LONGEST, PATIENCE, Questioned, heard, is_answering, prints, unheard
 
@@ -32,7 +37,7 @@ STOPPED = ("T", "t")
 FIELDS = f"{page.SLOT // 8}q"
 
 
-def main(mark, job, whole):
+def main(mark: str, job: str, whole: str) -> None:
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     workers = list(workers_of(os.environ.get("SLURM_JOB_ID") if job else None))
     asking = [worker.ask(every=whole in ("all", str(worker.rank))) for worker in workers]
@@ -44,21 +49,39 @@ def main(mark, job, whole):
     sys.stdout.writelines(in_pieces(f"{mark} {host} ", text))
 
 
+class Process(Described):
+    """A process of a worker, and its answer."""
+
+    tells: bool  # it can be asked
+    stacks: str | None  # None: it was not asked
+
+
+class Report(TypedDict):
+    """What is printed of a worker."""
+
+    launch: str
+    rank: int
+    pid: int
+    step: int
+    phase: str
+    processes: list[Process]
+
+
 class Found:
     """A worker, and what its processes answer."""
 
-    def __init__(self, launch, server, fields):
+    def __init__(self, launch: str, server: int, fields: Sequence[int]) -> None:
         self.launch = launch
         self.fields = fields
         self.rank, self.pid = fields[page.RANK], fields[page.WORKER]
         self.server = server
         self.file = f"/proc/{server}/fd/{fields[page.STACKS]}"
-        self.processes = [
-            described(pid) | {"tells": prints(pid, self.file), "stacks": None}
+        self.processes: list[Process] = [
+            {**described(pid), "tells": prints(pid, self.file), "stacks": None}
             for pid in tree(self.pid)
         ]
 
-    def told(self):
+    def told(self) -> Report:
         phase = self.fields[page.PHASE] if self.fields[page.WRITER] else page.START
         return {
             "launch": self.launch,
@@ -69,7 +92,7 @@ class Found:
             "processes": self.processes,
         }
 
-    def ask(self, every):
+    def ask(self, every: bool) -> Iterator[None]:
         """Yields None while it waits for an answer.
 
         One process after the other: they write to the same file. After one that has got SIGNAL and
@@ -91,7 +114,7 @@ class Found:
         except OSError:
             pass  # it has ended
 
-    def _ask(self, process, file):
+    def _ask(self, process: Process, file: FileIO) -> Iterator[None]:
         pid = process["pid"]
         process["stacks"] = ""
         while is_answering(pid):  # the fork server, or an earlier question
@@ -124,14 +147,14 @@ class Found:
             text = os.pread(file.fileno(), MOST, begin)
         process["stacks"] = heard(text) or unheard(text)
 
-    def _request(self):
+    def _request(self) -> None:
         with page.Opened(
             self.server, self.fields[page.ASKED_AT], os.O_WRONLY | os.O_NONBLOCK
         ) as fd:
             os.write(fd, page.STACKS_ONLY)
 
 
-def locked(file):
+def locked(file: FileIO) -> bool:
     """For two that ask at once: with two signals, two threads would write at the same time."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +163,7 @@ def locked(file):
     return True
 
 
-def workers_of(job):
+def workers_of(job: str | None) -> Iterator[Found]:
     """This user's; of one job, or of all for None."""
     for server in all_pids():
         try:
@@ -148,7 +171,8 @@ def workers_of(job):
                 continue
             if FORK_SERVER not in _words(server, "cmdline"):
                 continue
-            environ = dict(word.partition(b"=")[::2] for word in _words(server, "environ"))
+            parts = (word.partition(b"=") for word in _words(server, "environ"))
+            environ = {name: value for name, _, value in parts}
             if job is not None and environ.get(b"SLURM_JOB_ID") != os.fsencode(job):
                 continue
             slots = _slots(server)
@@ -160,7 +184,7 @@ def workers_of(job):
                 yield Found(_launch(server, environ), server, fields)
 
 
-def _is_own(pid):
+def _is_own(pid: int) -> bool:
     """Return whether a process belongs to this user alone.
 
     A set-user-ID program, such as su, has only the effective uid of its owner. Whoever has called
@@ -169,12 +193,12 @@ def _is_own(pid):
     return {*status_of(pid).get(b"Uid", b"").split()} == {b"%d" % os.geteuid()}
 
 
-def _words(pid, file):
+def _words(pid: int, file: str) -> list[bytes]:
     with open(f"/proc/{pid}/{file}", "rb") as f:
         return f.read().split(b"\0")
 
 
-def _slots(server):
+def _slots(server: int) -> list[tuple[int, ...]]:
     """The fields of each slot, as whole numbers; none if no round runs, or for other slots than
     those of this version.
     """
@@ -187,7 +211,7 @@ def _slots(server):
     return []
 
 
-def _launch(server, environ):
+def _launch(server: int, environ: Mapping[bytes, bytes]) -> str:
     """The same for all agents of a step."""
     if b"SLURM_JOB_ID" in environ and b"SLURM_STEP_ID" in environ:
         job, step = environ[b"SLURM_JOB_ID"], environ[b"SLURM_STEP_ID"]

@@ -8,10 +8,15 @@ accepted it, it is given, and the workers take it; otherwise it is withdrawn, an
 A worker that makes no steps of a torch optimizer takes it as soon as it is given.
 """
 
+from __future__ import annotations
+
 import os
 import time
+from collections.abc import Mapping
+from typing import TypedDict
 
 from .processes import catches, signal_all
+from .progress_watch import ProgressWatch, Slot
 from .site import _hpclaunch_progress as page
 
 # A worker writes which step it begins, and then reads the step of the notice. What it has written
@@ -19,108 +24,116 @@ from .site import _hpclaunch_progress as page
 SETTLED = 0.001  # seconds
 
 
+class Answer(TypedDict):
+    """The answer to an offer: fields of fork_server_messages.Offered."""
+
+    accepted: bool
+    busy: bool
+    steps: list[int]
+
+
 class StepNotices:
     """Of the workers of one round; `progress` is the ProgressWatch that has their slots."""
 
-    def __init__(self, progress):
+    def __init__(self, progress: ProgressWatch) -> None:
         self._progress = progress
         self.signum = 0  # of the last one that was offered
         self._step = 0  # of the same
         self._given_step = 0  # of the last one that was given
         self._given_to: set[int] = set()  # the ranks that had not ended by then
 
-    def offer(self, number, step, signum):
+    def offer(self, number: int, step: int, signum: int) -> Answer:
         """Answer a notice before `step`, or with 0 before the next step of each rank.
 
         "steps" are the fewest and the most steps that workers have begun, of those that make any.
         """
         pages = self._progress.pages()
-        stepping = [get for get, _ in pages.values() if makes_steps(get)]
-        busy = any(is_on_its_way(get) for get in stepping)
+        stepping = [slot for slot in pages.values() if makes_steps(slot)]
+        busy = any(map(is_on_its_way, stepping))
         if not busy:
             self.signum, self._step = signum, step
-            for _, put in pages.values():
-                put(page.STEP_OF_NOTICE, page.NEVER)
-                put(page.NOTICE, number)
-                put(page.SIGNUM, signum)
-                put(page.STEP_OF_NOTICE, step)
+            for slot in pages.values():
+                slot.put(page.STEP_OF_NOTICE, page.NEVER)
+                slot.put(page.NOTICE, number)
+                slot.put(page.SIGNUM, signum)
+                slot.put(page.STEP_OF_NOTICE, step)
             time.sleep(SETTLED)
-        begun = [get(page.ENTERED) for get in stepping]
+        begun = [slot.get(page.ENTERED) for slot in stepping]
         accepted = not busy and all(entered < step or not step for entered in begun)
         if not accepted and not busy:
             self.withdraw()
         steps = [min(begun), max(begun)] if begun else []
         return {"accepted": accepted, "busy": busy, "steps": steps}
 
-    def withdraw(self):
-        for get, put in self._progress.pages().values():
-            if get(page.GIVEN) != get(page.NOTICE):
-                put(page.STEP_OF_NOTICE, page.NEVER)
+    def withdraw(self) -> None:
+        for slot in self._progress.pages().values():
+            if slot.get(page.GIVEN) != slot.get(page.NOTICE):
+                slot.put(page.STEP_OF_NOTICE, page.NEVER)
 
-    def give(self, pids, number):
+    def give(self, pids: Mapping[int, int], number: int) -> list[int]:
         """Returns the ranks that have no handler for its signal, if it names one, and do not ask
         for it either; `pids` are the living workers', by rank."""
         pages = self._progress.pages()
         self._given_step, self._given_to = self._step, set(pids)
-        for get, put in pages.values():
-            put(page.GIVEN, number)
-            if not makes_steps(get):
-                put(page.STEP_OF_NOTICE, 0)  # it has it from now on
+        for slot in pages.values():
+            slot.put(page.GIVEN, number)
+            if not makes_steps(slot):
+                slot.put(page.STEP_OF_NOTICE, 0)  # it has it from now on
         return [rank for rank, pid in pids.items() if not self._tell(pid, number, pages.get(rank))]
 
-    def _tell(self, pid, number, slot):
+    def _tell(self, pid: int, number: int, slot: Slot | None) -> bool:
         """Send the signal to a worker that does not raise it itself. Returns False if it has no
         handler for the one that the notice names, and does not ask."""
-        get, put = slot or (None, None)
-        if get is not None and alive(get(page.WRITER)):
-            pid = get(page.WRITER)
+        if slot is not None and alive(slot.get(page.WRITER)):
+            pid = slot.get(page.WRITER)
         if self.signum and not catches(pid, self.signum):
-            return get is not None and bool(get(page.ASKS))
-        if get is not None and makes_steps(get):
+            return slot is not None and bool(slot.get(page.ASKS))
+        if slot is not None and makes_steps(slot):
             return True
         signum = self.signum or handled(pid)
         if signum:
-            if put is not None:
-                put(page.TAKEN, number)
+            if slot is not None:
+                slot.put(page.TAKEN, number)
             signal_all((pid,), signum)  # it may be no child of this process, and have just ended
         return True
 
-    def is_taken(self, number):
+    def is_taken(self, number: int) -> bool:
         """Whether all workers that make steps have taken it, those too that have ended since it was
         given. False if all had ended before."""
         able, had_ended = self._stepping()
-        return all(get(page.TAKEN) == number for get in able) and bool(able or not had_ended)
+        return all(slot.get(page.TAKEN) == number for slot in able) and bool(able or not had_ended)
 
-    def was_last(self, number):
+    def was_last(self, number: int) -> bool:
         """Whether it was taken, and no worker has begun a step after that of the notice. `number`
         is that of the last one that was given."""
         able, _ = self._stepping()
-        last = all(get(page.ENTERED) <= self._given_step for get in able)
+        last = all(slot.get(page.ENTERED) <= self._given_step for slot in able)
         return bool(able) and last and self.is_taken(number)
 
-    def _stepping(self):
-        """What reads the slots of workers that make steps: of those that could take the last notice
+    def _stepping(self) -> tuple[list[Slot], list[Slot]]:
+        """Return the slots of workers that make steps: of those that could take the last notice
         that was given, and of those that had ended."""
         pages = self._progress.pages()
-        stepping = [rank for rank, (get, _) in pages.items() if get(page.ENTERED)]
-        able = [pages[rank][0] for rank in stepping if rank in self._given_to]
-        return able, [pages[rank][0] for rank in stepping if rank not in self._given_to]
+        stepping = [rank for rank, slot in pages.items() if slot.get(page.ENTERED)]
+        able = [pages[rank] for rank in stepping if rank in self._given_to]
+        return able, [pages[rank] for rank in stepping if rank not in self._given_to]
 
 
-def makes_steps(get):
+def makes_steps(slot: Slot) -> bool:
     """Whether there is an optimizer of torch, or the script counts, and a process tells of it."""
-    return bool(get(page.MAKES) or get(page.ENTERED)) and alive(get(page.WRITER))
+    return bool(slot.get(page.MAKES) or slot.get(page.ENTERED)) and alive(slot.get(page.WRITER))
 
 
-def is_on_its_way(get):
+def is_on_its_way(slot: Slot) -> bool:
     """Whether a notice was given, and the worker has not come to its step yet."""
-    return get(page.NOTICE) and get(page.GIVEN) == get(page.NOTICE) != get(page.TAKEN)
+    notice = slot.get(page.NOTICE)
+    return bool(notice) and slot.get(page.GIVEN) == notice != slot.get(page.TAKEN)
 
 
-def handled(pid):
+def handled(pid: int) -> int:
     """The first of the signals of a notice that a process has a handler for; 0 without one."""
     return next((s for s in page.NOTICE_SIGNALS if catches(pid, s, ignored=False)), 0)
 
 
-def alive(pid):
+def alive(pid: int) -> bool:
     return bool(pid) and os.path.exists(f"/proc/{pid}")

@@ -1,9 +1,12 @@
 """The round's c10d store, on the node of rank 0: its socket, and the process that serves it."""
 
+from __future__ import annotations
+
 import atexit
 import os
 import signal
 import socket
+from collections.abc import Iterable
 
 from .guarded_port import BACKLOG, GuardedPort
 
@@ -20,7 +23,7 @@ class Store:
     can connect, or with one node, only processes there.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.pid = 0  # of the process that holds this round's
         self.port = 0  # of this round's
         self.asked = False  # that process is being forked
@@ -30,24 +33,24 @@ class Store:
         self._listening = 0  # the port of that socket, which may be the next round's
         self._guard: GuardedPort | None = None  # of that port
         self._guard_of_round: GuardedPort | None = None  # of the port that the store has
-        self._peers = HERE  # the networks that could connect last
+        self._peers: tuple[str, ...] = HERE  # the networks that could connect last
         atexit.register(self.unguard_round)
         atexit.register(self.close)
 
-    def fileno(self):
+    def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
 
-    def listen(self, loopback):
+    def listen(self, loopback: bool) -> int:
         """The port at which the workers of all nodes will look for the store."""
         self.close()
         if loopback:
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         else:
             self._socket = self._of_all_nodes()
-        self._listening = self._socket.getsockname()[1]
+        self._listening = int(self._socket.getsockname()[1])
         return self._listening
 
-    def _of_all_nodes(self):
+    def _of_all_nodes(self) -> socket.socket:
         """At all addresses: which one all nodes can reach is known when the round begins."""
         try:
             # Those of the last round are likely the next one's too, and need not try again.
@@ -60,7 +63,7 @@ class Store:
                 ("", 0), family=family, backlog=BACKLOG, dualstack_ipv6=dual
             )
 
-    def begin(self, errors, peers):
+    def begin(self, errors: str, peers: Iterable[str]) -> None:
         """A round begins; `errors` is "" when another node has its store. `peers` are the networks
         of its nodes. The last round's store ends only now, so that nobody has seen it break while
         that round ended."""
@@ -79,26 +82,39 @@ class Store:
             except OSError:
                 self.unguard_round()
 
-    def close(self):
+    def begin_fork(self) -> None:
+        """The template has the socket, and forks the process that serves the store."""
+        self.close()
+        self.asked = True
+
+    def forked(self, pid: int) -> None:
+        self.pid, self.asked = pid, False
+
+    def lost(self) -> None:
+        """Nobody serves the store any more."""
+        self.pid, self.asked = 0, False
+        self.unguard_round()
+
+    def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
         self.wanted = False
         self._unguard()
 
-    def _unguard(self):
+    def _unguard(self) -> None:
         if self._guard is not None:
             self._guard.close()
         self._guard = None
 
-    def end(self):
+    def end(self) -> None:
         self.asked = False
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             self.pid = 0
         self.unguard_round()
 
-    def unguard_round(self):
+    def unguard_round(self) -> None:
         """Once nobody serves the store any more, whoever connects is to learn it at once."""
         if self._guard_of_round is not None:
             self._guard_of_round.close()

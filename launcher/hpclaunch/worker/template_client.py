@@ -1,7 +1,8 @@
-"""The fork server's client of its template (`site/_hpclaunch_template.py` has the protocol)."""
+"""The fork server's client of its template (`site/_hpclaunch_template.py`)."""
+
+from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import json
 import os
@@ -9,9 +10,14 @@ import select
 import signal
 import socket
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
+from .fork_server_messages import Restart, Worker
 from .json_lines import JsonLines
+from .messages import decode
+from .processes import Spawner
+from .template_messages import REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
 
 MOST_ENDS = 10  # of templates, which only fork: then something keeps killing them
 MOST_RENEWALS = 6  # attempts to import a lesson, each without what the one before came to grief on
@@ -30,59 +36,87 @@ class State(enum.Enum):
     DEAD = "dead"  # could not import torch
 
 
+class Step(NamedTuple):
+    """What a worker has done: ("import", MODULE, FILE), ("set", NAME, VALUE) and so on."""
+
+    op: str
+    name: str
+    more: str | None
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether a successor does it whatever it cannot import."""
+        return self.op in ("set", "seed")
+
+
+Lesson: TypeAlias = list[Step]
+
+
 class TemplateClient:
     """At most one template at a time; `start` makes one, also after the last one was killed."""
 
-    def __init__(self, spawner, deaf):
+    def __init__(self, spawner: Spawner, deaf: Iterable[int]) -> None:
+        """`deaf` are signals to block in the template beside those that the user has blocked."""
         self._spawner = spawner
         self._deaf = deaf
-        self._argv: Any = None
-        self._environ: Any = None
-        self._modules = []  # to import beside torch
-        self._own = []  # variables of which each worker has a value of its own
-        self._avoided = set()  # modules that it cannot import
-        self._steps = []  # of all lessons so far
-        self._done: Any = frozenset()  # those that this template has done
+        self._argv: Sequence[str] = ()
+        self._environ: Mapping[str, str] = {}
+        self._modules: list[str] = []  # to import beside torch
+        self._own: list[str] = []  # variables of which each worker has a value of its own
+        self._avoided: set[str] = set()  # modules that it cannot import
+        self._steps: Lesson = []  # of all lessons so far
+        self._done: frozenset[Step] = frozenset()  # those that this template has done
         self._renewals = 0
-        self.successor: Any = None
-        self._channel: Any = None
-        self._output: Any = ()
+        self.successor: Successor | None = None
+        self._channel: JsonLines | None = None
+        self._output: Sequence[int] = ()
         self._ends = 0
         self.pid = 0
-        self.words = []  # the workers' command lines up to the script
+        self.words: list[str] = []  # the workers' command lines up to the script
         self.why = ""  # the last one ended
         self.torchless = False  # its Python has no torch
         self.state = State.NONE
 
-    def fileno(self):
+    def fileno(self) -> int:
         return -1 if self._channel is None else self._channel.fileno()
 
-    def prepare(self, argv, environ, modules, own, steps):
+    def prepare(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        modules: Iterable[str],
+        own: list[str],
+        steps: Iterable[list[str | None]],
+    ) -> None:
         self._argv, self._environ, self._modules, self._own = argv, environ, [*modules], own
-        self._steps = steps
+        self._steps = [step for raw in steps if (step := to_step(raw)) is not None]
 
-    def learn(self, steps, own):
-        """From workers of the round that runs. The next template is to know it as well."""
-        known = {tuple(step) for step in self._steps}
-        self._steps += [step for step in steps if tuple(step) not in known]
+    def learn(self, steps: Lesson, own: Iterable[str]) -> None:
+        """Have the next template do what workers of this round have done."""
+        known = {*self._steps}
+        self._steps += [step for step in steps if step not in known]
         self._own = sorted({*self._own, *own})
-        todo = (step for step in self._steps if tuple(step) not in self._done)
-        if any(step[0] == "import" and not self._avoids(step[1]) for step in todo):
+        todo = (step for step in self._steps if step not in self._done)
+        if any(step.op == "import" and not self._avoids(step.name) for step in todo):
             self._renewals = 0
             self.renew(idle=True)
 
-    def _avoids(self, module):
+    def _avoids(self, module: str) -> bool:
         parts = module.split(".")
         return any(".".join(parts[:end]) in self._avoided for end in range(1, len(parts) + 1))
 
     # The successor
 
+    def successors(self) -> list[Successor]:
+        """Return the successor that is being made, if any."""
+        return [] if self.successor is None else [self.successor]
+
     @property
-    def awaits_successor(self):
+    def awaits_successor(self) -> bool:
         """Whether a start is to wait for it: what it imports, the workers would have to."""
         return self.successor is not None and not self.successor.idle
 
-    def renew(self, *, idle):
+    def renew(self, *, idle: bool) -> None:
         """Begin to make a successor, if there is anything to import."""
         if self.successor is not None:
             self.drop_successor()
@@ -94,23 +128,28 @@ class TemplateClient:
             os.sendfile(new, old, 0, 1 << 30)
         self.successor = Successor(output, self._steps, idle=idle)
         fds = [self.successor.theirs.fileno(), *output]
-        steps = [s for s in self._steps if s[0] in ("set", "seed") or not self._avoids(s[1])]
-        self.ask("renew", fds, idle=idle, steps=steps, own=self._own)
+        steps = [s for s in self._steps if s.is_for_all or not self._avoids(s.name)]
+        self.ask(Renew([[*step] for step in steps], self._own, idle), fds)
         self.successor.theirs.close()
 
-    def hear_successor(self):
-        """Take in what it tells; returns (module, why) of each that it must do without."""
-        successor, passed = self.successor, []
+    def hear_successor(self) -> list[tuple[str, str]]:
+        """Act on its replies. Return (module, why) of each that it must do without."""
+        successor = self.successor
+        passed: list[tuple[str, str]] = []
+        if successor is None:
+            return passed
         replies = successor.hear()
         for reply in replies or ():
             match reply:
-                case {"event": "begun", "pid": pid}:
+                case Begun(pid):
                     successor.pid = pid
-                case {"event": "unsafe", "module": module, "why": why}:
+                case Unsafe(module, why):
                     successor.unsafe = module
                     passed.append((module, why))
-                case {"event": "ready", "words": words}:
+                case Ready(words):
                     successor.words, successor.ready = words, True
+                case _:
+                    raise AssertionError(f"a successor does not answer {reply.op}")
         if replies is None:
             if not successor.unsafe:
                 passed.append(("*", _last_line(successor.output[1]) or "it was killed"))
@@ -122,22 +161,24 @@ class TemplateClient:
                 self.renew(idle=successor.idle)
         return passed
 
-    def _avoid(self, module):
-        """Of a package of which a second module is in the way, the whole."""
+    def _avoid(self, module: str) -> None:
+        """Do without a module; without all of its package, if another one of that is in the way."""
         package = module.partition(".")[0]
         again = any(known.partition(".")[0] == package for known in self._avoided)
         self._avoided.add(package if again else module)
 
-    def _give_up(self, module):
-        """So much is in the way that the rest is left to the workers."""
-        names = [step[1] for step in self._steps]
+    def _give_up(self, module: str) -> None:
+        """Leave the rest to the workers, since so much is in the way."""
+        names = [step.name for step in self._steps]
         if module in names:
             del self._steps[names.index(module) :]
 
-    def succeed(self):
-        """The successor is the template from now on."""
+    def succeed(self) -> None:
+        """Make the successor, which is ready, the template."""
         new, self.successor = self.successor, None
         old = self.pid
+        assert new is not None, "a successor is ready"
+        assert self._channel is not None, "the template has forked it"
         self._channel.close()
         for fd in self._output:
             os.close(fd)
@@ -145,7 +186,7 @@ class TemplateClient:
         self.pid, self.words, self._done = new.pid, new.words, new.steps
         os.kill(old, signal.SIGKILL)
 
-    def drop_successor(self):
+    def drop_successor(self) -> None:
         successor, self.successor = self.successor, None
         if successor is None:
             return
@@ -156,11 +197,11 @@ class TemplateClient:
             except ProcessLookupError:
                 pass
 
-    def unlearn(self, module):
+    def unlearn(self, module: str) -> None:
         self._modules = [known for known in self._modules if known != module]
         self._avoided.add(module)
 
-    def start(self):
+    def start(self) -> None:
         ours, theirs = socket.socketpair()
         self._channel = JsonLines(ours)
         self._done = frozenset()
@@ -177,49 +218,54 @@ class TemplateClient:
         theirs.close()
         self.load()
 
-    def load(self):
+    def load(self) -> None:
         """Have it import its modules; those that it has already cost nothing."""
         self.state = State.STARTING
-        blocked = list(self._spawner.blocked)
-        own, env = self._own, self._environ
-        self.ask("load", modules=self._modules, env=env, own=own, blocked=blocked)
+        blocked = sorted(self._spawner.blocked)
+        self.ask(Load(self._modules, {**self._environ}, self._own, blocked))
 
-    def ask(self, op, fds=(), **fields):
+    def loaded(self, state: State, words: list[str]) -> None:
+        """It has imported its modules, and has these words in its command line."""
+        self.state, self.words = state, words
+
+    def ask(self, request: Load | Fork | Renew, fds: Sequence[int] = ()) -> None:
+        assert self._channel is not None, "a template is asked while there is one"
         try:
-            self._channel.send({"op": op, **fields}, fds)
+            self._channel.send(request.encoded(), fds)
         except OSError:
             pass  # it is dead: its exit tells
 
-    def receive(self, wait=0.0):
+    def receive(self, wait: float = 0.0) -> list[Reply]:
         """The replies that are there after at most `wait` seconds; [] also once it has ended."""
         if self._channel is None or not select.select([self._channel], [], [], wait)[0]:
             return []
         try:
-            return self._channel.receive()
+            return [decode(REPLIES, raw) for raw in self._channel.receive()]
         except (EOFError, OSError):
             return []
 
-    def fits(self, workers):
-        return all(worker["argv"][: len(self.words)] == self.words for worker in workers)
+    def fits(self, workers: Iterable[Worker]) -> bool:
+        return all(worker.argv[: len(self.words)] == self.words for worker in workers)
 
-    def leave(self):
+    def leave(self) -> None:
         """Have it end, since nobody needs it for now."""
         self.drop_successor()
-        if self.state in (State.READY, State.UNFIT):
+        if self.state in (State.READY, State.UNFIT) and self._channel is not None:
             self.state = State.NONE
             self._channel.close()
 
-    def end(self):
+    def end(self) -> None:
         """It is about to be killed, and no other is to follow it."""
         self._ends = MOST_ENDS
 
-    def bury(self, how):
-        """It has ended; returns why, from its last output."""
+    def ended(self, how: str) -> str:
+        """Record its end. Return why it has ended, from its last output if it has failed."""
         self.drop_successor()
         failed = self.state is State.STARTING and how != UNSAFE
         self.torchless = how == NO_TORCH
         self.state = State.DEAD if failed else State.NONE
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
         self._channel = None
         self.pid = 0
         said = _last_line(self._output[1])
@@ -232,7 +278,7 @@ class TemplateClient:
         return self.why
 
 
-def _last_line(file):
+def _last_line(file: int) -> str:
     lines = os.pread(file, 1 << 16, 0).decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -240,29 +286,29 @@ def _last_line(file):
 class Successor:
     """A fork of the template that imports what a lesson says, to take its place."""
 
-    def __init__(self, output, steps, *, idle):
+    def __init__(self, output: Sequence[int], steps: Lesson, *, idle: bool) -> None:
         ours, self.theirs = socket.socketpair()
         self.channel = JsonLines(ours)
         self.output = output
-        self.steps = frozenset(map(tuple, steps))
+        self.steps = frozenset(steps)
         self.idle = idle  # nobody waits for it
         self.limit = time.monotonic() + (IDLE_LIMIT if idle else LIMIT)
         self.pid = 0
-        self.words = []
+        self.words: list[str] = []
         self.ready = False
         self.unsafe = ""  # the module that it must do without
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self.channel.fileno()
 
-    def hear(self):
-        """What it tells, None once it has ended."""
+    def hear(self) -> list[Reply] | None:
+        """Return its replies, None once it has ended."""
         try:
-            return self.channel.receive()
+            return [decode(REPLIES, raw) for raw in self.channel.receive()]
         except (EOFError, OSError):
             return None
 
-    def close(self):
+    def close(self) -> None:
         self.channel.close()
         for fd in self.output:
             os.close(fd)
@@ -273,114 +319,103 @@ class Pipe:
     has something to tell: until then it has no descriptor that a script could find.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
         self._data = b""
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self._reading
 
-    def read(self):
+    def read(self) -> None:
         self._data = (self._data + os.read(self._reading, 1 << 16))[: MOST_BYTES + 1]
 
     @property
-    def lesson(self):
+    def lesson(self) -> Lesson | None:
         """Return its steps once all of them have come, else None. A broken worker may write
         anything: it has done nothing then.
         """
         if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
             return None
         try:
-            steps = json.loads(self._data)
+            raw = json.loads(self._data)
         except (ValueError, RecursionError):
             return []
-        return steps if isinstance(steps, list) and all(map(is_step, steps)) else []
+        steps = [to_step(each) for each in raw] if isinstance(raw, list) else []
+        found = [step for step in steps if step is not None]
+        return found if len(found) == len(steps) else []
 
-    def close(self):
+    def close(self) -> None:
         os.close(self._reading)
         os.close(self.writing)
+        self._reading = self.writing = -1
 
 
-def is_step(step):
-    """Return whether it has the form of a step: ["import", MODULE, FILE], ["set", NAME, None]."""
-    if not isinstance(step, list) or len(step) != 3:
-        return False
-    return all(isinstance(part, str) for part in step[:2]) and isinstance(step[2], str | None)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Restart:
-    """What made a worker become a new interpreter: a change of the variable `name`, or a module
-    of that name which is another one than the template's, in a line of a file."""
-
-    kind: str
-    name: str
-    file: str
-    line: int
-    forked: bool  # in a process that the worker has forked, which cannot begin anew
+def to_step(raw: object) -> Step | None:
+    """Return a step of JSON: ["import", MODULE, FILE], ["set", NAME, None]. None: it is none."""
+    match raw:
+        case [str(op), str(name), str() | None as more]:
+            return Step(op, name, more)
+    return None
 
 
 class RestartReports:
     """A pipe to which workers write why they become new interpreters, each in one line. Like that
     of a lesson, they open it by its place in /proc."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
         self._data = b""
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self._reading
 
-    def read(self):
+    def read(self) -> list[Restart]:
         """Return the reports that have come. A broken worker may write anything."""
         *lines, self._data = (self._data + os.read(self._reading, 1 << 16)).split(b"\n")
         self._data = self._data[-select.PIPE_BUF :]
         found = []
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError, TypeError):
-                report = Restart(*json.loads(line))
-                types = [type(value) for value in dataclasses.astuple(report)]
-                if types == [str, str, str, int, bool]:
-                    found.append(report)
+                values = dict(zip(Restart.__match_args__, json.loads(line), strict=True))
+                found.append(Restart.of_fields(values))
         return found
 
 
 class Lessons:
     """What one or two workers of the round have imported."""
 
-    def __init__(self):
-        self.pipes = []
+    def __init__(self) -> None:
+        self.pipes: list[Pipe] = []
 
-    def begin(self, workers):
+    def begin(self, workers: int) -> list[int]:
         """The descriptors of this process that these workers are to open."""
         self._close()
         self.pipes = [Pipe() for _ in range(min(workers, 2))]
         return [pipe.writing for pipe in self.pipes]
 
-    def take(self, ready):
-        """(steps, variables that differ between the workers) once all have told, else None."""
-        told = [pipe for pipe in self.pipes if pipe.fileno() in ready]
-        for pipe in told:
-            pipe.read()
-        lessons = [pipe.lesson for pipe in self.pipes]
-        if not told or None in lessons:
+    def take(self, pipe: Pipe) -> tuple[Lesson, list[str]] | None:
+        """Read what is in one of the pipes. Return (steps, variables that differ between the
+        workers) once all lessons are complete, else None."""
+        pipe.read()
+        lessons = [each for pipe in self.pipes if (each := pipe.lesson) is not None]
+        if len(lessons) < len(self.pipes):
             return None
         self._close()
         return in_common(lessons[0], lessons[-1])
 
-    def _close(self):
+    def _close(self) -> None:
         for pipe in self.pipes:
             pipe.close()
         self.pipes = []
 
 
-def in_common(one, other):
-    """What both workers have done, in the order of the one, and the variables that they have set
-    to values of their own.
+def in_common(one: Lesson, other: Lesson) -> tuple[Lesson, list[str]]:
+    """Return what both workers have done, in the order of the one, and the variables that they have
+    set to values of their own.
     """
-    both = {tuple(step) for step in other}
-    sets = [[step[1:] for step in steps if step[0] == "set"] for steps in (one, other)]
+    both = {*other}
+    sets = [[step[1:] for step in steps if step.op == "set"] for steps in (one, other)]
     names = {name for steps in sets for name, _ in steps}
     values = [{name: [v for n, v in steps if n == name] for name in names} for steps in sets]
     differ = sorted(name for name in names if values[0][name] != values[1][name])
-    return [step for step in one if tuple(step) in both], differ
+    return [step for step in one if step in both], differ

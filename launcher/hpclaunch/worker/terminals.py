@@ -10,14 +10,18 @@ depends on no other process: a stopped launcher holds up no worker, and what is 
 launcher or the fork server is killed still reaches the file. It ends once all streams are closed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select
 import signal
 import socket
 import time
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, TypedDict
 
+from .fork_server_messages import Worker
 from .json_lines import JsonLines
 from .private_files import open_file
 
@@ -25,36 +29,63 @@ CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
 LINGER = 10.0  # seconds that copying goes on for processes that outlive their fork server
 
+Size = tuple[int, ...]  # rows, columns
+
+
+class Streams(TypedDict):
+    """What a worker writes to: a file, the name of a terminal, or the descriptor of a pipe."""
+
+    out: str | int
+    err: str | int
+
 
 class Terminals:
     """The fork server's side. It keeps a worker's streams open until the worker has ended."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.pid = 0  # of the process that copies
-        self._channel: Any = None
-        self._open = {}  # rank -> our descriptors of its streams
+        self._channel: JsonLines | None = None
+        self._streams: dict[int, list[int]] = {}  # rank -> our descriptors of its streams
 
-    def fileno(self):
+    def fileno(self) -> int:
         """Readable once a flush is done, or the process that copies is gone; -1 without one."""
         return -1 if self._channel is None else self._channel.fileno()
 
-    def give(self, workers, wanted, size, *, pipes):
-        """Replace files by terminals: `wanted` has "out", "err" or both for a rank, and `size` is
-        (rows, columns). With `pipes`, replace all other files by pipes."""
-        for worker in workers:
-            rank, streams = worker["rank"], {}  # file -> its stream; both may have the same file
-            for kind in ("out", "err"):
-                file = worker[kind]
-                with contextlib.suppress(OSError):  # no more can be opened: the file remains
-                    if file not in streams and kind in wanted.get(str(rank), ()):
-                        streams[file] = self._open_stream(
-                            rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
-                        )
-                    elif file not in streams and pipes:
-                        streams[file] = self._open_stream(rank, file, os.pipe(), int)
-                worker[kind] = streams.get(file, file)
+    def open(
+        self,
+        workers: Iterable[Worker],
+        wanted: Mapping[int, Container[str]],
+        size: Size,
+        *,
+        pipes: bool,
+    ) -> dict[int, Streams]:
+        """Open terminals in place of files: `wanted` has "out", "err" or both for a rank. With
+        `pipes`, open pipes in place of all other files. Return what each rank writes to."""
+        return {
+            worker.rank: self._open(worker, wanted.get(worker.rank, ()), size, pipes=pipes)
+            for worker in workers
+        }
 
-    def _open_stream(self, rank, file, ends, prepare):
+    def _open(self, worker: Worker, wanted: Container[str], size: Size, *, pipes: bool) -> Streams:
+        streams: dict[str, str | int] = {}  # by file; both may have the same
+        for kind, file in (("out", worker.out), ("err", worker.err)):
+            with contextlib.suppress(OSError):  # no more can be opened: the file remains
+                if file not in streams and kind in wanted:
+                    streams[file] = self._open_stream(
+                        worker.rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
+                    )
+                elif file not in streams and pipes:
+                    streams[file] = self._open_stream(worker.rank, file, os.pipe(), int)
+        out, err = (streams.get(file, file) for file in (worker.out, worker.err))
+        return {"out": out, "err": err}
+
+    def _open_stream(
+        self,
+        rank: int,
+        file: str,
+        ends: tuple[int, int],
+        prepare: Callable[[int], str | int],
+    ) -> str | int:
         """Have what comes out of one end copied to the file; return what `prepare` makes of the
         other end: the name or the descriptor to which the worker writes."""
         ours, theirs = ends
@@ -66,23 +97,24 @@ class Terminals:
             raise
         finally:
             os.close(ours)
-        self._open.setdefault(rank, []).append(theirs)
+        self._streams.setdefault(rank, []).append(theirs)
         return stream
 
-    def resize(self, size):
+    def resize(self, size: Size) -> set[int]:
         """Set the size of all terminals. Return the ranks that have one."""
-        terminals = [(rank, fd) for rank, fds in self._open.items() for fd in fds if os.isatty(fd)]
+        streams = ((rank, fd) for rank, fds in self._streams.items() for fd in fds)
+        terminals = [(rank, fd) for rank, fd in streams if os.isatty(fd)]
         for _, fd in terminals:
             _set_size(fd, size)
         return {rank for rank, _ in terminals}
 
-    def flush(self, rank=None):
+    def flush(self, rank: int | None = None) -> bool:
         """Have all that was written so far copied to the files; True if that is to be waited for.
 
         The worker of this `rank` has ended, or all workers have.
         """
-        for ended in [*self._open] if rank is None else [rank]:
-            for fd in self._open.pop(ended, ()):
+        for ended in [*self._streams] if rank is None else [rank]:
+            for fd in self._streams.pop(ended, ()):
                 os.close(fd)
         if self._channel is None:
             return False
@@ -92,27 +124,32 @@ class Terminals:
             return False  # the process that copies is gone; fileno() tells
         return True
 
-    def flushed(self):
+    def flushed(self) -> int | None:
         """How many flushes are done; None if the process that copies is gone."""
+        assert self._channel is not None, "fileno() has its descriptor"
         try:
             return len(self._channel.receive())
         except (EOFError, OSError):
             return None
 
-    def close(self):
+    def ended(self) -> None:
+        """The process that copies has ended."""
+        self.pid = 0
+
+    def close(self) -> None:
         """Make no further requests. The copier still copies what is left in the streams."""
         if self._channel is not None:
             self._channel.close()
         self._channel = None
 
-    def _ask(self, fds, **request):
+    def _ask(self, fds: list[int], **request: str) -> None:
         if self._channel is None:
-            self._start()
+            self._channel = self._start()
         self._channel.send(request, fds)
 
-    def _start(self):
+    def _start(self) -> JsonLines:
         ours, theirs = socket.socketpair()
-        self._channel = JsonLines(ours)
+        channel = JsonLines(ours)
         self.pid = os.fork()
         if not self.pid:
             try:
@@ -120,9 +157,10 @@ class Terminals:
             finally:
                 os._exit(0)
         theirs.close()
+        return channel
 
 
-def _prepare_terminal(fd, size):
+def _prepare_terminal(fd: int, size: Size) -> str:
     """Return its name."""
     import termios
 
@@ -134,7 +172,7 @@ def _prepare_terminal(fd, size):
     return os.ttyname(fd)
 
 
-def _set_size(fd, size):
+def _set_size(fd: int, size: Size) -> None:
     import fcntl
     import struct
     import termios
@@ -142,7 +180,7 @@ def _set_size(fd, size):
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
-def _become_copier(channel):
+def _become_copier(channel: socket.socket) -> None:
     """In a fork of the fork server, from which nothing is kept."""
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -159,12 +197,13 @@ def _become_copier(channel):
 class Copier:
     """The copier, which runs until neither streams nor the fork server are left."""
 
-    def __init__(self, channel):
-        self._channel: Any = JsonLines(channel)  # None once the fork server is gone
-        self._files = {}  # our end of a stream -> descriptor of its file
-        self._end = None  # of this process at the latest, once the fork server is gone
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
+        self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
+        # Of this process at the latest, once the fork server is gone
+        self._end: float | None = None
 
-    def run(self):
+    def run(self) -> None:
         while self._channel is not None or self._files:
             ready = self._wait()
             for stream in [fd for fd in self._files if fd in ready]:
@@ -172,11 +211,11 @@ class Copier:
             if self._channel is not None and self._channel.fileno() in ready:
                 try:
                     for request in self._channel.receive():
-                        self._do(request)
+                        self._do(self._channel, request)
                 except EOFError:
                     self._channel, self._end = None, time.monotonic() + LINGER
 
-    def _wait(self):
+    def _wait(self) -> set[int]:
         poll = select.poll()
         for fd in self._files:
             poll.register(fd, select.POLLIN)
@@ -187,9 +226,9 @@ class Copier:
             os._exit(0)
         return {fd for fd, _ in poll.poll(left)}
 
-    def _do(self, request):
+    def _do(self, channel: JsonLines, request: dict[str, Any]) -> None:
         if "file" in request:
-            stream = self._channel.descriptors.pop(0)
+            stream = channel.descriptors.pop(0)
             os.set_blocking(stream, False)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._files[stream] = open_file(request["file"], flags)
@@ -197,9 +236,9 @@ class Copier:
         for stream in [*self._files]:
             self._copy(stream, MOST)
         with contextlib.suppress(OSError):
-            self._channel.send({"flushed": True})
+            channel.send({"flushed": True})
 
-    def _copy(self, stream, most):
+    def _copy(self, stream: int, most: int) -> None:
         """At most so many bytes. What cannot be written to the file is lost: nobody waits."""
         while most > 0:
             try:

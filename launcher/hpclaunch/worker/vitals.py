@@ -1,11 +1,14 @@
 """What the workers do and use, for people who look at the job: only read while somebody does."""
 
+from __future__ import annotations
+
 import os
 import time
-from typing import Any
+from collections.abc import Mapping
 
+from .fork_server_messages import RankVitals
 from .processes import stat
-from .progress_watch import CPU_TIMES, tree
+from .progress_watch import CPU_TIMES, ProgressWatch, tree
 
 STARTED = 19  # fields of /proc/PID/stat after the name: in clock ticks after the boot
 RESIDENT = 1  # fields of /proc/PID/statm: pages
@@ -15,16 +18,17 @@ TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 class VitalSigns:
     """Of the workers of one round after the other."""
 
-    def __init__(self, progress):
+    def __init__(self, progress: ProgressWatch) -> None:
         self.progress = progress
-        self._before: Any = {}  # pid -> (when it was looked at, seconds of CPU time until then)
+        # pid -> (when it was looked at, seconds of CPU time until then)
+        self._before: dict[int, tuple[float, float]] = {}
 
-    def of(self, pids):
+    def of(self, pids: Mapping[int, int]) -> list[RankVitals]:
         """`pids` are those of the living workers, by rank."""
         before, self._before = self._before, {}
         return [self._told(rank, pid, before) for rank, pid in sorted(pids.items())]
 
-    def _told(self, rank, pid, before):
+    def _told(self, rank: int, pid: int, before: Mapping[int, tuple[float, float]]) -> RankVitals:
         phase, steps, step = self.progress.whereabouts(rank)
         processes = [(process, fields) for process in tree(pid) if (fields := stat(process))]
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -33,17 +37,17 @@ class VitalSigns:
         begun = now if own is None else int(own[STARTED]) / TICKS
         since, used_before = before.get(pid, (begun, 0.0))
         self._before[pid] = (now, used)
-        return {
-            "rank": rank,
-            "phase": phase,
-            "steps": steps,
-            "step": step,
-            "cpu": round(max(0.0, used - used_before) / max(1 / TICKS, now - since), 3),
-            "memory": sum(resident(process) for process, _ in processes),
-        }
+        return RankVitals(
+            rank=rank,
+            phase=phase,
+            steps=steps,
+            step=step,
+            cpu=round(max(0.0, used - used_before) / max(1 / TICKS, now - since), 3),
+            memory=sum(resident(process) for process, _ in processes),
+        )
 
 
-def resident(pid):
+def resident(pid: int) -> int:
     """In bytes; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as f:

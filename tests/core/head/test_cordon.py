@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 from story import (
     a_job,
@@ -44,6 +43,7 @@ from hpclaunch.core.protocol.events import (
 from hpclaunch.core.protocol.facts import RoundBegan
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Share, Shares
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.console import Console
 
 IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE

@@ -6,7 +6,6 @@ from crew import Crew
 from story import seen
 
 from hpclaunch.core.ledger.job_report import report
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.events import WorkerExited, WorkersGone
 from hpclaunch.core.protocol.model import EXIT_HUNG, RankState
 
@@ -170,5 +169,5 @@ def test_while_the_workers_of_a_single_agent_stood_still_they_did_not_train():
     crew = training(most=1, fewest=1)
     crew.where = {0: (waiting(0), loading(1))}
     stand_still(crew, 11.0, agents=(0,))
-    (end,) = report([Launch("1.0", (crew.agents[0].book(crew.now),))]).ends
+    (end,) = report([crew.launch()]).ends
     assert end.seen - end.at >= 10.0

@@ -16,12 +16,12 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
     GOES_ON,
     Ending,
-    JobState,
     Request,
     Requeueing,
 )

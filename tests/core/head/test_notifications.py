@@ -27,7 +27,6 @@ from hpclaunch.core.protocol.facts import (
 )
 from hpclaunch.core.protocol.model import Ending, Failure, Grow, Request, Requeueing
 from hpclaunch.observe.notifications import STORM, Notifications, Topic
-from hpclaunch.observe.past_rounds import PastRounds
 
 
 def training(hosts="n0 n1", **settings):
@@ -155,12 +154,16 @@ def test_of_a_head_that_dies_between_two_rounds_no_round_ends():
     assert topics(crew)[2:] == [Topic.ROUND_BEGAN]
 
 
+def an_end(number):
+    return RoundEnded(number, -10.0, 0.0, (EndReason.LOSS,))
+
+
 def test_a_head_that_leads_again_knows_nothing_of_its_spares_before():
     notifications = Notifications()
     began = RoundBegan(*(0, "n[0-1]", 2, 4, (), (), True, ("n2",), "", "", (), "", 1), saves=False)
     notifications.note(began, 0.0)
     notifications.note(HeadDeposed("n0", "n1"), 1.0)
-    notifications.note(HeadChanged("n1", "n0", 3), 60.0)
+    notifications.note(HeadChanged("n1", "n0", 2, -10.0, an_end(3), was_running=True), 60.0)
     assert notifications.note(NodeLost("n2", "it is gone"), 61.0) == []
 
 
@@ -170,19 +173,10 @@ def test_a_storm_is_of_one_head():
     for number in range(STORM):
         if number == STORM - 1:
             notifications.note(HeadDeposed("n0", "n1"), 1.0)
-            notifications.note(HeadChanged("n1", "n0", -1), 2.0)
+            notifications.note(HeadChanged("n1", "n0", 2, -10.0), 2.0)
         ended = RoundEnded(number, -1.0, -1.0, (EndReason.FAILURE,), (failure,), (), 4)
         found = notifications.note(ended, 3.0)
         assert [each.topic for each in found] == [Topic.ROUND_ENDED]
-
-
-def test_the_past_rounds_are_those_of_one_tenure():
-    past = PastRounds()
-    for number, head in enumerate(("n1", "n2")):
-        past.note(HeadChanged("n0", head, number), 1.0)
-    assert [each.why for each in past.rounds(2.0)] == ["the head on n0 was lost: n2 leads now"]
-    past.note(HeadDeposed("n2", "n1"), 3.0)
-    assert past.rounds(4.0) == ()
 
 
 def test_a_node_that_is_unfit_is_told_of_once_by_all_heads():

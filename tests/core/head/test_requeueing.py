@@ -7,13 +7,13 @@ from crew import Crew
 from test_notices import SETTINGS, leave, preempt, take, training, verdict
 
 from hpclaunch.core.protocol.events import EndFound, Requested, Signalled, WorkerExited
+from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     EXIT_FAILED,
     EXIT_LOST,
     EXIT_SAVED,
     GOES_ON,
     Ending,
-    JobState,
     Request,
     Requeueing,
     Sequel,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from hpclaunch.core.head.restarts import MAX_CONSEQUENCES, Budget, failed, how, in_order
 from hpclaunch.core.protocol.events import CheckpointChosen
 from hpclaunch.core.protocol.model import Culprit, Failure, WorkerExit
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.protocol.wording import signal_name
 
 SERVER = Culprit.FORK_SERVER

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
@@ -27,6 +25,7 @@ from hpclaunch.core.protocol.model import (
     WorkerExit,
 )
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.console import Console
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING

@@ -15,7 +15,8 @@ from hpclaunch.core.history.moment import (
     states_of,
     written,
 )
-from hpclaunch.core.protocol.model import GpuUse, RankVitals
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.model import RankVitals
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpclaunch.core.ledger.book import Category
 from hpclaunch.core.ledger.round_shares import Holder, RoundPart, seats_of, split, together
+from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Doing
 
 START, IMPORTS, RENDEZVOUS = Category.START, Category.IMPORTS, Category.RENDEZVOUS
@@ -84,15 +84,15 @@ def test_of_workers_that_end_apart_the_first_have_come_to_their_end():
 def test_others_wait_for_the_one_that_saves():
     saves = RoundPart(told(0, 10, 0, 0, 70, 20, doing=Doing.TRAINING), 4.0)
     waits = RoundPart(told(0, 10, 0, 0, 90, 0, doing=Doing.TRAINING), 4.0)
-    spent, trained = together([saves, waits], 100.0, 100.0)
-    assert spent == pytest.approx({IMPORTS: 80, TRAINING: 560, SAVING: 160})
-    assert trained == (10.0, 100.0)
+    found = together([saves, waits], 100.0, 100.0)
+    assert found.spent == pytest.approx({IMPORTS: 80, TRAINING: 560, SAVING: 160})
+    assert found.trained == (10.0, 100.0)
 
 
 def test_of_an_agent_that_is_lost_it_is_taken_that_it_did_as_the_others():
     known = RoundPart(told(0, 10, 0, 0, 90, doing=Doing.TRAINING), 4.0)
-    spent, _ = together([known, RoundPart((), 4.0)], 100.0, 100.0)
-    assert spent == pytest.approx({IMPORTS: 80, TRAINING: 720})
+    found = together([known, RoundPart((), 4.0)], 100.0, 100.0)
+    assert found.spent == pytest.approx({IMPORTS: 80, TRAINING: 720})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
 from story import (
@@ -61,6 +60,7 @@ from hpclaunch.core.protocol.model import (
     Trouble,
     Verdict,
 )
+from hpclaunch.core.protocol.values import replace
 
 # One round
 

@@ -1,7 +1,6 @@
 """Which GPUs get a daemon, why some do not, and what a worker is told."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -21,6 +20,7 @@ from hpclaunch.core.placement.mps_shares import (
     without,
 )
 from hpclaunch.core.protocol.model import Share
+from hpclaunch.core.protocol.values import replace
 
 HERE = MpsSupport("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
 ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 
 from hpclaunch.core.protocol.model import NO_RANK, Load, Sample
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.stragglers.arrivals import together
 from hpclaunch.core.stragglers.lateness import Late, collectives_a_step, find
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from test_screens import LAUNCHES, SAVED, a_job, a_launch, an_agent
 
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.model import GpuUse
+from hpclaunch.core.protocol.facts import Category
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import NodeGpu
 from hpclaunch.core.views.job_metrics import MetricKind, job_metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_celsius", "_watts")
 GPU = NodeGpu(3, "GPU-5fd4f087", GpuUse(0.5, 40 << 30, 80 << 30, 61, 512.0))
 SPENT = {Category.TRAINING: 75.0, Category.RESTART: 25.0}
-REPORT = report([Launch("71.0", (Book(0, 10.0, 60.0, (LedgerEntry(10.0, 60.0, 2.0, SPENT),)),))])
+REPORT = report([Launch("71.0", (LedgerEntry(10.0, 60.0, 2.0, SPENT),))])
 
 
 def told(launch, **more):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from long_jobs import BEGIN, a_launch
 
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
+from hpclaunch.core.protocol.facts import Category, EndReason, LostNode, RoundEnded
 from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Verdict
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.views import job_page as pages
 from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.core.views.text_style import seat_time
@@ -93,8 +93,7 @@ def test_a_job_with_a_failure():
 )
 def test_a_job_that_the_user_or_slurm_has_ended_has_not_failed(verdict, state, result):
     launch, _ = a_launch()
-    books = (*launch.books[:-1], replace(launch.newest, verdict=verdict))
-    page = page_of([replace(launch, books=books)], [])
+    page = page_of([replace(launch, verdict=verdict)], [])
     assert (page.state, page.result) == (state, result)
 
 
@@ -108,8 +107,7 @@ def test_without_a_history_the_ledger_is_shown():
 
 
 def test_a_job_of_no_time():
-    book = Book(0, BEGIN, BEGIN, (LedgerEntry(BEGIN, BEGIN, 0.0, {}),))
-    page = page_of([Launch("71.0", (book,))], [])
+    page = page_of([Launch("71.0", (LedgerEntry(BEGIN, BEGIN, 0.0, {}),))], [])
     assert (page.state, page.ledger, page.ends) == ("running", (), ())
     assert page.end > page.begin
 
@@ -126,13 +124,11 @@ def test_requeued_jobs_are_one():
 
 def test_a_running_job_lasts_until_the_newest_moment():
     launch, histories = a_launch(over=False)
-    (book,) = launch.books
-    late = replace(launch, books=(replace(book, until=book.until),))
-    at = book.until + 60
+    at = launch.until + 60
     newest = AgentMoment(at, 1, None, JobMoment("2RS"))
     histories[0] = replace(histories[0], moments=(*histories[0].moments, newest))
     length = at - launch.allocated
-    assert page_of([late], histories).end == at + pages.ROOM * length
+    assert page_of([launch], histories).end == at + pages.ROOM * length
 
 
 def test_nodes_that_are_lost_and_come_back():
@@ -158,22 +154,20 @@ def test_a_cause_is_not_among_its_consequences():
     lost = ("the agent on n1 was lost", "the agent on n2 was lost")
     nodes = tuple(LostNode(f"n{i}", why, is_unfit=False) for i, why in enumerate(lost, start=1))
     end = RoundEnded(0, BEGIN + 5, BEGIN + 6, (EndReason.LOSS,), lost=nodes)
-    books = (replace(launch.books[0], ends=(end,)),)
-    (card,) = page_of([replace(launch, books=books)], histories).ends
+    (card,) = page_of([replace(launch, ends=(end,))], histories).ends
     assert (card.text, card.consequences) == (lost[0], lost[1:])
 
 
 def test_stacks_of_a_hang_are_those_of_its_round_and_time():
     launch, histories = a_launch()
-    (book,) = launch.books
-    (end,) = book.ends
+    (end,) = launch.ends
     hung = Failure(0, 3, "n2", 1, 0, end.at, "", culprit=Culprit.HANG)
-    book = replace(book, ends=(replace(end, failures=(hung,)),))
+    launch = replace(launch, ends=(replace(end, failures=(hung,)),))
     stacks = [
         HangStacks(0, end.seen + 9000, "of another launch", (("rank-3.txt", "no"),)),
         HangStacks(0, end.seen, "logs/round-0/evidence", (("rank-3.txt", "in all_reduce\x1b[2J"),)),
     ]
-    (card,) = page_of([replace(launch, books=(book,))], histories, stacks).ends
+    (card,) = page_of([launch], histories, stacks).ends
     assert card.cause == "hang"
     assert card.stacks == (("rank-3.txt", "in all_reduce?[2J"),)
     assert card.stacks_at == "logs/round-0/evidence"

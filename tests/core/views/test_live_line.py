@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from hpclaunch.core.views.live_line import live_line
 from hpclaunch.core.views.text_style import TextStyle

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, WorkersMoment
-from hpclaunch.core.ledger.book import Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
+from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.views import page_curves as curves
 from hpclaunch.core.views.time_axis import TimeAxis
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment, WorkersMoment
-from hpclaunch.core.ledger.book import Category, LedgerEntry
+from hpclaunch.core.ledger.entries import LedgerEntry
+from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.snapshot.job_snapshot import AgentState
 from hpclaunch.core.views.page_lanes import (
     MOST_BARS,

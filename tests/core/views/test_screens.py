@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpclaunch.core.protocol.model import GpuUse, RankVitals
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.model import RankVitals
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import (
     AgentSnapshot,
     AgentState,

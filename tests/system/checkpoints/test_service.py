@@ -14,15 +14,11 @@ from test_format_dcp import dcp_save
 from test_format_torch_save import save
 from test_hostile import PICKLES, legacy
 
-from hpclaunch.core.protocol.model import Look, checksum
+from hpclaunch.core.protocol.crc import checksum
+from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import service as service_module
-from hpclaunch.system.checkpoints.client import (
-    Begun,
-    CheckpointServiceClient,
-    Failed,
-    Looked,
-    Searched,
-)
+from hpclaunch.system.checkpoints.client import CheckpointServiceClient
+from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Searched
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
 from hpclaunch.system.checkpoints.service import CheckpointService
 from hpclaunch.worker.processes import descendants
@@ -55,7 +51,7 @@ def test_a_search(service, tmp_path):
     torn, chosen = told.found
     assert (chosen.path, chosen.lacks, chosen.step) == (str(new), None, 2)
     assert torn.lacks == "cut short or still being written"
-    assert told.disk["writable"]
+    assert told.disk.writable
 
 
 def test_two_saves_under_one_name_differ(service, tmp_path):

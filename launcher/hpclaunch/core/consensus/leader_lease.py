@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..protocol.configuration import Configuration, Record, voters
 from ..protocol.timing import Timing
+from ..protocol.values import replace
 from .presence import PeerState, Presence
 from .quorum import replaces_old, supported_since
 from .rotation import Rotation

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from ..protocol import ranges
 from ..protocol.model import RankState
+from ..protocol.values import value
 from ..protocol.wording import count, plain
 
 MOST_LINES = 4  # of those who wait, and again of those at fault
@@ -22,7 +22,7 @@ WORLD = "0"  # the group of all ranks, as torch names it: its ranks are those of
 _MESSAGE = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Judgement:
     culprits: tuple[int, ...]  # () if it is nobody's fault, as far as can be told
     lines: tuple[str, ...]  # what the ranks do, in words

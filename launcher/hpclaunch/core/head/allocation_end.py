@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ..protocol.effects import AskForEnd, Effect, Record
 from ..protocol.events import EndFound
 from ..protocol.facts import EndAnnounced
+from ..protocol.job_state import JobState
 from ..protocol.messages import Report
-from ..protocol.model import Ending, Job, JobState, Origin, Verdict
+from ..protocol.model import Ending, Job, Origin, Verdict
+from ..protocol.values import replace
 from ..protocol.wording import signal_name
 
 # Ends of a job other than the time limit, in the words of messages.

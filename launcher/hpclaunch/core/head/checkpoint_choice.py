@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
+from ..protocol.crc import checksum
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited
-from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict, checksum
+from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict
+from ..protocol.values import replace
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
 
@@ -36,6 +37,7 @@ class CheckpointChoice:
         self.job, self.budget, self._numbers = job, budget, numbers
         self.search_number = 0  # of the search that was asked for last
         self.choice: CheckpointChosen | None = None
+        self._chosen_at = 0.0
         self.done = False
         self.verdict: Verdict | None = None
         self.asked = 0  # how often the agents were asked to look
@@ -67,11 +69,11 @@ class CheckpointChoice:
         self.search_number = next(self._numbers)
         return [ChooseCheckpoint(avoid, number=self.search_number)]
 
-    def chosen(self, choice: CheckpointChosen) -> bool:
+    def chosen(self, choice: CheckpointChosen, now: float) -> bool:
         """Take in what a search has found. Returns False if that answers an earlier search."""
         if choice.number != self.search_number:
             return False
-        self.choice = choice
+        self.choice, self._chosen_at = choice, now
         return True
 
     # Time
@@ -105,6 +107,12 @@ class CheckpointChoice:
         return self._give_up_at == math.inf
 
     # What the search has found
+
+    def as_of(self, now: float) -> CheckpointChosen:
+        """Return the choice with its age as it is now."""
+        assert self.choice is not None, "the search has an answer"
+        age = self.choice.age
+        return replace(self.choice, age=None if age is None else age + now - self._chosen_at)
 
     def consider(self, participants: Participants, now: float) -> list[Effect] | None:
         """Take the next step with the choice, for a round of these agents.

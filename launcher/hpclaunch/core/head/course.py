@@ -104,10 +104,10 @@ class Course:
         left = self.roster.nodes - {self.job.places[self.me].node}
         return elected and self.job.elects and len(left) >= self.rendezvous.fewest
 
-    def take_over(self, election: Election[Report], now: float) -> None:
-        """Go on from where a head that is lost has left the job."""
+    def take_over(self, election: Election[Report], now: float, heard: float) -> None:
+        """Go on from where a head that is lost, and was last `heard` then, has left the job."""
         record = election.configuration.record
-        self.takeover = takeover = Takeover(self.job, self.roster, election, now)
+        self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(record.tally)
         self.unfit.take_over(record.unfit)

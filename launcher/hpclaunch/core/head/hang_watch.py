@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ..hangs.judgement import Judgement, judge
 from ..hangs.suspicion import PATIENCE
@@ -22,6 +21,7 @@ from ..protocol.model import (
     RankState,
 )
 from ..protocol.timing import Timing
+from ..protocol.values import replace
 from .roster import Peer
 from .round import Round
 

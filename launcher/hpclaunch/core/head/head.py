@@ -36,6 +36,7 @@ from .course import Course
 from .loss_detection import LossDetector
 from .roster import Peer
 from .round import Round
+from .seat_use import SeatUses
 from .stages.choosing import Choosing
 from .stages.ending import Ended, Ending
 from .stages.rendezvous import RendezvousStage
@@ -76,6 +77,7 @@ class Head:
         self.losses = LossDetector(self.roster, job.timing)
         self._stage: JobStage = RendezvousStage(course)
         self._strangers = Strangers(course)
+        self._seat_uses = SeatUses()
         self._beat_at = math.inf
 
     @property
@@ -111,11 +113,6 @@ class Head:
         return self.course.knows_rounds
 
     @property
-    def is_short(self) -> bool:
-        """Whether too few nodes are there for a round."""
-        return self.course.rendezvous.is_short
-
-    @property
     def is_confirmed(self) -> bool:
         """Whether this agent certainly leads, or has led: not one that has just been elected."""
         return self.course.takeover is None or self.course.takeover.is_confirmed
@@ -143,9 +140,11 @@ class Head:
         for peer in self.roster:
             peer.presence.miss(seconds, now)
 
-    def take_over(self, election: Election[Report], now: float) -> list[Effect]:
-        """Begin to lead in place of a head that is lost, after an election that we have won."""
-        self.course.take_over(election, now)
+    def take_over(self, election: Election[Report], now: float, *, heard: float) -> list[Effect]:
+        """Begin to lead in place of a head that is lost, after an election that we have won. It
+        was `heard` then for the last time.
+        """
+        self.course.take_over(election, now, heard)
         for peer in self.roster:
             self.losses.expect(peer)
         self._beat_at = now + self.timing.beat
@@ -231,9 +230,10 @@ class Head:
             others = (p for p in self.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._stage.order(peer, now) for peer in waiting]
+        effects += self._seat_uses.note(course, self.stage, now)
         if course.takeover is None:
             return effects
-        return course.takeover.hold_back(effects, confirmed=self.lease.holds(now))
+        return course.takeover.hold_back(effects, now, confirmed=self.lease.holds(now))
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
         """Take steps until there is nothing more to do."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Doing, Phase
 from ..protocol.stages import Stage
+from ..protocol.values import replace
 from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from .roster import Peer
 

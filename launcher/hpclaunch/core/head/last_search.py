@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ..protocol.effects import ChooseCheckpoint, Effect
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import Job
+from ..protocol.values import replace
 
 
 class LastSearch:

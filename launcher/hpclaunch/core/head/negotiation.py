@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from enum import Enum
 
 from ..protocol.model import EACH_ITS_NEXT, NoticeAnswer, Phase, StepNotice
 from ..protocol.timing import Timing
+from ..protocol.values import replace
 from .roster import Peer
 from .round import Round
 

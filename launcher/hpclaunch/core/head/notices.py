@@ -10,21 +10,21 @@ import itertools
 import math
 import signal
 from collections import deque
-from dataclasses import dataclass
 
 from ..protocol.effects import Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import NoticeGiven
+from ..protocol.job_state import JobState
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
     Job,
-    JobState,
     StepNotice,
     Verdict,
 )
 from ..protocol.timing import LEARNED
+from ..protocol.values import value
 from ..protocol.wording import signal_name
 from .allocation_end import OTHER_ENDS, AllocationEnd
 from .negotiation import Negotiation, Outcome, last_answers, with_workers
@@ -35,7 +35,7 @@ WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class PendingNotice:
     """A notice that the workers are to have, for a reason other than the end of the job."""
 

@@ -6,12 +6,12 @@ A run that makes no progress, after another one, is the last. So no job is start
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..protocol.effects import Effect, Record
 from ..protocol.events import EndFound
 from ..protocol.facts import RequeueImpossible
-from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, JobState, Sequel, Verdict
+from ..protocol.job_state import JobState
+from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, Sequel, Verdict
+from ..protocol.values import replace
 from ..protocol.wording import count
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection
-from dataclasses import replace
 
 from ..ledger.last_lines import may_pass
+from ..protocol.crc import checksum
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
 from ..protocol.model import (
@@ -20,8 +20,8 @@ from ..protocol.model import (
     Tally,
     Verdict,
     WorkerExit,
-    checksum,
 )
+from ..protocol.values import replace
 from ..protocol.wording import signal_name
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
-from ..protocol.facts import NOT_THE_PROGRAMS_FAULT, EndReason, LostNode, RoundEnded
+from ..ledger.round_shares import RoundPart, together
+from ..protocol.facts import (
+    NOT_THE_PROGRAMS_FAULT,
+    EndReason,
+    LostNode,
+    RoundEnded,
+    RoundShares,
+)
 from ..protocol.messages import Report
-from ..protocol.model import Culprit, Failure
+from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
 
 MOST_FAILURES = 9  # of a round that a fact names, the cause among them
 MOST_LOST = 8  # nodes
+ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
 
 
-@dataclass(slots=True)
+@value()
 class Round:
     number: int
     participants: list[Peer]  # the agents that have workers in it
     groups: list[int]  # their nodes in the order of their ranks
+    seats: list[float]  # of each agent of the job, as they were when it began
     begun: float  # when it began
     resumed: str  # the checkpoint that it resumed from; "" for none
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
@@ -27,6 +36,7 @@ class Round:
     still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known
     stopped_at: float = math.inf  # when the head ended it
     cut: float = math.inf  # when something happened that ended it, as far as it was known then
+    missed: float = 0.0  # seconds of it in which the head's process did not run
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
         """Take in an agent's report on this round."""
@@ -60,10 +70,10 @@ class Round:
         """The head ends the round."""
         self.stopped_at, self.cut = now, self.came_to_end(now)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the head has ended it. Some of its workers may be left."""
-        return self.stopped_at < math.inf
+    def miss(self, seconds: float) -> None:
+        """Note that the head's process did not run for so long: the workers may have."""
+        if self.stopped_at == math.inf:
+            self.missed += seconds
 
     def came_to_end(self, now: float) -> float:
         """Return when something happened that ended the round; now, if nothing has."""
@@ -89,4 +99,27 @@ class Round:
             tuple(failure.moved(-now) for failure in failures[:MOST_FAILURES]),
             tuple(lost[:MOST_LOST]),
             sum(p.assignment.nproc for p in self.participants if p.assignment is not None),
+            self._shares(seen),
         )
+
+    def _shares(self, end: float) -> RoundShares:
+        """Return how the seats of its agents spent it until then."""
+        begin = self.begun - self.missed
+        parts = [
+            part_of(peer, self.number, self.seats[peer.place.index], begin)
+            for peer in self.participants
+        ]
+        return together(parts, end - begin, self.came_to_end(end) - begin)
+
+
+def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
+    """Return what an agent has reported of a round that began at this time."""
+    report = peer.report
+    if report is None or report.round != number:
+        return RoundPart((), seats)
+    exits = [e for e in report.exits if e.rank != NO_RANK]
+    by_itself = [e for e in exits if e.code == 0 and not e.stopped]
+    is_done = len(exits) >= report.nproc and len(by_itself) == len(exits)
+    heard = peer.presence.contact.heard
+    left = () if heard is None else tuple(max(0.0, heard - e.age - begin) for e in by_itself)
+    return RoundPart(report.spent[:ELAPSED], seats, is_done, left, max(1, report.nproc))

@@ -20,7 +20,8 @@ def began(
     begins: int,
 ) -> RoundBegan:
     """Return the fact. `last` are the nodes of the round before, in the order of their ranks;
-    `begins` is how often the training has begun, with this round.
+    `checkpoint` has its age as of now; `begins` is how often the training has begun, with this
+    round.
     """
     parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
     anyone = parts[0][1]  # for what is the same in all assignments
@@ -45,6 +46,7 @@ def began(
         lacking=checkpoint.lacking,
         begins=begins,
         saves=job.saves,
+        age=checkpoint.age,
         layout=anyone.layout if is_first and differ else "",
         isolated=isolation(parts, asked=job.isolate) if is_first else (),
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import StragglerNamed, StragglerRecovered
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Phase, Sample
 from ..protocol.timing import Timing
+from ..protocol.values import value
 from ..stragglers import causes, lateness
 from ..stragglers.lateness import Late, Lateness
 from .round import Round
@@ -21,7 +21,7 @@ FORGIVEN_AFTER = 3  # samples without it
 SOON = 1.0  # seconds until the first one is tried
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Straggler:
     agent: int
     rank: int  # NO_RANK: several of this agent

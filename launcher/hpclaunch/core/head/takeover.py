@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from ..consensus.election import Election
+from ..ledger.round_shares import together
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
-from ..protocol.facts import CordonKind, HeadChanged
+from ..protocol.facts import (
+    CordonKind,
+    EndReason,
+    HeadChanged,
+    LostNode,
+    RoundEnded,
+    RoundShares,
+)
 from ..protocol.messages import Report
 from ..protocol.model import Job
+from .restarts import failed, failure, in_order
 from .roster import Roster
+from .round import ELAPSED, MOST_FAILURES, part_of
+from .seat_use import seats_of_agents
 
 # Added to the last round that is known: the old head may have begun one that no voter knows of.
 ROUNDS_AHEAD = 2
@@ -23,15 +34,21 @@ class Takeover:
         roster: Roster,
         election: Election[Report],
         now: float,
+        heard: float,
     ) -> None:
+        """`heard`: when the old head was heard last."""
         self.job, self.roster = job, roster
         self.configuration = election.configuration
         self.old_is_dead = election.old in election.dead
-        there, here = (job.places[agent].host for agent in (election.old, roster.me))
-        # Facts that are held back until a quorum has answered our orders; None: from then on.
-        changed = HeadChanged(there, here, self._ended_round(election))
-        self._held_back: list[Effect] | None = [Record(changed)]
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
+        there, here = (job.places[agent].host for agent in (election.old, roster.me))
+        ended = self._ended_round(election, now, heard)
+        # Otherwise the round that the old head recorded was still to begin.
+        was_running = ended is not None and ended.round == self.configuration.record.round
+        changed = HeadChanged(there, here, election.term, heard - now, ended, was_running)
+        # Facts that are held back until a quorum has answered our orders, and when each of them
+        # was recorded; None: from then on.
+        self._held_back: list[tuple[Record, float]] | None = [(Record(changed), now)]
 
     @property
     def begun(self) -> bool:
@@ -47,12 +64,48 @@ class Takeover:
     def next_round(self) -> int:
         return self.configuration.record.round + ROUNDS_AHEAD if self.begun else 0
 
-    def _ended_round(self, election: Election[Report]) -> int:
-        """Return the round that has ended with the old head; -1 if it was between two rounds: then
-        the one that it recorded was still to begin.
-        """
-        number = self.configuration.record.round
-        return number if any(vote.round == number for vote in election.votes.values()) else -1
+    def _ended_round(
+        self, election: Election[Report], now: float, heard: float
+    ) -> RoundEnded | None:
+        """Return how the last round ended, as the voters know it; None before the first one."""
+        number = max(vote.round for vote in election.votes.values())
+        votes = [vote for vote in election.votes.values() if vote.round == number]
+        if number < 0:
+            return None
+        found = [
+            failure(each, number, vote.host, now)
+            for vote in votes
+            for each in vote.exits
+            if failed(each)
+        ]
+        failures = in_order(found)[:MOST_FAILURES]
+        at = min([heard, *(each.at for each in failures if not each.stopped)])
+        host = self.roster[election.old].host
+        lost = LostNode(host, f"the head on {host} was lost", is_unfit=False)
+        return RoundEnded(
+            number,
+            at - now,
+            0.0,
+            (EndReason.LOSS,),
+            tuple(each.moved(-now) for each in failures),
+            (lost,),
+            shares=self._shares(votes, number, at, now),
+        )
+
+    def _shares(
+        self, votes: list[Report], number: int, at: float, now: float
+    ) -> RoundShares | None:
+        """Return how the seats of the round spent it; None if no voter has said when it began."""
+        lasted = [vote.spent[ELAPSED] / 1000 for vote in votes if len(vote.spent) > ELAPSED]
+        if not lasted:
+            return None
+        begin, nodes = now - max(lasted), set(self.groups())
+        parts = [
+            part_of(peer, number, seats, begin)
+            for peer, seats in zip(self.roster, seats_of_agents(self.roster), strict=True)
+            if peer.place.node in nodes
+        ]
+        return together(parts, now - begin, at - begin)
 
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Returns when our first round may begin.
@@ -102,7 +155,7 @@ class Takeover:
         size = max(node_of, default=-1) + 1
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]
 
-    def hold_back(self, effects: list[Effect], *, confirmed: bool) -> list[Effect]:
+    def hold_back(self, effects: list[Effect], now: float, *, confirmed: bool) -> list[Effect]:
         """Hold back facts until a quorum has `confirmed` that this head leads: another agent may
         have been quicker. Returns the effects to carry out now.
         """
@@ -110,8 +163,8 @@ class Takeover:
             return effects
         if confirmed:
             held_back, self._held_back = self._held_back, None
-            return held_back + effects
-        self._held_back += [e for e in effects if isinstance(e, Record)]
+            return [*(Record(each.fact, ago=now - at) for each, at in held_back), *effects]
+        self._held_back += [(e, now) for e in effects if isinstance(e, Record)]
         return [e for e in effects if not isinstance(e, Record)]
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
-from ..protocol.model import Doing, GpuUse, RankVitals, Spent
+from ..protocol.gpu_use import GpuUse
+from ..protocol.model import Doing, RankVitals, Spent
+from ..protocol.values import value
 from ..snapshot.job_snapshot import AgentState, JobSnapshot
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
@@ -38,7 +39,7 @@ STATES = {letter: state for state, letter in LETTERS.items()}
 RUN = re.compile(r"(\d{0,5})([A-Z])")  # no job has more agents than such a number says
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class GpusMoment:
     """The GPUs of an agent's task, all together."""
 
@@ -50,7 +51,7 @@ class GpusMoment:
     temperature: int  # of the hottest, in degrees Celsius
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class WorkersMoment:
     """The workers of an agent in a round."""
 
@@ -66,7 +67,7 @@ class WorkersMoment:
     gpus: GpusMoment | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class SavedMoment:
     """The newest complete checkpoint."""
 
@@ -75,7 +76,7 @@ class SavedMoment:
     size: int  # bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class JobMoment:
     states: str  # of all agents in their order, each a letter, or a number of equal ones: "62R2S"
     straggler: str = ""  # whom the others wait for
@@ -84,7 +85,7 @@ class JobMoment:
     straggler_host: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class AgentMoment:
     at: float  # seconds since the epoch
     round: int
@@ -196,7 +197,7 @@ def _are_sound(workers: WorkersMoment) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class AgentHistory:
     """The moments of one agent in one launch, in the order of time."""
 

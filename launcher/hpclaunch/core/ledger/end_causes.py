@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, replace
 
 from ..protocol.facts import EndReason, RoundEnded
 from ..protocol.model import Culprit, Failure, Origin, Verdict
+from ..protocol.values import replace, value
 from .last_lines import EndCause, cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
@@ -36,7 +36,7 @@ CAUSES = {
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Diagnosis:
     cause: EndCause
     text: str  # one line

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.facts import RoundEnded
 from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, Failure
+from ..protocol.values import value
 from .end_causes import Diagnosis, of_job, of_round
 from .last_lines import EndCause
-from .summing import Launch, account, entries_of, round_ends
+from .summing import Launch, account, round_ends
 
 FORMAT = 1
 OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # and not of a worker
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class EndReport:
     """Why one round ended before its workers were done. Times are seconds since the epoch."""
 
@@ -43,7 +43,7 @@ class JobOutcome(str, Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class JobReport:
     format: int
     launches: tuple[str, ...]
@@ -79,24 +79,23 @@ class JobReport:
 def report(launches: Sequence[Launch]) -> JobReport:
     """`launches`: at least one, in the order of time. How it ended is how the last one did."""
     sums, last = account(launches), launches[-1]
-    newest = last.newest
-    verdict = newest.verdict if last.over else None
+    verdict = last.verdict
     found = Diagnosis(EndCause.OTHER, "") if verdict is None else of_job(verdict)
-    rounds = [{entry.round for entry in entries_of(each.books)} - {None} for each in launches]
+    rounds = [{entry.round for entry in each.entries} - {None} for each in launches]
     return JobReport(
         format=FORMAT,
         launches=tuple(launch.name for launch in launches),
-        nodes=newest.names,
+        nodes=last.hosts,
         begin=sums.begin,
         end=sums.end,
-        over=last.over,
+        over=verdict is not None,
         code=None if verdict is None else verdict.code,
         reason="" if verdict is None else verdict.reason,
         cause="" if verdict is None else found.cause.value,
-        restarts=sum(launch.newest.restarts for launch in launches),
+        restarts=sum(launch.restarts for launch in launches),
         rounds=sum(map(len, rounds)),
         seats=sums.seats,
-        seat=newest.seat,
+        seat=last.seat,
         seconds={category.value: seconds for category, seconds in sums.spent.items()},
         total=sums.total,
         goodput=sums.goodput,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.model import OUT_OF_MEMORY, Failure
+from ..protocol.values import value
 
 
 class EndCause(str, Enum):
@@ -40,7 +40,7 @@ class EndCause(str, Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Meaning:
     """The meaning of `words` among the last lines. Fields that they leave open are "" or None.
 

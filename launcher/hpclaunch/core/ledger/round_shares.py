@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from ..protocol.facts import Category, RoundShares, SeatSeconds
 from ..protocol.model import Doing, Spent
-from .book import Category, SeatSeconds, sums
+from ..protocol.values import value
+from .entries import sums
 
 CATEGORIES = {
     Doing.START: Category.START,
@@ -24,7 +25,7 @@ LAST_FIRST = (
 BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RoundPart:
     """Of one agent in a round."""
 
@@ -73,19 +74,18 @@ def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None
             seconds -= taken
 
 
-def together(
-    parts: Sequence[RoundPart], elapsed: float, cut: float
-) -> tuple[SeatSeconds, tuple[float, float] | None]:
-    """(the seat seconds of all agents of a round, from when to when it trained, in seconds after
-    its begin).
+def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundShares:
+    """Return how all agents of a round spent the `elapsed` seconds of it, which came to its end
+    `cut` seconds after its begin.
 
-    Of agents of which nothing is known, it is taken that they did what the others did. While one
-    of them saves, all others wait for it.
+    Agents without data are assumed to match the others. While one of them saves, all others wait
+    for it.
     """
+    cut = min(elapsed, max(0.0, cut))
     known = [part for part in parts if part.spent]
     if not known:
         spent = split(RoundPart((), 1.0), elapsed, cut)
-        return _times(spent, sum(part.seats for part in parts)), None
+        return RoundShares(elapsed, _times(spent, sum(part.seats for part in parts)))
     splits = [(part, split(part, elapsed, cut)) for part in known]
     saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)
     begins = []
@@ -99,14 +99,14 @@ def together(
     found = sums(_times(spent, part.seats) for part, spent in splits)
     total, there = sum(part.seats for part in parts), sum(part.seats for part in known)
     found = _times(found, total / there)
-    return found, (min(begins), cut) if begins else None
+    return RoundShares(elapsed, found, (min(begins), cut) if begins else None)
 
 
 def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
     return {category: seconds * seats for category, seconds in spent.items() if seconds * seats}
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Holder:
     """What an agent has told of its seats; without `workers`, it was never heard."""
 

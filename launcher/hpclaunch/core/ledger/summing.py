@@ -1,43 +1,43 @@
-"""The books of a job put together: those of its heads, and those of its launches."""
+"""The launches of a job put together."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from ..protocol.facts import RoundEnded
-from .book import Book, Category, LedgerEntry, Pages, SeatSeconds, cut_off, rewind, sums
+from ..protocol.facts import Category, RoundEnded, SeatSeconds
+from ..protocol.model import Verdict
+from ..protocol.values import value
+from .entries import LedgerEntry, rewind, sums
 
 RUN = re.compile(r"\.r\d+$")  # the end of a name: which run of a training a launch is
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Launch:
-    """One start of hpclaunch, with the books of all agents that have led, on one clock."""
+    """One start of hpclaunch: on what its seats spent their time, under all agents that led."""
 
     name: str
-    books: tuple[Book, ...]
+    entries: tuple[LedgerEntry, ...]  # at least one; one after the other, without a gap
+    ends: tuple[RoundEnded, ...] = ()  # of rounds whose workers were not done
     allocated: float | None = None  # since when Slurm's job has had its nodes
-    over: bool = False  # it has come to its end
+    verdict: Verdict | None = None  # None: it has not come to its end, as far as is known
+    hosts: tuple[str, ...] = ()  # of the first nodes
+    seat: str = "worker"  # what a seat is, or "GPU"
+    restarts: int = 0
 
     @property
     def begin(self) -> float:
-        return min(book.begin for book in self.books)
-
-    @property
-    def newest(self) -> Book:
-        """That of the head that has led last."""
-        return max(self.books, key=lambda book: (book.term, book.begin))
+        return self.entries[0].begin
 
     @property
     def until(self) -> float:
-        return max(book.until for book in self.books)
+        return self.entries[-1].end
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Account:
     """All seat seconds of a job, from `begin` to `end`."""
 
@@ -57,53 +57,6 @@ class Account:
         return self.spent.get(Category.TRAINING, 0.0) / self.total if self.total > 0 else 0.0
 
 
-def entries_of(books: Sequence[Book]) -> list[LedgerEntry]:
-    """One after the other, without a gap. A head's book ends where that of a later term begins,
-    whatever it says of the time after that. In a gap, no head led.
-    """
-    found: list[LedgerEntry] = []
-    for book in _in_order(books):
-        found = [
-            cut_off(entry, book.begin) if entry.end > book.begin else entry
-            for entry in found
-            if entry.begin < book.begin
-        ]
-        if found and book.entries:
-            found += _gap(found[-1], book.entries[0])
-        found += book.entries
-    return _rewound(found)
-
-
-def _in_order(books: Sequence[Book]) -> Iterator[Book]:
-    """By their terms. A book may begin with the last round of the head before: if that head has
-    seen the end of it, this is not taken from the successor's.
-    """
-    ended = set[int | None]()
-    for book in sorted(books, key=lambda b: (b.term, b.begin)):
-        first = book.entries[0]
-        is_known = first.round is not None and first.round in ended
-        ended |= {entry.round for entry in book.entries[:-1]} | {end.round for end in book.ends}
-        if is_known:
-            ends = tuple(end for end in book.ends if end.round != first.round)
-            yield replace(book, begin=first.end, entries=book.entries[1:], ends=ends)
-        else:
-            yield book
-
-
-def as_one(books: Sequence[Book]) -> Book:
-    """The books of several heads, at least one, as a single one, of bounded size."""
-    pages, ordered = Pages(), list(_in_order(books))
-    for entry in entries_of(books):
-        pages.add(entry)
-    for book in ordered:
-        for end in book.ends:
-            pages.note_end(end)
-    entries = tuple(pages.entries)
-    begin, until = entries[0].begin, entries[-1].end
-    ends = tuple(pages.ends)
-    return replace(ordered[-1], begin=begin, until=until, entries=entries, ends=ends)
-
-
 def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
     """Of a job that may have been requeued, or was launched several times. Where launches in one
     allocation follow one another, the time before and between them is the job script's.
@@ -111,13 +64,13 @@ def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
     found: list[tuple[str, list[LedgerEntry]]] = []  # with the name of the training
     last_end = defaultdict[str, float](lambda: -math.inf)
     for launch in sorted(launches, key=lambda launch: launch.begin):
-        entries, training = entries_of(launch.books), RUN.sub("", launch.name)
+        entries, training = launch.entries, RUN.sub("", launch.name)
         found = [(name, _continued(each, entries, name == training)) for name, each in found]
         element, since = launch.name.partition(".")[0], launch.allocated
-        if entries and since is not None and launch.begin >= last_end[element]:
+        if since is not None and launch.begin >= last_end[element]:
             since = max(since, last_end[element])
             found.append((training, _script(since, entries[0])))
-        found.append((training, entries))
+        found.append((training, [*entries]))
         last_end[element] = max(last_end[element], launch.until)
     return [entry for _, each in found for entry in each]
 
@@ -153,8 +106,7 @@ def account(launches: Sequence[Launch]) -> Account:
 
 def round_ends(launches: Sequence[Launch]) -> list[RoundEnded]:
     """Of all launches, in the order of time."""
-    ends = [end for launch in launches for book in _in_order(launch.books) for end in book.ends]
-    return sorted(ends, key=lambda end: end.at)
+    return sorted((end for each in launches for end in each.ends), key=lambda end: end.at)
 
 
 def _script(since: float, first: LedgerEntry) -> list[LedgerEntry]:
@@ -162,19 +114,3 @@ def _script(since: float, first: LedgerEntry) -> list[LedgerEntry]:
         return []
     spent = {Category.SCRIPT: (first.begin - since) * first.seats}
     return [LedgerEntry(since, first.begin, first.seats, spent)]
-
-
-def _gap(one: LedgerEntry, other: LedgerEntry) -> list[LedgerEntry]:
-    if one.end >= other.begin:
-        return []
-    spent = {Category.DETECTION: (other.begin - one.end) * one.seats}
-    return [LedgerEntry(one.end, other.begin, one.seats, spent)]
-
-
-def _rewound(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    found: list[LedgerEntry] = []
-    for entry in entries:
-        if entry.round is not None and entry.resumed is not None:
-            found = rewind(found, entry.resumed)
-        found.append(entry)
-    return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 from ..protocol.events import StoreEnded, WorkerExited
 from ..protocol.model import NO_RANK, Assignment, Culprit, WorkerExit
+from ..protocol.values import replace
 
 
 class Exits:

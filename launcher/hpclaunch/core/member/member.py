@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import signal
-from dataclasses import replace
 
 from ..consensus.follower import Follower
 from ..consensus.rotation import Rotation
@@ -43,6 +42,7 @@ from ..protocol.model import (
     Verdict,
     with_place,
 )
+from ..protocol.values import replace
 from ..protocol.wording import signal_name
 from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..protocol.effects import Effect, GiveNotice, OfferNotice, WithdrawNotice
 from ..protocol.model import NoticeAnswer, StepNotice
+from ..protocol.values import replace
 
 
 class Offers:

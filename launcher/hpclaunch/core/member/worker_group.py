@@ -48,13 +48,13 @@ from ..protocol.events import (
     WorkersSeen,
 )
 from ..protocol.facts import WorkersSurvive
+from ..protocol.gpu_use import GpuUse
 from ..protocol.messages import Order
 from ..protocol.model import (
     Assignment,
     Doing,
     Evidence,
     Goal,
-    GpuUse,
     Job,
     NoticeAnswer,
     Phase,

@@ -11,10 +11,10 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol import ranges
+from ..protocol.values import value
 from .devices import Gpu
 
 Cpus = tuple[int, ...]
@@ -36,7 +36,7 @@ class Mode(str, Enum):
     CORE_COMPLEX = "core-complex"  # the CPUs of that node that share one last-level cache
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Cpu:
     """Where a CPU (for the kernel, a hardware thread) is. All numbers are unique on the machine."""
 
@@ -49,7 +49,7 @@ class Cpu:
 Topology = Mapping[int, Cpu]  # by the number of the CPU
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Locality:
     """What a worker wants its CPUs to be near to."""
 
@@ -58,7 +58,7 @@ class Locality:
     nodes: tuple[int, ...] = ()  # the memory nodes near its GPUs; () if unknown
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Binding:
     """The CPUs of one worker."""
 

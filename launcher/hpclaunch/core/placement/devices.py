@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..protocol.errors import UsageError
 from ..protocol.model import NO_SHARES, Share, Shares
+from ..protocol.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Gpu:
     """A GPU, or an instance of one (MIG), that a task may use."""
 
@@ -30,7 +30,7 @@ class Gpu:
         return f"MIG {self.uuid}" if self.mig else f"GPU {self.index}"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Task:
     """One agent's task: the number of its workers, and the UUIDs of the GPUs that it may use."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ..protocol.model import Share, Shares
+from ..protocol.values import value
 from ..protocol.wording import some
 from .devices import Gpu
 
@@ -20,7 +20,7 @@ MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Settings:
     """What the user has chosen."""
 
@@ -29,7 +29,7 @@ class Settings:
     memory: str = ""  # how much memory each client may use on each GPU: "4G"; "" for no limit
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class MpsSupport:
     """What was found on this node. The default is a node without MPS."""
 
@@ -40,7 +40,7 @@ class MpsSupport:
     connections: str = ""  # CUDA_DEVICE_MAX_CONNECTIONS; "" if it is not set
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Group:
     """The GPUs of one daemon, normally a single GPU."""
 
@@ -53,7 +53,7 @@ class Group:
         return ",".join(self.uuids)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Plan:
     """What one agent is to do. With an `error` nothing else is set, and the launch cannot go on."""
 
@@ -64,7 +64,7 @@ class Plan:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class _Shared:
     """A set of GPUs, and the workers that have exactly these."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from ..protocol.model import Place
+from ..protocol.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Seat:
     """The ranks first_rank .. first_rank + nproc - 1 belong to the agent at `place`."""
 

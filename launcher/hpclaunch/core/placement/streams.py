@@ -7,11 +7,11 @@ output of every worker is in its files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, IntFlag, auto
 from string import Template
 
 from ..protocol.errors import UsageError
+from ..protocol.values import field, value
 
 
 class Std(IntFlag):
@@ -31,7 +31,7 @@ class Shown(Enum):
     PREFIXED = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Selection:
     """Streams by local rank: `by_rank` for the ranks that it has, `others` for all other ranks."""
 
@@ -42,7 +42,7 @@ class Selection:
         return bool(self.by_rank.get(local_rank, self.others) & stream)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Streams:
     """The user's choices. By default, as with torchrun, everything is shown without a prefix, and
     nothing is duplicated.

@@ -6,16 +6,16 @@ The record of the job is part of it, so that the next head gets both from the sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from . import ranges
 from .model import NOTHING_SPENT, Tally
+from .values import value
 
 NOBODY = -1
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Voters:
     head: int  # the head that wrote this
     agents: str  # as in "0-3,7", since there may be thousands; the head is one of them
@@ -28,7 +28,7 @@ class Voters:
 _parsed = lru_cache(maxsize=8)(ranges.parsed)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Record:
     """What a new head must know about the job. The agents agree on it without reading it."""
 
@@ -38,7 +38,7 @@ class Record:
     unfit: str = ""  # nodes whose cordon is recorded as a fact
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Configuration:
     version: int
     voters: Voters

@@ -13,13 +13,13 @@ from .model import Assignment, Look, StepNotice, Verdict
 from .values import value
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Send:
     to: int
     message: Message
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Dial:
     """Connect to these agents, to send them reports, and close such connections to all others."""
 
@@ -27,7 +27,7 @@ class Dial:
     addresses: tuple[str, ...] = ()  # of each one, as far as the head has told; "" if not known
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class TakePlace:
     """The agent has this place from now on: listen there, and report to the first head as the agent
     of this place. Answered by PlaceTaken.
@@ -36,7 +36,7 @@ class TakePlace:
     index: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Probe:
     """Find out whether an agent is dead: then its own host says so, where the agent listened.
 
@@ -51,24 +51,24 @@ class Probe:
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class OpenStore:
     """Open a fresh socket for the next round's store; answered by StoreListening."""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class CheckHealth:
     """Check this node's health before workers run on it; answered by HealthFound."""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class PrepareGpus:
     """Start what these workers need to share GPUs; answered by GpusReady."""
 
     assignment: Assignment
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class ChooseCheckpoint:
     """Find the newest complete checkpoint; answered by CheckpointChosen or SearchFailed. A new
     search replaces an earlier one.
@@ -79,7 +79,7 @@ class ChooseCheckpoint:
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LookAt:
     """Look at this checkpoint again and again until it is seen. Answered by CheckpointSeen whenever
     the result has changed.
@@ -88,21 +88,21 @@ class LookAt:
     look: Look | None  # None: stop looking
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Diagnose:
     """Find out why other agents are not heard; answered by Diagnosed."""
 
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StartWorkers:
     """Start the workers. Answered by one WorkerExited for each, and WorkersGone after the last."""
 
     assignment: Assignment
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class KeepWorkers:
     """The worker lease: let workers run until this time, or longer if another of these follows.
     Otherwise the fork server holds them (SIGSTOP) until one does, even if the agent is stopped, and
@@ -112,14 +112,14 @@ class KeepWorkers:
     until: float  # on this machine's monotonic clock
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class GatherEvidence:
     """Find out where the workers are, without disturbing them; answered by EvidenceGathered."""
 
     number: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class AwaitStillness:
     """Report what the workers do as soon as none of them has moved for one of these times;
     answered by WorkersSeen. This replaces the times that were awaited before.
@@ -128,28 +128,28 @@ class AwaitStillness:
     seconds: tuple[float, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class TakeSample:
     """Find out how the workers keep pace with those of other agents; answered by SampleTaken."""
 
     number: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class TakeVitals:
     """Find out what the workers do and use; answered by VitalsTaken."""
 
     number: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class AskForEnd:
     """Ask Slurm when the job ends; answered by EndFound."""
 
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class OfferNotice:
     """Let the workers wait when they come to the step of this notice, in place of any earlier one
     that was not given; answered by NoticeOffered.
@@ -158,68 +158,69 @@ class OfferNotice:
     notice: StepNotice
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class WithdrawNotice:
     """Let the workers pass the step of the notice that was offered."""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class GiveNotice:
     """Let the workers take the notice that was offered; answered by NoticeTaken, once they have."""
 
     number: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class SignalWorkers:
     """Send a signal to the workers, except to those that have no handler and would be killed."""
 
     signum: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StopWorkers:
     """Send a signal to the workers. Once one has ended, end the rest of its process group."""
 
     signum: int = signal.SIGTERM
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class KillIdleWorkers:
     """Send SIGKILL to the workers that have written nothing since SIGTERM, or since the last of
     these: they save nothing, and only wait for workers that are gone.
     """
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class KillWorkers:
     """Send SIGKILL to the workers, but not to the processes that they have started, which may clean
     up. LeftBehind reports those that remain.
     """
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class SignalLeftovers:
     """Send a signal to all leftovers of the workers on this node."""
 
     signum: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Record:
     """Something has happened: let all observers know."""
 
     fact: Fact
+    ago: float = 0.0  # seconds since it happened
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Say:
     """Print a line for the user. Only the consensus still words its facts itself."""
 
     text: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Exit:
     """The agent is done: tell the user the verdict and leave with its code."""
 

@@ -5,10 +5,10 @@ An event that answers a question repeats the `number` of the question.
 
 from __future__ import annotations
 
+from .gpu_use import GpuUse
+from .job_state import JobState
 from .messages import Message
 from .model import (
-    GpuUse,
-    JobState,
     Leftover,
     NoticeAnswer,
     RankState,
@@ -22,12 +22,12 @@ from .model import (
 from .values import value
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Started:
     """The agent is up. This is the first event."""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Received:
     """A message arrived; `sender` is the agent's index, authenticated by the channel. An agent that
     has no place yet has a number beyond those of all places.
@@ -38,7 +38,7 @@ class Received:
     address: str = ""  # where it came from, as the transport saw it
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadReached:
     """A connection to an agent that we report to was made. Earlier messages may be lost.
 
@@ -51,28 +51,28 @@ class HeadReached:
     own: str = ""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadClosed:
     """An agent that we report to has closed the connection."""
 
     index: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class PeerClosed:
     """An agent that reports to us has closed the connection."""
 
     index: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class PlaceTaken:
     """The agent listens on this port, in the place that it was given."""
 
     port: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class AgentGone:
     """An agent is dead, and its workers are killed: its host has said so."""
 
@@ -80,14 +80,14 @@ class AgentGone:
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StoreListening:
     """A socket for the next round's store is open on this node."""
 
     port: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StoreEnded:
     """The process that held a round's store has ended, or could not begin."""
 
@@ -97,21 +97,21 @@ class StoreEnded:
     tail: str = ""  # the last lines it wrote
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HealthFound:
     """This node's health was checked, or something was noticed while workers were running."""
 
     unfit: str = ""  # why no worker should run here; "" if workers may
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class GpusReady:
     """All that this round's workers need to share GPUs is there."""
 
     round: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class CheckpointChosen:
     """The search for the newest complete checkpoint has ended."""
 
@@ -136,14 +136,14 @@ class CheckpointChosen:
         return self.identity or self.path
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class CheckpointSeen:
     """This agent has looked at the checkpoint of the last LookAt."""
 
     seen: Seen
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class SearchFailed:
     """The search could not tell which checkpoint is the newest."""
 
@@ -151,7 +151,7 @@ class SearchFailed:
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Diagnosed:
     """Why other agents are not heard, in a sentence or two; "" if that is not known."""
 
@@ -159,7 +159,7 @@ class Diagnosed:
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class WorkerExited:
     """A worker has ended."""
 
@@ -169,7 +169,7 @@ class WorkerExited:
     tail: str = ""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class WorkersSeen:
     """What the workers have done since the last of these, which come every few seconds, and at
     once when something but the steps has changed.
@@ -188,7 +188,7 @@ class WorkersSeen:
     doing: int = 0  # the position of what they do now among these; one beyond: nothing
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class EvidenceGathered:
     """Where the workers are; answers a GatherEvidence."""
 
@@ -196,14 +196,14 @@ class EvidenceGathered:
     ranks: tuple[RankState, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class SampleTaken:
     """How the workers keep pace; answers a TakeSample."""
 
     sample: Sample
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class VitalsTaken:
     """What the workers do and use; answers a TakeVitals."""
 
@@ -212,26 +212,26 @@ class VitalsTaken:
     gpus: tuple[GpuUse, ...] = ()
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LookedAt:
     """Somebody looks at the job. It comes at most once a second."""
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Requested:
     """The user asks something of the job, which `Control.refusal` does not refuse."""
 
     request: Request
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NoticeOffered:
     """What the workers make of a notice; answers an OfferNotice."""
 
     answer: NoticeAnswer
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NoticeTaken:
     """All workers that make steps have come to the step of a notice that was given."""
 
@@ -239,14 +239,14 @@ class NoticeTaken:
     last: bool = False  # and have ended: none has begun another step
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NoticeUnheard:
     """No worker handles the signal of a notice that was given, or asks whether there is one."""
 
     number: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class EndFound:
     """When Slurm ends the job; answers an AskForEnd. A late answer, which comes after the next
     question, is of use: Slurm may take longer for each than there is between two.
@@ -261,7 +261,7 @@ class EndFound:
     number: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LeftBehind:
     """All workers have ended, but these processes that they have started still run. Repeated at
     every change, until WorkersGone.
@@ -270,42 +270,42 @@ class LeftBehind:
     leftovers: tuple[Leftover, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class WorkersGone:
     """No process that the round started is alive on this node, including the workers' children."""
 
     spent: tuple[int, ...] = ()  # as in WorkersSeen; () if it is not known
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LeaseOver:
     """The worker lease was not extended in time. The fork server holds the workers until it is, or
     ends them if they are being stopped.
     """
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class ForkServerReplaced:
     """The fork server was killed, and with it all that it had started, including the store and its
     socket. A new fork server is there. All events from the old one came before this.
     """
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Signalled:
     """This agent's process was sent a signal."""
 
     signum: int
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class TroubleFound:
     """This agent cannot take part, or can no longer take part."""
 
     trouble: Trouble
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Tick:
     """`next_deadline()` has passed."""
 

@@ -7,11 +7,48 @@ people, which nothing is decided from.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
-from .model import Failure, JobState, Leftover, Request, Verdict
-from .values import value
+from .job_state import JobState
+from .model import Failure, Leftover, Request, Verdict
+from .values import replace, value
+
+# The time of the seats: GPUs, or where there are none the places of workers
+
+
+class Category(str, Enum):
+    """What seats spend their time on. Each second of each seat is in exactly one of these."""
+
+    SCRIPT = "job script"  # before, between and after launches
+    WAITING = "waiting for nodes"
+    START = "start"
+    IMPORTS = "imports"
+    RENDEZVOUS = "rendezvous"
+    LOADING = "loading"
+    TRAINING = "training"
+    SAVING = "saving"
+    REDONE = "steps done twice"
+    DETECTION = "failure detection"
+    RESTART = "restart"
+    SPARE = "idle spare"
+    LOST = "lost or cordoned"
+    END = "after the end"
+    UNKNOWN = "unknown"
+
+
+SeatSeconds = dict[Category, float]  # seconds times seats
+
+
+@value(frozen=True)
+class RoundShares:
+    """How the seats of a round's workers spent it, from its begin until the head ended it."""
+
+    elapsed: float  # seconds in which this is so
+    spent: SeatSeconds
+    # From the first step on, until the round came to its end, in seconds after its begin; None if
+    # no step was made.
+    trained: tuple[float, float] | None = None
+
 
 # The rounds
 
@@ -32,7 +69,7 @@ class EndReason(str, Enum):
 NOT_THE_PROGRAMS_FAULT = {EndReason.LOSS, EndReason.QUORUM, EndReason.GROWTH, EndReason.ASKED}
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class IsolatedGpus:
     """Nodes on which each worker sees only its own GPUs."""
 
@@ -41,7 +78,7 @@ class IsolatedGpus:
     gpus: int = 0
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RoundBegan:
     round: int
     hosts: str  # in the order of the ranks, as Slurm writes it: "n3,n[1-2]"
@@ -57,11 +94,12 @@ class RoundBegan:
     lacking: str  # without a checkpoint: what is there instead
     begins: int  # how often the training has begun, with this round
     saves: bool  # the script saves checkpoints in a directory that we know
+    age: float | None = None  # since the checkpoint was saved; None: not known
     layout: str = ""  # the number of workers of each node, where they differ: "2(x3),1"
     isolated: tuple[IsolatedGpus, ...] = ()
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LostNode:
     """A node that took part in a round, and no longer can."""
 
@@ -70,9 +108,9 @@ class LostNode:
     is_unfit: bool  # something is broken on it; else its agent is lost
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RoundEnded:
-    """No worker of the round is left. In a ledger, times are those of its clock."""
+    """No worker of the round is left. In a ledger, times are seconds since the epoch."""
 
     round: int
     at: float  # when it came to that, as far as it is known
@@ -81,6 +119,7 @@ class RoundEnded:
     failures: tuple[Failure, ...] = ()  # the first one in time is the cause
     lost: tuple[LostNode, ...] = ()
     ranks: int = 0  # 0 if that is not known: the round was another head's
+    shares: RoundShares | None = None  # None: no agent has said when it began
 
     @property
     def is_early(self) -> bool:
@@ -105,7 +144,21 @@ class RoundEnded:
         return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
+class SeatUse:
+    """What the seats of the job spend their time on from now on."""
+
+    tenure: int  # the term in which the head began to lead
+    # How many spend it on what. What those of a running round do is UNKNOWN until its end.
+    seats: dict[Category, float]
+    round: int | None = None  # that is running; None: no round is
+    last: RoundEnded | None = None  # the round that runs or is being stopped, if it had ended now
+    hosts: tuple[str, ...] = ()  # of the nodes that were heard, the first few
+    are_gpus: bool = False
+    restarts: int = 0  # of the whole launch, also under earlier heads
+
+
+@value(frozen=True)
 class RestartDecided:
     """After a failure of the program, another round follows."""
 
@@ -117,12 +170,12 @@ class RestartDecided:
     outage_delay: float  # so that a file system or a network can recover
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RequestGranted:
     request: Request  # other than STOP, which is in the verdict
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesJoin:
     """The round ends so that these nodes can take part."""
 
@@ -132,7 +185,7 @@ class NodesJoin:
 # The workers
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HangFound:
     round: int
     still: float  # for so long there was no step
@@ -143,7 +196,7 @@ class HangFound:
     ends_in: float | None = None  # no restart is left: the round ends then; None: it ends now
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StragglerNamed:
     host: str
     rank: int  # NO_RANK: several on this host
@@ -152,7 +205,7 @@ class StragglerNamed:
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class StragglerRecovered:
     host: str
     rank: int
@@ -166,7 +219,7 @@ class LeftoverStep(str, Enum):
     KILL = "kill"
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class LeftoversFound:
     host: str
     step: LeftoverStep
@@ -174,7 +227,7 @@ class LeftoversFound:
     leftovers: tuple[Leftover, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class WorkersSurvive:
     """The job is over, and workers are left that SIGKILL does not end."""
 
@@ -194,7 +247,7 @@ class CordonKind(str, Enum):
     DRAINING = "draining"  # Slurm drains it
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesCordoned:
     round: int  # the last one or, between two rounds, the next
     hosts: tuple[str, ...]
@@ -204,34 +257,34 @@ class NodesCordoned:
     alone: bool = False  # it is the only node of the job, whose verdict says the same
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class DrainFound:
     """Slurm drains nodes of the round, for which there are spares."""
 
     hosts: tuple[str, ...]
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeLost:
     host: str
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeArrived:
     """All agents of a node are here, after a round has begun without it."""
 
     host: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeCameBack:
     """The node was lost, and can take part again."""
 
     host: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesSilent:
     """Agents are not heard, and not lost yet."""
 
@@ -240,7 +293,7 @@ class NodesSilent:
     left: float  # until they count as lost
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodeHeard:
     """The agent was silent, and is heard again."""
 
@@ -250,7 +303,7 @@ class NodeHeard:
 # The wait for a round
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class AgentsAwaited:
     """Agents have not come yet."""
 
@@ -261,7 +314,7 @@ class AgentsAwaited:
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NodesAwaited:
     """Too few nodes are left for a round."""
 
@@ -271,7 +324,7 @@ class NodesAwaited:
     left: float  # until the job ends
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class QuorumAwaited:
     """The head has no quorum without these agents."""
 
@@ -279,14 +332,14 @@ class QuorumAwaited:
     left: float  # until the job ends
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class CheckpointSought:
     """The search for a complete checkpoint takes long."""
 
     waited: float
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class ReadersAwaited:
     """Agents have not seen the checkpoint yet that the round is to begin with."""
 
@@ -298,14 +351,17 @@ class ReadersAwaited:
 # The head
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadChanged:
     lost: str  # the host of the head before
     head: str  # the host of this one
-    round: int  # the one that the head before was running, which has ended; -1: none
+    term: int
+    heard: float  # when the head before was heard last
+    ended: RoundEnded | None = None  # the last round, as the voters know it; None: none has begun
+    was_running: bool = False  # it has ended with the head before; else that was between rounds
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadDeposed:
     """Another agent leads, with those that this one could not reach."""
 
@@ -313,7 +369,7 @@ class HeadDeposed:
     head: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadLeaves:
     """The head has trouble on its own node, and another agent is to lead."""
 
@@ -321,7 +377,7 @@ class HeadLeaves:
     why: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class HeadAwaited:
     """An agent has not heard the head yet."""
 
@@ -331,10 +387,20 @@ class HeadAwaited:
     why: str
 
 
+# The allocation
+
+
+@value(frozen=True)
+class NodesAllocated:
+    """Slurm has said since when the job has its nodes."""
+
+    since: float
+
+
 # The end of the job
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class EndAnnounced:
     """A SIGTERM of Slurm's means an end that comes later."""
 
@@ -342,7 +408,7 @@ class EndAnnounced:
     left: float
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class NoticeGiven:
     """The workers have notice of the end."""
 
@@ -352,14 +418,14 @@ class NoticeGiven:
     left: float
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class RequeueImpossible:
     """The user wants the job to be requeued, and Slurm does not do that with this job."""
 
     slurm_id: str
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class JobEnded:
     """All agents are to leave."""
 
@@ -371,6 +437,7 @@ class JobEnded:
 Fact = (
     RoundBegan
     | RoundEnded
+    | SeatUse
     | RestartDecided
     | RequestGranted
     | NodesJoin
@@ -395,6 +462,7 @@ Fact = (
     | HeadDeposed
     | HeadLeaves
     | HeadAwaited
+    | NodesAllocated
     | EndAnnounced
     | NoticeGiven
     | RequeueImpossible

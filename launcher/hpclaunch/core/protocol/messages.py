@@ -12,7 +12,6 @@ again, and `serial` tells which one is newer.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
 from .configuration import Configuration
 from .model import (
@@ -32,9 +31,10 @@ from .model import (
     Vitals,
     WorkerExit,
 )
+from .values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Report:
     """An agent to the head: its state."""
 
@@ -95,7 +95,7 @@ class Report:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Order:
     """The head to one agent: what that agent is to do."""
 
@@ -128,7 +128,7 @@ class Order:
         return (self.term, self.goal, self.round, *more)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Hint:
     """The answer to an agent that has asked the wrong agent to lead."""
 
@@ -140,7 +140,7 @@ class Hint:
         return (self.term, self.led)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class PlaceGiven:
     """The answer of the first head to an agent that has come without a place: which one it has."""
 

@@ -7,11 +7,11 @@ are compared with times of another machine, since it tells how far apart the clo
 from __future__ import annotations
 
 import signal
-import zlib
-from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
+from .gpu_use import GpuUse
 from .timing import DEFAULTS, Timing
+from .values import replace, value
 
 HEAD = 0  # the index of the first head: the first agent in Slurm's order
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job
@@ -28,7 +28,7 @@ EXIT_HUNG = 124  # as timeout(1) says it
 EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: it is not finished, and can go on from a checkpoint
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Place:
     """One agent's place in the job. Slurm tells it before any message is exchanged."""
 
@@ -41,7 +41,7 @@ def nodes_of(places: tuple[Place, ...]) -> int:
     return 1 + max(place.node for place in places)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Allocation:
     """One agent's place and those of all others: from Slurm, or from the command line."""
 
@@ -151,20 +151,10 @@ ENDINGS = {
 }
 
 
-class JobState(str, Enum):
-    """The state of the job according to Slurm."""
-
-    UNKNOWN = "unknown"  # Slurm does not answer
-    RUNNING = "running"
-    PREEMPTED = "preempted"  # it ends soon, to make room for another job
-    REQUEUED = "requeued"  # it ends soon: somebody has asked Slurm to start it again
-    OVER = "over"  # it is being ended: it was cancelled, or has reached its time limit
-
-
 GOES_ON = (Ending.TIME_LIMIT, Ending.PREEMPTION, Ending.NODE_FAILURE)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Requeueing:
     """When the job goes on in another run, from the newest checkpoint: Slurm starts it again, or
     the next element of its array.
@@ -176,7 +166,7 @@ class Requeueing:
     is_chain: bool = False  # the runs are the elements of an array
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Job:
     """What every agent of a job knows from the start. It is the same on all agents."""
 
@@ -212,7 +202,7 @@ class Job:
         return bool(self.slurm_id and self.timing.notice)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Share:
     """The GPUs of one worker."""
 
@@ -221,7 +211,7 @@ class Share:
     leads: bool = True  # it is the first of these workers
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Shares:
     """The GPUs of one agent's workers."""
 
@@ -232,7 +222,7 @@ class Shares:
 NO_SHARES = Shares()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Assignment:
     """One agent's part in a round: which workers it starts, and what their environment says."""
 
@@ -260,7 +250,7 @@ class Assignment:
 Rounds = tuple[tuple[int, int | None, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Look:
     """A checkpoint that all agents of the next round must look at before the round begins."""
 
@@ -273,7 +263,7 @@ class Look:
     rounds: Rounds = ()  # the rounds in which it was saved, as the head knows them
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Seen:
     """What an agent has seen of such a checkpoint. Without `missing` and `damage`, it sees the same
     as the head.
@@ -296,7 +286,7 @@ class Culprit(str, Enum):
 NO_RANK = -1  # the rank of a process that is not a worker, and of a hang that is nobody's
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class WorkerExit:
     """How one worker, or the round's store, ended, as its agent reports it."""
 
@@ -309,7 +299,7 @@ class WorkerExit:
     culprit: Culprit = Culprit.WORKER
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Failure:
     """The failure of a worker, or of the round's store."""
 
@@ -328,7 +318,7 @@ class Failure:
         return replace(self, at=self.at + by)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Trouble:
     """Why an agent cannot take part, or can no longer take part: this ends the job."""
 
@@ -355,7 +345,7 @@ class Sequel(str, Enum):
         return self in (Sequel.REQUEUE, Sequel.LINGER)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Leftover:
     """A process that a worker has started, and that has outlived it."""
 
@@ -364,7 +354,7 @@ class Leftover:
     rank: int | None = None  # the worker's; None if it is not known
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Verdict:
     """How the job ended. It is the same for every agent."""
 
@@ -389,11 +379,6 @@ class Verdict:
         return replace(self, cause=cause, consequences=later)
 
 
-def checksum(text: str) -> int:
-    """A few bytes in place of a text that is only compared, and goes to every agent; 0 for ""."""
-    return zlib.crc32(text.encode(errors="surrogateescape"))
-
-
 class Doing(IntEnum):
     """What workers spend their time on. The numbers are positions in `Spent`."""
 
@@ -414,7 +399,7 @@ Spent = tuple[int, ...]
 NO_STEP = -1
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Tally:
     """How many restarts the job has used, and what decides whether there is another one.
 
@@ -446,7 +431,7 @@ class Tally:
 NOTHING_SPENT = Tally()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Progress:
     """How far an agent's workers have come."""
 
@@ -462,7 +447,7 @@ class Progress:
         return 0 < self.limit <= self.still
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RankState:
     """Where one rank is, as its agent has found out."""
 
@@ -476,7 +461,7 @@ class RankState:
     waits: tuple[str, int, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Evidence:
     """What an agent has found out about its workers, when it was asked."""
 
@@ -487,7 +472,7 @@ class Evidence:
 EACH_ITS_NEXT = 0  # the step of a notice where each rank has a step of its own
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class StepNotice:
     """What all ranks of a round take before the same step: a signal, and that the end is near.
 
@@ -502,7 +487,7 @@ class StepNotice:
     given: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class NoticeAnswer:
     """What an agent says to such an offer."""
 
@@ -516,7 +501,7 @@ class NoticeAnswer:
     unheard: int = 0  # the number of the last notice whose signal none of its workers handles
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RankVitals:
     """What one worker does and uses, with the processes below it."""
 
@@ -528,18 +513,7 @@ class RankVitals:
     memory: int  # bytes that are resident; what processes share is counted for each
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """How one GPU of an agent's task is used."""
-
-    busy: float | None  # share of the last moments in which a kernel ran; None if it does not tell
-    used: int  # bytes of its memory
-    total: int
-    temperature: int  # degrees Celsius
-    power: float  # watts
-
-
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Vitals:
     """What an agent tells of its workers and GPUs while somebody looks at the job."""
 
@@ -577,7 +551,7 @@ class Goal(str, Enum):
     END = "end"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Arrivals:
     """When the workers of one agent began collectives of a process group."""
 
@@ -591,7 +565,7 @@ class Arrivals:
     on_gpus: bool = False  # steps of workers that only hand their collectives over to GPUs
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Load:
     """What a worker and the processes below it have done since the last sample, in shares of the
     time since then.
@@ -605,7 +579,7 @@ class Load:
     clock: float = 0.0  # GHz, of the CPU that the worker ran on; 0: not known
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Sample:
     """What an agent knows of its workers' pace, when it was asked."""
 

@@ -6,12 +6,12 @@ single helper or system call stand in the file that asks it, as `*_LIMIT`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .values import value
 
 LEARNED = -1.0  # for `hang` and `notice`: it depends on how long steps, or saves, take
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Timing:
     """The same on all agents of a job. The user sets seven of these: see `hpclaunch --help`."""
 

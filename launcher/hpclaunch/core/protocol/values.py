@@ -1,7 +1,7 @@
-"""Frozen values: dataclasses that are made quickly.
+"""Values: classes of fields, made in microseconds.
 
-Python makes four methods for each dataclass when its module is imported. Those for equality and
-text are the same for all, so the many values that every agent imports share them.
+For type checkers they are dataclasses, at run time structs of msgspec. Python takes 0.4 ms to make
+a dataclass when its module is imported, and every agent imports nearly two hundred values.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as value
+    from dataclasses import field, fields, replace
+    from dataclasses import is_dataclass as is_value
 else:
-    from dataclasses import dataclass
+    from msgspec import Struct, field
+    from msgspec.structs import fields, replace
 
-    def value(*, frozen: bool, slots: bool):
+    def value(*, frozen: bool = False):
         def make(cls: type) -> type:
-            cls.__eq__, cls.__hash__, cls.__repr__ = _eq, _hash, _repr
-            return dataclass(cls, frozen=frozen, slots=slots, eq=False, repr=False)
+            if isinstance(cls, type(Struct)):  # its base is a value
+                return cls
+            body = {n: v for n, v in vars(cls).items() if n not in ("__dict__", "__weakref__")}
+            bases = tuple(base for base in cls.__bases__ if base is not object)
+            return type(Struct)(cls.__name__, (*bases, Struct), body, frozen=frozen)
 
         return make
 
-    def _fields(self):
-        return [getattr(self, name) for name in self.__slots__]
-
-    def _eq(self, other):
-        return type(self) is type(other) and _fields(self) == _fields(other)
-
-    def _hash(self):
-        return hash((type(self), *_fields(self)))
-
-    def _repr(self):
-        fields = zip(self.__slots__, _fields(self), strict=True)
-        return f"{type(self).__name__}({', '.join(f'{name}={each!r}' for name, each in fields)})"
+    def is_value(thing: object) -> bool:
+        return isinstance(thing, Struct)
 
 
-__all__ = ["value"]
+__all__ = ["field", "fields", "is_value", "replace", "value"]

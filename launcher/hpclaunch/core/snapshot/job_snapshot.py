@@ -5,11 +5,12 @@ All times are seconds before, or until, the moment of the snapshot.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-from ..protocol.model import GpuUse, RankVitals
+from ..protocol.gpu_use import GpuUse
+from ..protocol.model import RankVitals
 from ..protocol.stages import Stage
+from ..protocol.values import value
 
 FORMAT = 1  # of what `status --json` prints
 
@@ -29,7 +30,7 @@ class AgentState(str, Enum):
     LEFT = "left"  # it has the verdict
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class AgentSnapshot:
     """One agent, with its workers in the current round."""
 
@@ -50,7 +51,7 @@ class AgentSnapshot:
     gpus_of: tuple[tuple[int, ...], ...] = ()  # worker by worker: their positions in `gpus`
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class CheckpointSnapshot:
     """The newest complete checkpoint that the head has heard of."""
 
@@ -60,7 +61,7 @@ class CheckpointSnapshot:
     age: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class PastRound:
     """A round that has ended, and why. The newest faults are kept, not all."""
 
@@ -71,7 +72,7 @@ class PastRound:
     is_fault: bool  # it counts as a restart
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class JobSnapshot:
     stage: Stage
     entered: float  # when this stage began
@@ -129,7 +130,7 @@ def steps_of(agent: AgentSnapshot) -> int:
     return max((*(worker.steps for worker in agent.workers), *agent.steps), default=0)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class NodeGpu:
     """A GPU of the agent that tells."""
 
@@ -138,7 +139,7 @@ class NodeGpu:
     use: GpuUse
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class LaunchSnapshot:
     """A launch, as one of its agents tells of it."""
 

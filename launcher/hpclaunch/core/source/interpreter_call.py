@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from ..protocol.values import field, value
 
 RUN_PATH = "runpy.run_path(sys.argv[0]"  # in the code that runs a script by runpy
 
 
-@dataclass(slots=True)
+@value()
 class InterpreterCall:
     flags: set[str] = field(default_factory=set)
     extra: list[str] = field(default_factory=list)  # of -X

@@ -9,7 +9,7 @@ def changed_too_early(file: str, name: str, line: int) -> str:
 
 def of_restart(kind: str, name: str, file: str, line: int, *, forked: bool) -> str:
     """Return the line about a worker that has become a new interpreter, or should have done so but
-    was `forked` by a worker. For `kind` see `Restart` in worker/template_client.py.
+    was `forked` by a worker. For `kind` see `Restart` in worker/fork_server_messages.py.
     """
     reason = changed_too_early(file, name, line)
     if kind == "module":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from ..protocol.model import NO_RANK, Load, Sample
+from ..protocol.values import value
 from .medians import lower_median
 
 MORE = 0.05  # of the time
@@ -30,7 +30,7 @@ UNKNOWN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Cause:
     words: str  # "" if nothing is known
     outer: bool = False  # something else keeps it from running
@@ -77,7 +77,7 @@ def _slowed(loads: Mapping[int, Load], late: Collection[int], others: Collection
     return SLOWED.format(mine, theirs) if 0.0 < mine < SLOW * theirs else ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class FarNode:
     """A node to which the way is long from all others."""
 

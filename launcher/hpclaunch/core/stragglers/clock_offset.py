@@ -8,13 +8,14 @@ Network Time Protocol, RFC 5905).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+from ..protocol.values import value
 
 REMEMBERED = 64  # reports, and round trips
 DRIFT = 1e-3  # seconds a second: twice what NTP corrects at most
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Offset:
     seconds: float  # to be added to this agent's time
     error: float  # seconds; it is wrong by no more

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..protocol.model import NO_RANK, Arrivals, Sample
+from ..protocol.values import value
 from .arrivals import RUN
 from .medians import lower_median
 
@@ -22,7 +22,7 @@ SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be bet
 LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Late:
     agent: int
     rank: int  # NO_RANK: several of this agent
@@ -31,13 +31,13 @@ class Late:
     on_gpus: bool = False  # only their hosts are known to be late
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Lateness:
     steps: int  # that were looked at; 0: nothing can be said
     late: Late | None  # nobody is late
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class LastArrival:
     """A collective, as all have begun it."""
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
-from ..ledger.book import Category
 from ..ledger.end_causes import OF_ROUNDS
 from ..ledger.job_report import JobReport
-from ..protocol.model import GpuUse
+from ..protocol.facts import Category
+from ..protocol.gpu_use import GpuUse
 from ..protocol.stages import Stage
+from ..protocol.values import value
 from ..snapshot.job_snapshot import AgentState, JobSnapshot, LaunchSnapshot, NodeGpu
 
 PREFIX = "hpclaunch_"
@@ -32,13 +32,13 @@ class MetricKind(str, Enum):
 Labels = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class MetricSample:
     labels: Labels
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class MetricFamily:
     """One metric. `name` has no suffix of its kind, and ends in the unit if there is one."""
 
@@ -203,8 +203,8 @@ OF_GPU: tuple[tuple[str, str, str, Callable[[GpuUse], float | None]], ...] = (
 def _add_gpus(families: _Families, launch: LaunchSnapshot) -> None:
     """Those of this agent, with the labels that DCGM's exporter gives them."""
     gpus = [(_gpu_labels(gpu, launch.host), gpu.use) for gpu in launch.gpus]
-    for name, unit, what, value in OF_GPU:
-        told = [(labels, v) for labels, use in gpus if (v := value(use)) is not None]
+    for name, unit, what, number in OF_GPU:
+        told = [(labels, n) for labels, use in gpus if (n := number(use)) is not None]
         families.add_all(name, what, told, unit=unit)
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
-from ..ledger.book import Category
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
 from ..ledger.last_lines import EndCause
-from ..ledger.summing import Launch, entries_of, job_entries, round_ends
-from ..protocol.facts import RoundEnded
+from ..ledger.summing import Launch, job_entries, round_ends
+from ..protocol.facts import Category, RoundEnded
+from ..protocol.values import value
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
@@ -40,7 +39,7 @@ JOB_ROWS = ("rounds", "job", "events", "checkpoints")  # of the time line, above
 MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds from which a chart has minutes, or hours
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class HangStacks:
     """Where workers were when they hung, as it was found out in a round."""
 
@@ -50,14 +49,14 @@ class HangStacks:
     files: tuple[tuple[str, str], ...]  # names and texts
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Fact:
     name: str
     value: str
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Mark:
     """Something that happened at one time."""
 
@@ -68,7 +67,7 @@ class Mark:
     link: str = ""  # an anchor of the page where more is said
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RoundSpan:
     number: int
     x: int
@@ -76,7 +75,7 @@ class RoundSpan:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class TimeLine:
     """`x` and `until` are units of the axis. The first rows are JOB_ROWS, the others lanes."""
 
@@ -92,7 +91,7 @@ class TimeLine:
         return len(self.rows) - len(JOB_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Drawn:
     """A curve, or an area on top of the one before it."""
 
@@ -103,7 +102,7 @@ class Drawn:
     is_area: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Chart:
     name: str
     unit: str  # written after each value
@@ -112,7 +111,7 @@ class Chart:
     empty: str = ""  # the reason then
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class LedgerRow:
     category: str
     family: str
@@ -121,7 +120,7 @@ class LedgerRow:
     share: str  # the same as a text
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class EndCard:
     """Why a round ended, with what tells so."""
 
@@ -140,7 +139,7 @@ class EndCard:
     stacks_at: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class JobPage:
     name: str
     state: str  # "done", "failed", "ended" in another way, or "running"
@@ -210,7 +209,7 @@ def job_page(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class _Clock:
     local: LocalTime
     with_date: bool
@@ -285,7 +284,7 @@ def _saves(histories: Iterable[AgentHistory]) -> list[SavedMoment]:
 # What happened
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class _Happening:
     at: float
     kind: str
@@ -372,8 +371,7 @@ def _lanes(
     is_stable = True  # each rank has had one host
     of = _by_launch(histories)
     for launch in launches:
-        entries = entries_of(launch.books)
-        rounds = {e.round: (e.begin, e.end) for e in entries if e.round is not None}
+        rounds = {e.round: (e.begin, e.end) for e in launch.entries if e.round is not None}
         mine = of[launch.name]
         states, own = lanes.states_seen(mine), defaultdict[int, list[AgentHistory]](list)
         for history in mine:
@@ -428,7 +426,7 @@ def _time_line(
 
 def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
     for launch in launches:
-        for entry in entries_of(launch.books):
+        for entry in launch.entries:
             if entry.round is not None:
                 text = f"round {entry.round}, {seat_time(entry.end - entry.begin)}"
                 yield RoundSpan(entry.round, axis.x(entry.begin), axis.x(entry.end), text)
@@ -576,7 +574,7 @@ def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
     return Chart(name[0].upper() + name[1:], unit, None, tuple(drawn))
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class _Written:
     """The form in which the values of a chart are written."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ..protocol import ranges
-from ..protocol.model import GpuUse, RankVitals
+from ..protocol.gpu_use import GpuUse
+from ..protocol.model import RankVitals
 from ..protocol.stages import Stage
+from ..protocol.values import replace, value
 from ..protocol.wording import count, size, some
 from ..snapshot.job_snapshot import (
     AgentSnapshot,
@@ -41,7 +42,7 @@ DOES = {
 UNKNOWN = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class RankRow:
     """What is known of one rank."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from ..history.moment import AgentHistory, GpusMoment, WorkersMoment
-from ..ledger.book import Category, LedgerEntry, SeatSeconds
+from ..ledger.entries import LedgerEntry
 from ..ledger.round_shares import BEFORE_STEPS
+from ..protocol.facts import Category, SeatSeconds
 from ..protocol.model import Doing
+from ..protocol.values import value
 from .time_axis import TimeAxis
 
 MOST_POINTS = 400  # of a curve
@@ -32,7 +33,7 @@ Point = tuple[float, float]  # time, value
 Curve = list[list[Point]]  # in pieces: between them, there is nothing to show
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Loss:
     """Seat seconds so far that were no training, and the share of training."""
 
@@ -129,7 +130,7 @@ def farthest(histories: Iterable[AgentHistory]) -> int:
     return max((w.step for w in workers if w is not None), default=0)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Gathered:
     """What agents noted at about the same time, for one point of a curve."""
 

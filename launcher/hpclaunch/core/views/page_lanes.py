@@ -6,13 +6,14 @@ import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..history.moment import AgentHistory, AgentMoment, states_of
-from ..ledger.book import Category, LedgerEntry
+from ..ledger.entries import LedgerEntry
 from ..ledger.round_shares import CATEGORIES
+from ..protocol.facts import Category
 from ..protocol.model import Doing
+from ..protocol.values import replace, value
 from ..snapshot.job_snapshot import AgentState
 from .time_axis import UNITS, TimeAxis
 
@@ -41,7 +42,7 @@ OF_STATE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Bar:
     """From a time until another one."""
 
@@ -53,7 +54,7 @@ class Bar:
 Run = tuple[Category, int, int]  # a bar in units of the axis: category, from, until
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Lane:
     name: str
     bars: tuple[Bar, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from ..protocol.values import value
 from ..protocol.wording import GIB, plain
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -20,7 +20,7 @@ class Colour(Enum):
     STRONG = "1"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class TextStyle:
     width: int = 80
     colour: bool = False

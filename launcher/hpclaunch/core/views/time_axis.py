@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ..protocol.values import value
 from .text_style import HOUR, MINUTE
 
 UNITS = 20_000  # of a drawing, from its left to its right
 LocalTime = Callable[[float, str], str]  # writes a time in the form of strftime
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class TimeAxis:
     """Times are seconds since the epoch; there is at least a second from `begin` to `end`."""
 

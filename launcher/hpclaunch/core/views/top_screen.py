@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import Enum
 
+from ..protocol.values import replace, value
 from ..snapshot.job_snapshot import AgentSnapshot, JobSnapshot, LaunchSnapshot, step_of, steps_of
 from .job_screen import RankRow, head_lines, nodes_table, ranks_table
 from .text_style import Colour, TextStyle
@@ -37,7 +37,7 @@ OF_RANKS: dict[Sort, Callable[[RankRow], float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class TopState:
     """What the user has chosen. Keys are characters, or "up", "down", "page up", "page down",
     "enter", "erase" and "escape".

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from hpclaunch.core.protocol.model import checksum
+from hpclaunch.core.protocol.crc import checksum
 
 from .archives import DamagedError
 from .candidates import (

@@ -1,17 +1,7 @@
 """The process that searches for checkpoints. It lives as long as its agent, and remembers what it
 has verified.
 
-Requests, each with an `id` that the reply has too:
-
-    search   what there is, the newest first, up to the first that is complete, without what is to
-             be avoided
-    look     whether a checkpoint that another node has found is the same here. Its bytes, or a
-             share of them, are read for some seconds
-    suggest  what to give as --checkpoint-dir, for a launch without it
-    watch    search now and then without being asked, and read what was saved; `on` is false to
-             stop that. No reply
-
-A request interrupts whatever it is doing unasked. Standard library only.
+A request (`messages.py`) interrupts whatever it is doing unasked. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,15 +10,15 @@ import json
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from hpclaunch.system.shared import disk
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode, never
 
-from . import AHEAD, ALL, READS
+from . import AHEAD, ALL, READS, messages
 from .candidates import SECOND, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
 from .reading import CheckpointReading, Memory, Outcome
@@ -38,8 +28,6 @@ PERIOD = 10.0  # seconds between two searches without being asked, at least
 SHARE = 0.01  # of its time that these searches may take
 MOST = 64  # checkpoints in one reply
 NICE = 5
-
-Reply = Callable[..., None]
 
 
 class CheckpointService:
@@ -52,13 +40,13 @@ class CheckpointService:
         self._known: dict[str, ExaminedCheckpoint] = {}  # those complete, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # the marks of those of which every byte was read
-        self._rounds: list[list[int | None]] = []
+        self._rounds: messages.RoundTimes = ()
         self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
         self.period = PERIOD
 
     def search(
-        self, rounds: list[list[int | None]], avoid: Mapping[int, str] = NOTHING
+        self, rounds: messages.RoundTimes, avoid: Mapping[int, str] = NOTHING
     ) -> list[ExaminedCheckpoint]:
         """Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
@@ -68,7 +56,11 @@ class CheckpointService:
         self._known |= {f.candidate.path: f for f in found if f.lacks is None}
         return found
 
-    def _facts(self, rounds: list[list[int | None]]) -> Facts:
+    def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
+        """From now on, search without being asked; or no longer."""
+        self.watches, self._rounds = on, rounds
+
+    def _facts(self, rounds: messages.RoundTimes) -> Facts:
         now = time.time_ns()
         known = tuple(
             RoundPeriod(begun or 0, ended or now, world or 0) for begun, ended, world in rounds
@@ -85,7 +77,7 @@ class CheckpointService:
         size: int,
         written: int,
         share: tuple[int, int],
-        rounds: list[list[int | None]],
+        rounds: messages.RoundTimes,
         is_asked: Callable[[], bool],
     ) -> tuple[str, str]:
         """(why it is not here or not the same, what is wrong with its bytes); "" for nothing."""
@@ -154,25 +146,25 @@ def _never() -> bool:
     return False
 
 
-def told(found: ExaminedCheckpoint, *, is_read: bool = False) -> dict[str, Any]:
-    """A checkpoint as it stands in a reply."""
+def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundCheckpoint:
+    """Return a checkpoint as it stands in a reply."""
     candidate, step = found.candidate, found.candidate.step
-    return {
-        "path": candidate.path,
-        "name": candidate.name,
-        "format": candidate.format.name,
-        "step": None if step is None else step.value,
-        "unit": None if step is None else step.unit,
-        "rule": found.rule,
-        "identity": candidate.mark,
-        "time": candidate.time,
-        "size": found.size,
-        "took": found.took,
-        "is_read": is_read,
-        "world": candidate.world,
-        "lacks": found.lacks,
-        "quiet": found.quiet,
-    }
+    return messages.FoundCheckpoint(
+        path=candidate.path,
+        name=candidate.name,
+        format=candidate.format.name,
+        step=None if step is None else step.value,
+        unit=None if step is None else step.unit,
+        rule=found.rule,
+        identity=candidate.mark,
+        time=candidate.time,
+        size=found.size,
+        took=found.took,
+        is_read=is_read,
+        world=candidate.world,
+        lacks=found.lacks,
+        quiet=found.quiet,
+    )
 
 
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
@@ -192,34 +184,37 @@ def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
                 server.read_ahead(is_asked)
                 continue
             for request in channel.read():
-                _answer(server, request, channel.tell, is_asked)
+                for reply in _replies(server, decode(messages.REQUESTS, request), is_asked):
+                    channel.send(reply.encoded())
     except AgentGoneError:
         pass
 
 
-def _answer(
-    server: CheckpointService, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
-) -> None:
+def _replies(
+    server: CheckpointService, request: messages.Request, is_asked: Callable[[], bool]
+) -> Iterator[messages.Reply]:
     match request:
-        case {"do": "search", "id": number, "rounds": rounds, "avoid": avoid}:
-            tell("begun", id=number)
+        case messages.Search(id=number, rounds=rounds, avoid=avoid):
+            yield messages.Begun(number)
             try:
-                found = server.search(rounds, dict(avoid))
+                found = server.search(rounds, avoid)
             except OSError as e:
-                tell("failed", id=number, why=str(e))
+                yield messages.Failed(number, str(e))
                 return
             first = next(iter(roots(server.where)), server.where)
-            seen = disk.look(Path(first))
-            shown = [told(f, is_read=server.is_read(f)) for f in found[-MOST:]]
-            tell("found", id=number, found=shown, disk=seen, others=others(server.where, found))
-        case {"do": "look", "id": number, "of": [path, size, written], "share": [k, n], **more}:
-            tell("begun", id=number)
-            rounds = more["rounds"]
-            missing, damage = server.see(path, size, written, (k, n), rounds, is_asked)
-            tell("seen", id=number, missing=missing, damage=damage)
-        case {"do": "suggest", "id": number, "arguments": arguments, "since": since}:
+            room = disk.look(Path(first))
+            shown = tuple(seen(f, is_read=server.is_read(f)) for f in found[-MOST:])
+            yield messages.Searched(number, shown, room, tuple(others(server.where, found)))
+        case messages.LookAt(id=number, path=path, size=size, time=written, rounds=rounds):
+            yield messages.Begun(number)
+            k, n = request.share
+            wrong = server.see(path, size, written, (k, n), rounds, is_asked)
+            yield messages.Looked(number, *wrong)
+        case messages.Suggest(arguments=arguments, since=since):
             match newest(patterns(arguments), since):
                 case (where, one):
-                    tell("suggested", id=number, where=where, path=one.candidate.path)
-        case {"do": "watch", "on": on, "rounds": rounds}:
-            server.watches, server._rounds = on, rounds
+                    yield messages.Suggested(where, one.candidate.path)
+        case messages.Watch(on=on, rounds=rounds):
+            server.watch(rounds, on=on)
+        case _:
+            never(request)

@@ -5,15 +5,9 @@ here. There is one such process per agent, without torch or a CUDA context. Its 
 `gpu_watcher_client.py`; `system/shared/helper.py` starts it with AGENT (the agent's pid), PERIOD
 and [[UUID, NAME], ...].
 
-    from the agent                                  to the agent
-    {"round": R, "dead": [PID, ...]}                {"round": R or null, "findings": [...],
-                                                        "xids": [...]}
-    {"use": true}                                   {"use": [...]}
-
-Each request for a round is answered once, with all that is wrong before the round begins. Between
-requests, news comes with a null round: Xids as they happen, the rest as it is read. The process
-lives as long as its agent: it ends at the end of the socket, or by its parent-death signal should
-a call never return.
+A check of `watcher_messages.py` is answered once, with all that is wrong before the round begins.
+Between checks, news comes without a round. The process lives as long as its agent: it ends at the
+end of the socket, or by its parent-death signal should a call never return.
 """
 
 from __future__ import annotations
@@ -40,11 +34,25 @@ from hpclaunch.core.health.gpu_rules import (
     XidSeen,
 )
 from hpclaunch.core.health.xids import xid
-from hpclaunch.core.protocol.model import GpuUse
+from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.wording import plain
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode, never
 from hpclaunch.worker.processes import user_name
+
+from .watcher_messages import (
+    REQUESTS,
+    AskUse,
+    Check,
+    Found,
+    FoundProblem,
+    Reply,
+    ReportedXid,
+    Request,
+    SeenUse,
+    Used,
+)
 
 MEMORY_LIMIT = 5.0  # seconds that the memory of dead workers may take to be given back
 MEMORY_STEP = 0.05  # NVML has no event for that
@@ -290,10 +298,7 @@ class GpuWatcher:
                 self.on_event(self.seen.pop(0))
             if self.channel in ready:
                 for request in self.channel.read():
-                    if "use" in request:
-                        self.tell_use()
-                    else:
-                        self.check(**request)
+                    self.serve(decode(REQUESTS, request))
             if time.monotonic() >= due:
                 self.look()
                 due = time.monotonic() + self.period
@@ -310,7 +315,16 @@ class GpuWatcher:
             threading.Thread(target=self.listen, args=(events,), daemon=True).start()
         return ""
 
-    def check(self, round: int, dead: list[int]) -> None:  # noqa: A002 - the word for it
+    def serve(self, request: Request) -> None:
+        match request:
+            case Check(round=number, dead=dead):
+                self.check(number, dead)
+            case AskUse():
+                self.report_use()
+            case _:
+                never(request)
+
+    def check(self, round: int, dead: Collection[int]) -> None:  # noqa: A002 - the word for it
         if (why := self.open()) or self.gpus is None:
             advice = "look at nvidia-smi on this host; --health off goes on without"
             wrong = Finding("NVML", f"cannot be initialised: {why}", Grade.FAIL, advice)
@@ -323,13 +337,12 @@ class GpuWatcher:
             readings = self.gpus.read_again(readings, dead)
         self.tell(self.history.answer(readings), round)
 
-    def tell_use(self) -> None:
-        """For people who look; [] where a GPU is lost, or NVML cannot be read."""
+    def report_use(self) -> None:
+        """Report how the GPUs are used, for people who look."""
         use: list[GpuUse] = []
         with contextlib.suppress(Lost):
             use = [] if self.gpus is None else self.gpus.use()
-        with contextlib.suppress(AgentGoneError):
-            self.channel.send({"use": [asdict(each) for each in use]})
+        self.send(Used(tuple(SeenUse(**asdict(each)) for each in use)))
 
     def look(self) -> None:
         """While the workers run."""
@@ -375,9 +388,12 @@ class GpuWatcher:
         return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
 
     def tell(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
-        told = {"findings": [asdict(f) for f in findings], "xids": [asdict(x) for x in xids]}
+        problems = tuple(FoundProblem(**asdict(f)) for f in findings)
+        self.send(Found(of, problems, tuple(ReportedXid(**asdict(x)) for x in xids)))
+
+    def send(self, reply: Reply) -> None:
         with contextlib.suppress(AgentGoneError):  # run() sees it too
-            self.channel.send({"round": of, **told})
+            self.channel.send(reply.encoded())
 
 
 def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:

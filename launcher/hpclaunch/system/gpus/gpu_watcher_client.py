@@ -1,4 +1,4 @@
-"""The agent's client of its GPU watcher (`gpu_watcher.py`, where the protocol is)."""
+"""The agent's client of its GPU watcher (`gpu_watcher.py`)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.gpu_rules import XidSeen
 from hpclaunch.core.placement.devices import Gpu
-from hpclaunch.core.protocol.model import GpuUse
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.values import value
+from hpclaunch.worker.messages import decode
 
 from ..shared.helper import Helper
+from .watcher_messages import REPLIES, AskUse, Check, Found, Used
 
 PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
 # Seconds until NVML is initialised. Without persistence mode, every GPU is initialised first.
@@ -26,7 +27,7 @@ INIT_LIMIT = 60.0
 ANSWER_LIMIT = 10.0  # seconds, including the five that the memory of dead workers may take
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class GpuReport:
     """The answer to the check of a round; without a round, news."""
 
@@ -74,25 +75,27 @@ class GpuWatcherClient(Helper):
         `dead` are the pids of the last round's workers, whose memory is waited for.
         """
         self._round, self._deadline = round, time.monotonic() + self._limit
-        self.ask(round=round, dead=sorted(dead))
+        self.send(Check(round, tuple(sorted(dead))))
 
     def ask_use(self) -> None:
         """How the GPUs are used: a report has it. Nobody waits for it: NVML may hang."""
         if not self._use_asked:
             self._use_asked = True
-            self.ask(use=True)
+            self.send(AskUse())
 
     def reports(self) -> Iterator[GpuReport]:
         """The reports that are there; call it when the descriptor is readable."""
-        for told in self.receive():
-            if "use" in told:
-                self._use_asked = False
-                yield GpuReport(use=tuple(GpuUse(**each) for each in told["use"]))
-                continue
-            report = _report(**told)
-            if report.round is not None and report.round == self._round:
-                self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
-            yield report
+        for reply in self.receive():
+            match decode(REPLIES, reply):
+                case Used(use=use):
+                    self._use_asked = False
+                    yield GpuReport(use=tuple(GpuUse(**each.fields()) for each in use))
+                case Found(round=number, findings=problems, xids=xids):
+                    if number is not None and number == self._round:
+                        self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
+                    found = (Finding(p.check, p.found, Grade(p.grade), p.advice) for p in problems)
+                    seen = (XidSeen(x.uuid, x.name, x.number, x.pids) for x in xids)
+                    yield GpuReport(tuple(found), number, tuple(seen))
         if self.lost and self._round is not None:
             why = "the process that reads NVML has ended: the GPUs of this host were not checked"
             yield self._answer(Finding("NVML", why, Grade.WARN))
@@ -113,15 +116,3 @@ class GpuWatcherClient(Helper):
 
     def close(self) -> None:
         self.abandon()
-
-
-def _report(
-    round: int | None,  # noqa: A002 - the protocol's word
-    findings: list[dict[str, Any]],
-    xids: list[dict[str, Any]],
-) -> GpuReport:
-    return GpuReport(
-        tuple(Finding(**{**f, "grade": Grade(f["grade"])}) for f in findings),
-        round,
-        tuple(XidSeen(**{**x, "pids": tuple(x["pids"])}) for x in xids),
-    )

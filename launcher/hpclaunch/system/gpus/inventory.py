@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol import ranges
+from hpclaunch.core.protocol.values import replace, value
 
 PCI = Path("/sys/bus/pci/devices")
 ADVICE = "Under Slurm leave it as Slurm sets it"
@@ -21,7 +21,7 @@ WORDS = 128  # of 64 bits, in a set of CPUs: as many as a kernel can be built fo
 _MODES = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*, 0 is the default
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class GpuSurvey:
     """What the driver says. Everything is empty if there is no driver."""
 
@@ -54,7 +54,7 @@ def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
         return GpuSurvey(broken=f"NVML does not tell which GPUs there are: {e}")
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class PhysicalGpu:
     """A whole GPU, and the instances that it is divided into where MIG is enabled."""
 

@@ -1,6 +1,6 @@
 """What this node has of MPS, and the agent's client of its MPS keeper.
 
-The keeper, and the protocol, are in `worker/mps_keeper.py`.
+The keeper is in `worker/mps_keeper.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
+from ...core.protocol.values import replace
+from ...worker import mps_messages as messages
+from ...worker.messages import decode
+from ...worker.mps_messages import EVENTS, Event
 from ...worker.processes import user_name
 from ..shared.helper import Helper, numbers
 
@@ -156,17 +159,21 @@ class MpsKeeperClient(Helper):
         job, control, handled, device, first_look = self._again
         return MpsKeeperClient(job, control, handled, device=device, first_look=first_look)
 
+    def hear(self) -> list[Event]:
+        """Return the events that are there; call it when the descriptor is readable."""
+        return [decode(EVENTS, raw) for raw in self.receive()]
+
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
         """Have all daemons fit for a round: answered by "ready" or "failed" with its number.
 
         No worker of an earlier round may be left on this node.
         """
-        described = [{"uuids": group.uuids, "owned": group.owned} for group in groups]
-        self.ask(op="prepare", number=number, groups=described, foreign=foreign)
+        described = [messages.Group([*group.uuids], group.owned) for group in groups]
+        self.send(messages.Prepare(number, described, foreign))
 
     def watch(self, workers: Mapping[int, int]) -> None:
         """The pids, by rank, of workers that should be clients; each leads its session."""
-        self.ask(op="watch", workers=workers)
+        self.send(messages.Watch({**workers}))
 
     def close(self) -> None:
         """The end of every daemon that it has started; call it when the workers are gone."""

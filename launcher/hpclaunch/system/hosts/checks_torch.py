@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 
 import msgspec
 
 from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.protocol.values import value
 
 OLDEST = (2, 4)
 # Begins a program for `python -c` that imports nothing from the working directory, in which others
@@ -29,7 +29,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Torch:
     python: str
     version: str

@@ -1,74 +1,51 @@
-"""The process that asks Slurm when the job ends: `scontrol` may take long, or hang.
+"""What `scontrol` says of the end of a job. It may take long, or hang: only errands ask here.
 
-A request is answered with its number, the fields of an EndFound, and when the job began; of several
-that have come meanwhile, only the newest is. Without an answer of Slurm's, as in containers that
-lack `scontrol`, the end is what SLURM_JOB_END_TIME said when the job began. A step may have a time
-limit of its own (`srun --time`): the end is the earlier of both. Standard library only.
+Without an answer of Slurm's, as in containers that lack `scontrol`, the end is what
+SLURM_JOB_END_TIME said when the job began. A step may have a time limit of its own (`srun --time`):
+the end is the earlier of both. Standard library only.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from hpclaunch.core.protocol.model import JobState
-from hpclaunch.system.shared.helper import Helper
-from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.core.protocol.job_state import JobState
+from hpclaunch.system.shared.errands import FindJobEnd, JobEnd
 from hpclaunch.system.shared.scontrol import fields_of, said, shown
-from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 
-class JobEndClient(Helper):
-    """`ask`, and then `receive` once it is readable."""
-
-    does = "asks Slurm when the job ends"
-
-    def __init__(self, job: str, step: str, end: str, restarts: str, nodes: str) -> None:
-        """`step` is the step of the agents, such as "7.0"; `end` is SLURM_JOB_END_TIME, `restarts`
-        is SLURM_RESTART_COUNT; each is "" if there is none.
-
-        `nodes` are those of which to tell whether they are drained.
-        """
-        me = str(os.getpid())
-        super().__init__("hpclaunch.system.hosts.job_end", me, job, step, end, restarts, nodes)
-
-
-def main(
-    fd: str, _blocked: str, agent: str, job: str, step: str, end: str, restarts: str, nodes: str
-) -> None:
-    if not die_with(int(agent)):
-        return
-    channel = AgentChannel(fd)
-    began: float | None = None
-    started, has_answered, step_end = time.time(), False, math.inf
-    drained: list[str] = []
-    try:
-        while True:
-            for request in channel.read()[-1:]:
-                fields = shown("job", job)
-                has_answered = has_answered or bool(fields)
-                if step:
-                    step_end = end_of_step(shown("step", step), step_end)
-                at, found = ask(fields, end, restarts, step_end)
-                # If Slurm has answered before, that answer still counts. A job that was over before
-                # this process began is an earlier one, whose variables are left in the shell.
-                if (has_answered and not fields) or (at is not None and at < started):
-                    at = None
-                found["draining"] = drained = draining(nodes, drained) if nodes else []
-                found["left"] = None if at is None else at - time.time()
-                began = began or seconds(fields.get("StartTime", ""))
-                channel.tell("end", number=request["number"], found=found, began=began)
-    except AgentGoneError:
-        pass
+def find(asked: FindJobEnd) -> JobEnd:
+    fields = shown("job", asked.job)
+    before = asked.before
+    has_answered = bool(fields) or (before is not None and before.has_answered)
+    step_end = math.inf if before is None else before.step_end
+    if asked.step:
+        step_end = end_of_step(shown("step", asked.step), step_end)
+    drained = () if before is None else before.draining
+    at, found = ask(fields, asked.end, asked.restarts, step_end)
+    # If Slurm has answered before, that answer still counts. A job that was over before this one
+    # began is an earlier one, whose variables are left in the shell.
+    if (has_answered and not fields) or (at is not None and at < asked.since):
+        at = None
+    return JobEnd(
+        number=asked.number,
+        left=None if at is None else at - time.time(),
+        draining=draining(asked.nodes, drained) if asked.nodes else (),
+        began=seconds(fields.get("StartTime", "")),
+        has_answered=has_answered,
+        step_end=step_end,
+        **found,
+    )
 
 
 def ask(
     fields: dict[str, str], end: str, restarts: str, step_end: float = math.inf
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return when the job ends (None if that is not known), and the other fields of an EndFound.
+    """Return when the job ends (None if that is not known), and further fields of a JobEnd.
 
     `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if they do not
     name the end, unless there is no time limit any more. `restarts` is how often the job was
@@ -97,7 +74,7 @@ def ask(
         at = float(end) if _digits(end) and not endless else None
     if step_end < (math.inf if at is None else at):
         at, endless = step_end, False
-    found = {"state": state, "endless": endless, "may_requeue": may_requeue}
+    found = {"state": state.value, "endless": endless, "may_requeue": may_requeue}
     return at, found | {"requeued_if_killed": again}
 
 
@@ -115,17 +92,17 @@ def end_of_step(fields: dict[str, str], before: float) -> float:
     return began + ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
-def draining(nodes: str, before: list[str]) -> list[str]:
-    """Those of the nodes that no other job gets any more; if Slurm does not answer, as `before`."""
+def draining(nodes: str, before: Sequence[str]) -> tuple[str, ...]:
+    """Return which of the nodes no other job gets any more; `before` if Slurm does not answer."""
     text = said("node", "-o", nodes)
     if not text:
-        return before
+        return tuple(before)
     lines = map(fields_of, text.splitlines())
-    return [
+    return tuple(
         node["NodeName"]
         for node in lines
         if "NodeName" in node and "DRAIN" in node.get("State", "")
-    ]
+    )
 
 
 def kill_wait() -> float:

@@ -7,10 +7,10 @@ import errno
 import ipaddress
 import os
 import socket
-from dataclasses import replace
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation, Place, a_machine
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.worker import sock_diag
 
 CLAIMS = 100  # names to try at most, since other users may have taken some

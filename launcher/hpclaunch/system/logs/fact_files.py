@@ -12,11 +12,11 @@ One JSON object per line; lines are only ever appended:
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,13 +24,15 @@ import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.protocol import facts
+from hpclaunch.core.protocol.values import field, value
 from hpclaunch.worker import private_files
 
 from ..shared import bounded_json, packing
 from .appended_lines import AppendedLines, name_of
 from .log_client import LogServiceClient
 
-FORMAT = 1
+FORMAT = 2
+MOST = 4 << 20  # bytes of lines that are read for an agent
 NAMES = re.compile(r"facts(-agent-[\w.-]+)?\.jsonl")
 KINDS: dict[str, type[facts.Fact]] = {kind.__name__: kind for kind in get_args(facts.Fact)}
 
@@ -49,12 +51,12 @@ class FactFile:
         if directory is not None:
             self._lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
 
-    def record(self, fact: facts.Fact) -> None:
-        """Have a fact written that was recorded just now."""
+    def record(self, fact: facts.Fact, at: float) -> None:
+        """Have a fact written that was recorded at this time, in seconds since the epoch."""
         if self._title is not None:
             title, self._title = self._title, None
             self._line(title)
-        self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)})
+        self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)}, at)
 
     def flush(self, service: LogServiceClient) -> None:
         """Give the log service what it takes without a wait. Call this at the end of each turn."""
@@ -69,45 +71,88 @@ class FactFile:
     def _note_gap(self, lost: int) -> None:
         self._line({"lost": lost})
 
-    def _line(self, value: dict[str, Any]) -> None:
+    def _line(self, value: dict[str, Any], at: float | None = None) -> None:
         if self._lines is not None:
-            self._lines.add(packing.to_json({"time": round(time.time(), 3), **value}) + b"\n")
+            at = round(time.time(), 3) if at is None else at
+            self._lines.add(packing.to_json({"time": at, **value}) + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedFact:
-    time: float  # seconds since the epoch
+@value(frozen=True)
+class AgentFacts:
+    """The facts that one start of an agent has recorded, with their times in seconds since the
+    epoch."""
+
     launch: str
-    host: str  # of the agent that has recorded it
-    fact: facts.Fact
+    host: str
+    facts: list[tuple[float, facts.Fact]] = field(default_factory=list)
 
 
-def read(directory: Path) -> list[RecordedFact]:
-    """Return the facts of all agents and launches in this directory, in the order of time. Lines
-    that are cut off, or of another version, are left out. Raises OSError for the directory itself.
+def in_directory(directory: Path) -> list[Path]:
+    """Return the files with facts, in the order of their names. Raises OSError."""
+    return [directory / name for name in sorted(os.listdir(directory)) if NAMES.fullmatch(name)]
+
+
+def read(directory: Path) -> tuple[list[AgentFacts], list[str]]:
+    """Return the facts of all agents and launches in this directory, and the names of files that
+    are damaged or of another version. Lines that are cut off or of another version are left out.
+    Raises OSError for the directory itself.
     """
-    found: list[RecordedFact] = []
-    for name in sorted(filter(NAMES.fullmatch, os.listdir(directory))):
+    found: list[AgentFacts] = []
+    unknown = []
+    for path in in_directory(directory):
         try:
-            lines = private_files.read_file(directory / name).splitlines()
+            runs = _runs(private_files.read_file(path).splitlines())
         except OSError:
-            continue
-        found += _facts(lines)
-    return sorted(found, key=lambda recorded: recorded.time)
+            runs = []
+        found += runs
+        unknown += [] if runs else [path.name]
+    return found, unknown
 
 
-def _facts(lines: list[bytes]) -> Iterator[RecordedFact]:
-    title: dict[str, Any] = {}
+def _runs(lines: list[bytes]) -> list[AgentFacts]:
+    found: list[AgentFacts] = []
+    run: AgentFacts | None = None  # None: of another version
     for line in lines:
         try:
             value = bounded_json.loads(line.decode())
             if not isinstance(value, dict):
                 continue
             if "format" in value:
-                title = value
-            elif title.get("format") == FORMAT and "fact" in value:
-                fact = msgspec.convert(value, type=KINDS[value["fact"]])
-                origin = (value["time"], title["launch"], title["host"])
-                yield RecordedFact(*msgspec.convert(origin, tuple[float, str, str]), fact)
+                run = None
+                if value["format"] == FORMAT:
+                    names = (value["launch"], value["host"])
+                    run = AgentFacts(*msgspec.convert(names, tuple[str, str]))
+                    found.append(run)
+            elif run is not None and "fact" in value:
+                at = msgspec.convert(value["time"], float)
+                run.facts.append((at, msgspec.convert(value, type=KINDS[value["fact"]])))
         except (ValueError, TypeError, KeyError):
             continue
+    return found
+
+
+def lines_of(directory: Path, launch: str, kinds: Collection[str]) -> str:
+    """Return the lines with facts of these kinds, and the titles above them, of all agents of a
+    launch. Raises OSError, also if they are too many.
+    """
+    found = []
+    for path in in_directory(directory):
+        is_ours = False
+        for line in private_files.read_file(path).splitlines():
+            try:
+                value = bounded_json.loads(line.decode())
+            except ValueError:
+                continue
+            if isinstance(value, dict) and "format" in value:
+                is_ours = value.get("launch") == launch
+            if is_ours and (value.get("fact") in kinds or "format" in value):
+                found.append(line.decode())
+    text = "\n".join(found)
+    if len(text) > MOST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), directory)
+    return text
+
+
+def of_lines(text: str) -> list[AgentFacts]:
+    """Return the facts in such lines."""
+    return _runs(text.encode().splitlines())

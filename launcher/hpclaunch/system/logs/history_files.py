@@ -6,13 +6,13 @@ last one may be cut off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, is_sound
+from hpclaunch.core.protocol.values import value
 from hpclaunch.worker import private_files
 
 from ..shared import packing
@@ -21,7 +21,7 @@ from .log_directory import HISTORIES
 FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class HistoryTitle:
     """The first line of a file."""
 

@@ -1,4 +1,7 @@
-"""The agent's client of the process that reads and writes its log files (`log_service.py`)."""
+"""The agent's client of the process that reads and writes its log files (`log_service.py`).
+
+`messages.py` says what each request does.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,17 @@ import json
 import select
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hpclaunch.system.shared.helper import GONE_LIMIT, Helper, say_now
+from hpclaunch.worker.messages import Message, decode
+
+from . import messages
 
 MOST = 1 << 20  # bytes that wait for the process; what is said beyond that is dropped, and counted
 END_LIMIT = 60.0  # seconds without a sign of life at the end; a file system may stall for long
 NOTED = 5.0  # seconds after which the user learns what is waited for
-
-
-@dataclass(frozen=True, slots=True)
-class TapTo:
-    """Where the lines of a file are copied to: a console, 1 or 2, or a file for duplicates."""
-
-    to: int | str
-    prefix: str
-    needles: Sequence[str] = ()
-    at_once: bool = False  # also lines without an end
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFile:
-    path: str
-    taps: list[TapTo] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFile:
-    """Of an agent's output in a round (`output_index.py`)."""
-
-    path: str
-    launch: str
-    host: str
 
 
 class LogServiceClient(Helper):
@@ -51,7 +30,7 @@ class LogServiceClient(Helper):
     costs = "lines may be missing here, and are in the files; the journal may have a gap"
 
     def __init__(self) -> None:
-        found = find_spec("msgspec")  # for the books of several heads
+        found = find_spec("msgspec")  # for the facts of earlier heads
         assert found is not None, "hpclaunch depends on it"
         assert found.origin is not None
         paths = [str(Path(found.origin).parents[1])]
@@ -68,13 +47,14 @@ class LogServiceClient(Helper):
         another._waiting += self._waiting[begin:]
         return another
 
-    def ask(self, **request: Any) -> None:
-        self._waiting += json.dumps(request).encode() + b"\n"
+    def send(self, request: Message) -> None:
+        self._waiting += json.dumps(request.encoded()).encode() + b"\n"
         self.flush()
 
-    def receive(self) -> list[dict[str, Any]]:
+    def replies(self) -> list[messages.Reply]:
+        """Return those that are there; call it when the descriptor is readable."""
         try:
-            return super().receive()
+            return [decode(messages.REPLIES, reply) for reply in self.receive()]
         except BlockingIOError:  # the descriptor was writable only
             return []
 
@@ -98,55 +78,25 @@ class LogServiceClient(Helper):
             self._is_cut = self._waiting[sent - 1 : sent] != b"\n"
             del self._waiting[:sent]
 
-    def prepare(
-        self,
-        number: int,
-        directory: Path,
-        streams: Sequence[StreamFile],
-        *,
-        duplicates: Sequence[str],
-        errors: Sequence[str],
-        store: Path,
-        index: IndexFile,
-    ) -> None:
-        """Make a round's directory, files and duplicates, show what is written there, and note
-        when it came. `errors` are removed. Answered by "prepared" or "refused".
-        """
-        self.ask(
-            op="prepare",
-            id=number,
-            directory=str(directory),
-            streams=[asdict(stream) for stream in streams],
-            duplicates=list(duplicates),
-            errors=list(errors),
-            store=str(store),
-            index=asdict(index),
-        )
-
     def tail(self, number: int, files: Sequence[Path]) -> None:
-        """The last lines of the first file that has any since the round began: "tail"."""
-        self.ask(op="tail", id=number, files=[str(file) for file in files])
+        self.send(messages.ReadTail(number, tuple(map(str, files))))
 
     def look(self, number: int, directory: Path) -> None:
-        """How much room there is: "disk"."""
-        self.ask(op="look", id=number, directory=str(directory))
+        self.send(messages.LookAtDisk(number, str(directory)))
 
     def say(self, text: str) -> None:
         if len(self._waiting) > MOST:
             self._unsaid += 1
         else:
-            self.ask(op="say", text=text)
+            self.send(messages.Say(text))
 
     def live(self, text: str) -> None:
-        """Show this below all else on the terminal, until a worker writes something; "" for nothing
-        any more.
-        """
+        """Show this below all else on the terminal; "" for nothing any more."""
         if len(self._waiting) <= MOST:
-            self.ask(op="live", text=text)
+            self.send(messages.Live(text))
 
     def keep(self, directory: Path, files: Mapping[str, str]) -> None:
-        """Write these texts to files there."""
-        self.ask(op="keep", directory=str(directory), files=files)
+        self.send(messages.Keep(str(directory), dict(files)))
 
     def append(self, directory: Path, name: str, text: str, *, is_last: bool = False) -> bool:
         """Write these lines to the end of a file there; False if they are not accepted, because the
@@ -154,27 +104,17 @@ class LogServiceClient(Helper):
         """
         if len(self._waiting) > MOST and not is_last:
             return False
-        self.ask(op="append", directory=str(directory), name=name, text=text)
+        self.send(messages.Append(str(directory), name, text))
         return True
 
-    def read_books(self, directory: Path, launch: str, term: int) -> None:
-        """What the heads of this launch before that of this term have written: "books", if there is
-        something.
-        """
-        self.ask(op="read_books", directory=str(directory), launch=launch, term=term)
-
-    def report(self, directory: Path, launch: str, *, ledger: str, alone: str) -> None:
-        """Write the report of this launch to a file there. `alone` is its text where the file
-        `ledger` is the only one of its kind; it is "" if it is not known.
-        """
-        where = {"directory": str(directory), "launch": launch}
-        self.ask(op="report", **where, ledger=ledger, alone=alone)
+    def read_facts(self, directory: Path, launch: str, kinds: Sequence[str]) -> None:
+        self.send(messages.ReadFacts(str(directory), launch, tuple(kinds)))
 
     def remove(self, file: Path) -> None:
-        self.ask(op="remove", file=str(file))
+        self.send(messages.Remove(str(file)))
 
     def finish(self) -> None:
-        self.ask(op="finish")
+        self.send(messages.Finish())
 
     def close(self) -> None:
         """Returns once everything is shown, or nobody reads, or the file system hangs."""

@@ -61,7 +61,6 @@ class AgentFiles:
 
 
 INDEXES = re.compile(r"index-agent-[\w.-]+\.txt")  # in the directory of a round
-LEDGERS = AgentFiles("ledger", "json")
 HISTORIES = AgentFiles("history", "jsonl")
 
 
@@ -175,9 +174,14 @@ def of_all_launches() -> Path:
     may have one of their own, or a link to one of this user's: then this user's has another name.
     """
     usual = Path("hpclaunch-logs")
-    own = usual.exists() and usual.stat().st_uid == os.geteuid()
-    own = own and usual.lstat().st_uid in (0, os.geteuid())
-    return usual if own or not os.path.lexists(usual) else Path(f"{usual}-{os.geteuid()}")
+    try:
+        is_own = usual.lstat().st_uid in (0, os.geteuid())  # if it is a link, for what it leads to
+    except FileNotFoundError:  # nobody's yet; other agents of this launch may make it just now
+        return usual
+    with contextlib.suppress(OSError):
+        if is_own and usual.stat().st_uid == os.geteuid():
+            return usual
+    return Path(f"{usual}-{os.geteuid()}")
 
 
 def jobs_of(launch: str) -> tuple[str, str]:

@@ -4,32 +4,8 @@ A log directory on a shared file system may stall for as long as it likes: only 
 for it. What the agent says to the user goes the same way, after all that the workers have written
 before; nothing waits for a console.
 
-    from the agent                                   to the agent
-    {"op": "prepare", "id": N, "directory": PATH,    {"event": "prepared", "id": N}
-        "streams": [{"path", "taps"}, ...],          {"event": "refused", "id": N, "why": W,
-        "duplicates": [PATH, ...],                       "file": PATH}
-        "errors": [PATH, ...], "store": PATH,
-        "index": {"path", "launch", "host"}}
-    {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
-    {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
-    {"op": "keep", "directory": PATH,
-        "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
-    {"op": "append", "directory": PATH,
-        "name": NAME, "text": T}      the history, the journal
-    {"op": "read_books", "directory": PATH,          {"event": "books", "term": N,
-        "launch": NAME, "term": N}                       "book": a book, packed}
-    {"op": "report", "directory": PATH,
-        "launch": NAME, "ledger": NAME,
-        "alone": TEXT}                the report, at the end
-    {"op": "say", "text": T}
-    {"op": "live", "text": T}   what the job waits for, if this is a terminal
-    {"op": "remove", "file": PATH}
-    {"op": "finish"}   the workers of the round are gone: show the rest
-                                                     {"event": "draining"}   at the end
-
-A tap is {"to": 1 or 2, the console, or the PATH of a file for duplicated lines, "prefix",
-"needles", "at_once"}. When the agent is gone, in order or not, this process shows what is left and
-ends.
+`messages.py` has what the agent asks. When the agent is gone, in order or not, this process shows
+what is left and ends.
 """
 
 from __future__ import annotations
@@ -40,22 +16,21 @@ import math
 import os
 import select
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.wording import for_console
 from hpclaunch.system.shared import disk, open_file_limit
 from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode, never
 
+from . import messages
 from .console import consoles
 from .error_file import with_beginning
 from .index_writer import IndexWriter
-from .log_directory import LEDGERS, size, tail
+from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
-
-if TYPE_CHECKING:
-    from hpclaunch.core.ledger.summing import Launch
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 ROOM = 5.0  # seconds between two looks whether a file system is full
@@ -83,7 +58,7 @@ class LogService:
                 ready = self._wait()
                 if self._channel.fileno() in ready:
                     for request in self._channel.read():
-                        getattr(self, "_" + request.pop("op"))(**request)
+                        self.serve(decode(messages.REQUESTS, request))
                 for console in self.consoles.values():
                     if console.fd in ready:
                         console.flush()
@@ -118,63 +93,80 @@ class LogService:
 
     # Requests
 
-    def _prepare(self, id: int, **request: Any) -> None:  # noqa: A002 - the protocol's word
-        try:
-            self.follow(**request)
-        except OSError as e:
-            why, file = e.strerror or str(e), os.fsdecode(e.filename or request["directory"])
-            self._channel.tell("refused", id=id, why=why, file=file, full=e.errno in FULL)
-        else:
-            self._channel.tell("prepared", id=id)
+    def serve(self, request: messages.Request) -> None:
+        match request:
+            case messages.Prepare():
+                self._reply(self._prepare(request))
+            case messages.ReadTail(id=number, files=files):
+                self._reply(messages.Tail(number, self._tail(files)))
+            case messages.LookAtDisk(id=number, directory=directory):
+                self._reply(messages.Disk(number, disk.look(Path(directory))))
+            case messages.Keep(directory=directory, files=texts):
+                self._keep(directory, texts)
+            case messages.Append(directory=directory, name=name, text=text):
+                self._append(directory, name, text)
+            case messages.ReadFacts(directory=directory, launch=launch, kinds=kinds):
+                self._read_facts(directory, launch, kinds)
+            case messages.Say(text=text):
+                self._say(text)
+            case messages.Live(text=text):
+                self.consoles[2].set_live(for_console(text))
+            case messages.Remove(file=file):
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+            case messages.Finish():
+                self._finish()
+            case _:
+                never(request)
 
-    def follow(
-        self,
-        directory: str,
-        streams: list[dict[str, Any]],
-        duplicates: list[str],
-        errors: list[str],
-        store: str,
-        index: dict[str, str],
-    ) -> None:
+    def _reply(self, reply: messages.Reply) -> None:
+        self._channel.send(reply.encoded())
+
+    def _prepare(self, request: messages.Prepare) -> messages.Reply:
+        try:
+            self.follow(request)
+        except OSError as e:
+            why, file = e.strerror or str(e), os.fsdecode(e.filename or request.directory)
+            return messages.Refused(request.id, why, file, e.errno in FULL)
+        return messages.Prepared(request.id)
+
+    def follow(self, request: messages.Prepare) -> None:
         """Make a round's directory and files, and show from now on what is written to these. The
         output of the last round is shown by now. Raises OSError.
         """
+        directory, streams, index = request.directory, request.streams, request.index
         above = Path(directory).parent
         if above.exists():
             private_files.check_directory(above)
         private_files.make_directory(directory)
-        for error in errors:  # left by an earlier launch, not by a worker of this round
+        for error in request.errors:  # left by an earlier launch, not by a worker of this round
             Path(error).unlink(missing_ok=True)
         open_file_limit.raise_to(2 * len(streams))  # the last round's may be open
-        files = [Path(stream["path"]) for stream in streams] + [Path(store)]
+        files = [Path(stream.path) for stream in streams] + [Path(request.store)]
         self._begins = {file: size(file) for file in files}
         self.mirror.forget()
         self._release()
         self._directory, self._room_at = directory, time.monotonic() + ROOM
-        self._duplicates |= {path: Duplicates(Path(path)) for path in duplicates}
+        self._duplicates |= {path: Duplicates(Path(path)) for path in request.duplicates}
         for stream in streams:
-            self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
+            self.mirror.follow(stream.path, *map(self._tap, stream.taps))
         if self._index is not None:
             self._index.close()
-        self._index = IndexWriter(Path(index["path"]), launch=index["launch"], host=index["host"])
+        self._index = IndexWriter(Path(index.path), launch=index.launch, host=index.host)
         for stream in streams:
-            self._index.follow(Path(stream["path"]), time.monotonic())
+            self._index.follow(Path(stream.path), time.monotonic())
 
-    def _tap(self, to: int | str, prefix: str, needles: list[str], at_once: bool) -> Tap:
-        sink = self.consoles[to] if isinstance(to, int) else self._duplicates[to]
-        patience = 0.0 if at_once else PARTIAL
-        return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
+    def _tap(self, tap: messages.TapTo) -> Tap:
+        sink = self.consoles[tap.to] if isinstance(tap.to, int) else self._duplicates[tap.to]
+        patience = 0.0 if tap.at_once else PARTIAL
+        needles = tuple(map(os.fsencode, tap.needles))
+        return Tap(sink, os.fsencode(tap.prefix), needles, patience)
 
-    def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
+    def _tail(self, files: Iterable[str]) -> str:
         # A file that this launch has not opened was left by an earlier one.
         paths = [path for file in files if (path := Path(file)) in self._begins]
         text = tail((path, self._begins[path]) for path in paths)
-        if text:
-            text = with_beginning(text, paths[0])
-        self._channel.tell("tail", id=id, text=text)
-
-    def _look(self, id: int, directory: str) -> None:  # noqa: A002
-        self._channel.tell("disk", id=id, seen=disk.look(Path(directory)))
+        return with_beginning(text, paths[0]) if text else ""
 
     def _keep(self, directory: str, files: dict[str, str]) -> None:
         try:
@@ -209,46 +201,15 @@ class LogService:
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
-        if why not in self._unkept:  # the ledger is written again and again
+        if why not in self._unkept:  # some files are written again and again
             self._unkept.add(why)
             self._say(f"cannot write {names}: {why}")
 
-    def _read_books(self, directory: str, launch: str, term: int) -> None:
-        # Imported after a takeover: no other job pays for it.
-        from hpclaunch.core.ledger.summing import as_one
-        from hpclaunch.system.shared import packing
-
-        from . import ledger_files
-
-        launches: list[Launch] = []
-        with contextlib.suppress(OSError):
-            launches, _ = ledger_files.read(Path(directory))
-        mine = (book for each in launches if each.name == launch for book in each.books)
-        if books := [book for book in mine if book.term < term]:
-            book = packing.pack(as_one(books)).decode()
-            self._channel.tell("books", term=term, book=book)
-
-    def _report(self, directory: str, launch: str, ledger: str, alone: str) -> None:
-        found: list[Path] = []
-        with contextlib.suppress(OSError):
-            found = LEDGERS.in_directory(Path(directory))
-        if alone and [file.name for file in found] == [ledger]:
-            self._keep(directory, {"report.json": alone})
-            return
-        # Imported where there were several heads or launches: no other job pays for it.
-        from hpclaunch.core.ledger.job_report import report
-
-        from . import ledger_files
+    def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
+        from . import fact_files  # imported after a takeover: no other job pays for it
 
         with contextlib.suppress(OSError):
-            launches, _ = ledger_files.read(Path(directory))
-            mine = [each for each in launches if each.name == launch]
-            if mine:
-                self._keep(directory, {"report.json": ledger_files.to_json(report(mine))})
-
-    def _remove(self, file: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(file)
+            self._reply(messages.Facts(fact_files.lines_of(Path(directory), launch, kinds)))
 
     def _say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
@@ -257,9 +218,6 @@ class LogService:
         # A worker that died may have left its last line unfinished.
         start = b"" if errors.at_line_start else b"\n"
         errors.say(start + for_console(f"hpclaunch: {text}\n"))
-
-    def _live(self, text: str) -> None:
-        self.consoles[2].set_live(for_console(text))
 
     def _finish(self) -> None:
         if self._index is not None:
@@ -317,7 +275,7 @@ class LogService:
                 if console.wanting and console.room == held:
                     return
             with contextlib.suppress(AgentGoneError):
-                self._channel.tell("draining")
+                self._reply(messages.Draining())
         self._complain()
         for console in self.consoles.values():
             console.flush(STALLED)

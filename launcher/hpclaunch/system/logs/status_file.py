@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 import glob
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.worker import private_files
 

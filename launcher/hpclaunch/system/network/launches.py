@@ -12,12 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
 from hpclaunch.core.protocol.model import Request
+from hpclaunch.core.protocol.values import field, value
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 
 from ..shared import packing, slurm_steps
@@ -45,7 +45,7 @@ class Told(NamedTuple):
     complaint: str = ""  # of Slurm's
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class FoundLaunches:
     """Launches of one name, and how they are asked again."""
 

@@ -8,7 +8,7 @@ open, and a late answer reaches nobody else: whoever asks has no name that other
 
     a question                    its answer
     look                          the file has a LaunchSnapshot
-    ledger                        the file has a LedgerFile; "" if the agent does not lead
+    ledger                        the file has a Launch; "" if the agent does not lead
     stop, restart, notice         the file has why not: "" if it is done
 
 Who asks too much waits: the kernel keeps few datagrams, and the agent reads some at a time.

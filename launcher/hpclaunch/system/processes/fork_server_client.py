@@ -1,29 +1,18 @@
-"""The agent's client of its fork server (`worker/fork_server.py`, where the protocol is)."""
+"""The agent's client of its fork server (`worker/fork_server.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from ...worker import fork_server_messages as messages
+from ...worker.fork_server_messages import EVENTS, Event, Worker
+from ...worker.messages import decode
 from ..shared.helper import GONE_LIMIT, Helper, numbers
 
 SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYTHONPATH
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker to start. `env` extends the environment of all; `out`, `err`, `stdin` are files."""
-
-    rank: int
-    argv: Sequence[str]
-    env: dict[str, str]
-    out: str
-    err: str
-    stdin: str = ""  # "": it inherits the agent's
-    cpus: Sequence[int] = ()  # that it is bound to; none: those of its agent
 
 
 class ForkServerClient(Helper):
@@ -38,6 +27,10 @@ class ForkServerClient(Helper):
 
     def successor(self) -> ForkServerClient:
         return ForkServerClient(self.handled)
+
+    def hear(self) -> list[Event]:
+        """Return the events that are there; call it when the descriptor is readable."""
+        return [decode(EVENTS, raw) for raw in self.receive()]
 
     def prepare(
         self,
@@ -56,11 +49,19 @@ class ForkServerClient(Helper):
 
         The first successor of the template does these `steps`.
         """
-        more = {"own": sorted(own), "now": now, "steps": steps}
-        self.ask(op="prepare", argv=argv, env=env, modules=modules, **more)
+        self.send(
+            messages.Prepare(
+                argv=[*argv],
+                env=env,
+                modules=[*modules],
+                own=sorted(own),
+                now=now,
+                steps=[[*step] for step in steps],
+            )
+        )
 
     def listen(self, *, loopback: bool) -> None:
-        self.ask(op="listen", loopback=loopback)
+        self.send(messages.Listen(loopback))
 
     def start(
         self,
@@ -85,71 +86,72 @@ class ForkServerClient(Helper):
         this `size` (rows, columns); what it writes there is copied to its file. With `pipes`, all
         other streams are pipes, which are copied in the same way.
         """
-        self.ask(
-            op="start",
-            workers=[asdict(w) for w in workers],
-            env=env,
-            store=store,
-            peers=peers,
-            warm=warm,
-            learn=learn,
-            progress=progress,
-            terminals=terminals or {},
-            size=size,
-            pipes=pipes,
+        self.send(
+            messages.Start(
+                workers=[*workers],
+                env=env,
+                store=store,
+                peers=[*peers],
+                warm=warm,
+                learn=learn,
+                progress=progress,
+                terminals={rank: [*kinds] for rank, kinds in (terminals or {}).items()},
+                size=size,
+                pipes=pipes,
+            )
         )
 
     def resize(self, size: tuple[int, int]) -> None:
         """The terminals of the workers, (rows, columns)."""
-        self.ask(op="resize", size=size)
+        self.send(messages.Resize(size))
 
     def keep(self, until: float) -> None:
         """Until when the workers may run: their lease."""
-        self.ask(op="keep", until=until)
+        self.send(messages.Keep(until))
 
     def sample(self, number: int) -> None:
         """Find out how the workers keep pace: "sample"."""
-        self.ask(op="sample", number=number)
+        self.send(messages.TakeSample(number))
 
     def await_stillness(self, seconds: Sequence[float]) -> None:
         """Report at once when nothing has moved for one of these times: "progress"."""
-        self.ask(op="await-stillness", seconds=seconds)
+        self.send(messages.AwaitStillness([*seconds]))
 
     def vitals(self, number: int) -> None:
         """Find out what the workers do and use: "vitals"."""
-        self.ask(op="vitals", number=number)
+        self.send(messages.TakeVitals(number))
 
     def gather(self, number: int) -> None:
         """Find out where the workers are: "evidence"."""
-        self.ask(op="gather", number=number)
+        self.send(messages.Gather(number))
 
     def signal(self, signum: int) -> None:
-        self.ask(op="signal", signum=signum)
+        self.send(messages.Signal(signum))
 
     def offer(self, number: int, step: int, signum: int) -> None:
         """A notice, which workers wait for at its step: "offered"."""
-        self.ask(op="offer", number=number, step=step, signum=signum)
+        self.send(messages.Offer(number, step, signum))
 
     def withdraw(self) -> None:
         """The notice that was offered."""
-        self.ask(op="withdraw")
+        self.send(messages.Withdraw())
 
     def give(self, number: int) -> None:
         """The notice that was offered: "taken"."""
-        self.ask(op="give", number=number)
+        self.send(messages.Give(number))
 
     def stop(self, signum: int = SIGTERM) -> None:
-        self.ask(op="stop", signum=signum)
+        self.send(messages.Stop(signum))
 
     def kill_idle(self) -> None:
-        self.ask(op="kill-idle")
+        self.send(messages.KillIdle())
 
     def kill(self) -> None:
-        self.ask(op="kill")
+        self.send(messages.Kill())
 
     def signal_left(self, signum: int) -> None:
         """Send a signal to everything that the workers, which have all ended, have left behind."""
-        self.ask(op="signal-left", signum=signum)
+        self.send(messages.SignalLeft(signum))
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
         """Have the fork server post a death notice, should this process die before `close`.
@@ -157,12 +159,12 @@ class ForkServerClient(Helper):
         It then listens at this port, answers questions with the notice and a signature made with
         the secret, and stops once it receives `release`.
         """
-        self.ask(op="post-on-death", port=port, notice=notice, secret=secret.hex(), release=release)
+        self.send(messages.PostOnDeath(port, notice, secret.hex(), release))
 
     def close(self, *, in_order: bool = True) -> None:
         """The end: the fork server kills whatever is left, and exits; unless all is `in_order`, it
         first tells the others that this agent is dead, whose port must be free by now.
         """
         if in_order:
-            self.ask(op="part")
+            self.send(messages.Part())
         self.end(2 * GONE_LIMIT)

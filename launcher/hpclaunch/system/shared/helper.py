@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.worker.json_lines import JsonLines
+from hpclaunch.worker.messages import Message
 from hpclaunch.worker.processes import children, descendants, is_stopped
 from hpclaunch.worker.stop_watch import PERIOD, STOPPED_LIMIT, StopWatch
 
@@ -101,6 +102,10 @@ class Helper:
         """Send a request. A large one may have to wait for a process that somebody has stopped."""
         with contextlib.suppress(OSError):  # it is gone: receive() tells
             self._lines.send(request, wait=lambda: self._is_ready(select.POLLOUT, math.inf))
+
+    def send(self, request: Message) -> None:
+        """Send a request, as `ask` does."""
+        self.ask(**request.encoded())
 
     def receive(self) -> list[dict[str, Any]]:
         """The replies that are there; call it when the descriptor is readable."""

@@ -11,16 +11,17 @@ import signal
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None).prctl  # found now: a child that has just been forked may take no lock
 
 
 def adopt_orphans() -> None:
     """Processes below this one whose parents die become its children."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> bool:
     """Have this process get the signal when its parent ends, or the thread that has started it,
     however that happens. False when the parent has ended already, since then no signal comes any
     more."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    _prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent

@@ -7,9 +7,16 @@ The hooks load this file in such workers only (HPCLAUNCH_RANKS_PER_GPU), when th
 group. A group of one rank may use NCCL: independent replicas may each have one.
 """
 
+from __future__ import annotations
+
 import inspect
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Callable
+    from typing import Any
 
 RANKS_PER_GPU = "HPCLAUNCH_RANKS_PER_GPU"
 SHARED_BACKEND = "HPCLAUNCH_SHARED_BACKEND"
@@ -20,7 +27,9 @@ MOST = 2  # ranks on a GPU that NCCL supports then; for more, users have to set 
 _said = [""]
 
 
-def chosen(c10d, create, args, kwargs):
+def chosen(
+    c10d: Any, create: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments for `create`, one of torch's two functions that make process groups."""
     try:
         call = inspect.signature(create).bind(*args, **kwargs)
@@ -35,7 +44,7 @@ def chosen(c10d, create, args, kwargs):
     return call.args, call.kwargs
 
 
-def is_alone(given, first):
+def is_alone(given: dict[str, Any], first: bool) -> bool:
     if not first:
         ranks = given.get("ranks")
         return ranks is not None and len(ranks) < 2
@@ -46,7 +55,7 @@ def is_alone(given, first):
     return given.get("world_size") == 1
 
 
-def use_gloo(given, first):
+def use_gloo(given: dict[str, Any], first: bool) -> None:
     backend = given.get("backend")
     asked = "undefined" if backend is None else str(backend).lower()
     if asked != "undefined":
@@ -68,7 +77,7 @@ def use_gloo(given, first):
         )
 
 
-def check_nccl(c10d, given):
+def check_nccl(c10d: Any, given: dict[str, Any]) -> None:
     """RuntimeError if the group would need an NCCL that cannot make it."""
     devices = backends(c10d, given.get("backend"))
     if "nccl" not in devices.values():
@@ -100,7 +109,7 @@ def check_nccl(c10d, given):
     )
 
 
-def reason(version, allowed):
+def reason(version: tuple[int, ...], allowed: str | None) -> str:
     if version[:2] < SINCE:
         return "allows one on each"
     if allowed == "0":
@@ -108,26 +117,28 @@ def reason(version, allowed):
     return f"hangs easily with more than {MOST}"
 
 
-def backends(c10d, backend):
+def backends(c10d: Any, backend: object) -> dict[str, str]:
     """{device: backend} as this torch understands it; its default depends on the version."""
     name = "undefined" if backend is None else str(backend).lower()
     if name != "undefined" and "nccl" not in name:
         return {}
     try:
-        return c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
+        found: dict[str, str] = c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
+        return found
     except (AttributeError, ValueError):
         return {}  # not as known here, or torch says what is wrong with it
 
 
-def nccl_version():
+def nccl_version() -> tuple[int, ...] | None:
     """The version of the NCCL that is loaded, (2, 29, 7), or None. Opens no device."""
     try:
-        return sys.modules["torch"].cuda.nccl.version()[:3]
+        version: tuple[int, ...] = sys.modules["torch"].cuda.nccl.version()[:3]
+        return version
     except AttributeError:
         return None
 
 
-def say(text, kind=""):
+def say(text: str, kind: str = "") -> None:
     """Once, by the first worker of each node."""
     if text not in _said and os.environ.get("HPCLAUNCH_LOCAL_RANK", "0") == "0":
         sys.stderr.write(f"hpclaunch: {kind}{text}\n")

@@ -22,21 +22,25 @@ if not _atexit_was_there and sys.version_info >= (3, 10):
 
 from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # noqa: E402 - beside this
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from types import TracebackType
+
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported
 
-_process = None  # the pid whose exception is recorded; a fork has another
+_process = 0  # the pid whose exception is recorded; a fork has another
 
 
-def record_errors():
+def record_errors() -> None:
     """Record an exception that ends this process. A fork that is a worker calls it again."""
     global _process
-    if _process is None:
+    if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()
 
 
-def _at_exit():
+def _at_exit() -> None:
     try:
         error, path = getattr(sys, "last_value", None), os.environ.get(ERROR_FILE)
         # torch too passes over SystemExit and KeyboardInterrupt.
@@ -48,12 +52,12 @@ def _at_exit():
         pass  # a signal's handler may raise here too; the script's own end is all that is seen
 
 
-def went_through_all(trace):
+def went_through_all(trace: "TracebackType | None") -> bool:
     """Whether nothing has handled it: shells and test runners set sys.last_value too."""
     return trace is None or trace.tb_frame.f_back is None
 
 
-def is_the_workers():
+def is_the_workers() -> bool:
     """Whether this is the worker, or only programs other than Python are between the two."""
     pid, leader = os.getpid(), os.getsid(0)
     if pid == leader:
@@ -66,7 +70,7 @@ def is_the_workers():
     return True
 
 
-def dies_with_its_parent():
+def dies_with_its_parent() -> bool:
     """The fork server arranges that; others that make sessions, such as torchrun, do not."""
     import ctypes
     import signal
@@ -76,12 +80,12 @@ def dies_with_its_parent():
     return signum.value == signal.SIGKILL
 
 
-def parent(pid):
+def parent(pid: int) -> int:
     with open(f"/proc/{pid}/stat", "rb") as f:
         return int(f.read().rpartition(b")")[2].split()[1])
 
 
-def is_python(pid):
+def is_python(pid: int) -> bool:
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except PermissionError:
@@ -90,7 +94,7 @@ def is_python(pid):
     return program == own or os.path.basename(program).startswith(("python", "pypy"))
 
 
-def described(error):
+def described(error: Exception) -> bytes:
     """As ErrorHandler.record_exception of torch.distributed.elastic.multiprocessing.errors."""
     import json
     import time
@@ -109,7 +113,7 @@ def described(error):
     return json.dumps(data).encode() + b"\n"
 
 
-def write(path, text):
+def write(path: str, text: bytes) -> None:
     with open(path, "a+b", opener=open_own) as f:
         f.seek(0)
         if f.read()[-1:] in (b"", b"\n"):
@@ -117,7 +121,7 @@ def write(path, text):
             f.write(text)
 
 
-def open_own(path, flags):
+def open_own(path: str, flags: int) -> int:
     """As open_file in worker/private_files.py: in place of the file another user may have put a
     link, or a pipe."""
     import stat

@@ -17,11 +17,17 @@ library was preloaded, or is CUDA's, or of an extension: profilers, coverage and
 on them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what only type checkers need
+    from types import ModuleType
 
 KEPT = ("sys", "builtins")  # Python clears these itself, and last
 GROUPS = "torch.distributed"  # its modules hold process groups, which have threads to end
@@ -36,12 +42,12 @@ OF_SYSTEM = (
     "/usr/lib64/",
 )  # how paths of the system's libraries begin
 
-_template = {}  # type: ignore[var-annotated]  # modules to leave out: their ids by name
-left_out = []  # type: ignore[var-annotated]  # what to keep until the process ends
-_of_torch = frozenset()  # type: ignore[var-annotated]  # libraries that come with torch
+_template: dict[str, int] = {}  # modules to leave out: their ids by name
+left_out: list[object] = []  # what to keep until the process ends
+_of_torch: frozenset[str] = frozenset()  # libraries that come with torch
 
 
-def is_plain():
+def is_plain() -> bool:
     """Return whether no library is loaded yet but Python's own and the system's: neither preloaded,
     nor by a `sitecustomize` or a `.pth` file. Call it before torch is imported.
     """
@@ -53,14 +59,14 @@ def is_plain():
     return False
 
 
-def torch_is_imported():
+def torch_is_imported() -> None:
     """Remember the libraries that are loaded once torch is, and before anything else."""
     global _of_torch
     with contextlib.suppress(OSError):
         _of_torch = libraries()
 
 
-def libraries():
+def libraries() -> frozenset[str]:
     """Return the paths of all mapped code, except that of libraries with harmless exit handlers."""
     with open("/proc/self/maps", "rb") as maps:  # paths are any bytes
         mappings = [os.fsdecode(line).rstrip().split(None, 5) for line in maps]
@@ -68,14 +74,14 @@ def libraries():
     return frozenset(path for path in code if not any(part in path for part in HARMLESS))
 
 
-def leave_out_exit_handlers():
+def leave_out_exit_handlers() -> None:
     """Have C's exit() flush the streams of C, and then end the process."""
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)  # it gets the exit status
     libc.on_exit(libc.fcloseall, None)  # the last one registered is called first
 
 
-def freeze():
+def freeze() -> None:
     """Exclude all objects that exist from collections, except `__main__` and its dictionary."""
     main = sys.modules["__main__"]
     for name, module in sys.modules.items():
@@ -90,7 +96,7 @@ def freeze():
         ctypes.pythonapi.PyObject_GC_Track(untracked)
 
 
-def at_exit():
+def at_exit() -> None:
     """Have the modules of the template left out at the right moment: Python drops this attribute of
     `sys` after it has collected garbage, and before it clears the modules."""
     sys.__interactivehook__ = TemplateRemover()  # type: ignore[assignment]
@@ -99,7 +105,7 @@ def at_exit():
 class TemplateRemover:
     """An object whose finalizer takes the modules of the template out of `sys.modules`."""
 
-    def __del__(self):
+    def __del__(self) -> None:
         for name, number in _template.items():
             if id(sys.modules.get(name)) == number:
                 left_out.append(sys.modules.pop(name))
@@ -111,7 +117,7 @@ class TemplateRemover:
                 leave_out_exit_handlers()
 
 
-def unwind(main):
+def unwind(main: ModuleType) -> None:
     """Have Python clear `__main__`, the newest names first, since objects may use older ones.
 
     Without this, it would not be cleared at all if a module that was left out refers to one of its

@@ -23,6 +23,10 @@ from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  #
 from _hpclaunch_output import keep_writing  # type: ignore[import-not-found]
 from _hpclaunch_progress import progress  # type: ignore[import-not-found]
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from typing import Any
+
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
 OPTIMIZER = "torch.optim.optimizer"
@@ -41,16 +45,16 @@ _loaded = {}  # type: ignore[var-annotated]  # name of a file beside this: its m
 class Finder:
     """Waits on the meta path for the modules to patch, and leaves when there are no more."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.awaited = set(PATCHES)
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         spec = self._find(name, path, target) if name in self.awaited else None
         if spec is not None:
             self._attach(spec.loader, name)
         return spec
 
-    def _find(self, name, path=None, target=None):
+    def _find(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec and finder is not self else None
@@ -58,10 +62,10 @@ class Finder:
                 return spec
         return None
 
-    def _attach(self, loader, name):
+    def _attach(self, loader: "Any", name: str) -> None:
         load = loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: "Any") -> None:
             del loader.exec_module
             self._seen(name)
             load(module)
@@ -73,7 +77,7 @@ class Finder:
         except AttributeError:
             pass  # no loader of Python's own
 
-    def _seen(self, name):
+    def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
             self.awaited -= {C10D, *(n for n in RARE if not self._find(n.partition(".")[0]))}
@@ -82,7 +86,7 @@ class Finder:
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
-def in_round():
+def in_round() -> bool:
     """Whether the launcher's variables are those of this process.
 
     A launcher that a worker starts, torchrun for one, has its own store and run id for its workers.
@@ -91,11 +95,11 @@ def in_round():
     return "HPCLAUNCH_STORE" in os.environ and len(ids - {None}) < 2
 
 
-def launchers_port():
+def launchers_port() -> str:
     return os.environ["HPCLAUNCH_STORE"].rpartition(":")[2]
 
 
-def own_stores(rendezvous):
+def own_stores(rendezvous: "Any") -> None:
     import functools
     import threading
 
@@ -107,11 +111,11 @@ def own_stores(rendezvous):
     thread = threading.local()
 
     @functools.wraps(use_agent_store)
-    def use_agent_store_here():
+    def use_agent_store_here() -> bool:
         return use_agent_store() and not getattr(thread, "creates_own", False)
 
     @functools.wraps(create)
-    def create_store(hostname, port, *args, **kwargs):
+    def create_store(hostname: str, port: int, *args: "Any", **kwargs: "Any") -> "Any":
         # The port is enough to tell: no other server can have it on rank 0's host, whatever the
         # script calls that host.
         if not (use_agent_store() and in_round()) or str(port) == launchers_port():
@@ -130,7 +134,7 @@ def own_stores(rendezvous):
     rendezvous._create_c10d_store = create_store
 
 
-def own_files(rendezvous):
+def own_files(rendezvous: "Any") -> None:
     import functools
 
     try:
@@ -140,18 +144,18 @@ def own_files(rendezvous):
         return
 
     @functools.wraps(open_file)
-    def open_file_of_round(url, *args, **kwargs):
+    def open_file_of_round(url: str, *args: "Any", **kwargs: "Any") -> "Any":
         return open_file(of_round(url), *args, **kwargs)
 
     handlers["file"] = open_file_of_round
 
 
-def own_ranks(rendezvous):
+def own_ranks(rendezvous: "Any") -> None:
     import functools
 
-    def completing(handle):
+    def completing(handle: "Any") -> "Any":
         @functools.wraps(handle)
-        def handle_completed(url, *args, **kwargs):
+        def handle_completed(url: str, *args: "Any", **kwargs: "Any") -> "Any":
             return handle(with_rank(url), *args, **kwargs)
 
         return handle_completed
@@ -162,13 +166,13 @@ def own_ranks(rendezvous):
             handlers[scheme] = completing(handlers[scheme])
 
 
-def own_backends(c10d):
+def own_backends(c10d: "Any") -> None:
     """Decides in every call: a worker that is forked has its environment after the import."""
     import functools
 
-    def choosing(create):
+    def choosing(create: "Any") -> "Any":
         @functools.wraps(create)
-        def create_group(*args, **kwargs):
+        def create_group(*args: "Any", **kwargs: "Any") -> "Any":
             if "HPCLAUNCH_RANKS_PER_GPU" in os.environ and in_round():
                 args, kwargs = beside("_hpclaunch_backend").chosen(c10d, create, args, kwargs)
             return create(*args, **kwargs)
@@ -181,36 +185,36 @@ def own_backends(c10d):
             setattr(c10d, name, choosing(create))
 
 
-def told_of_groups(c10d):
+def told_of_groups(c10d: "Any") -> None:
     progress.watch_groups(c10d)
 
 
-def told_of_optimizers(optimizer):
+def told_of_optimizers(optimizer: "Any") -> None:
     progress.watch_optimizers(optimizer)
 
 
-def told_of_scalers(scaler):
+def told_of_scalers(scaler: "Any") -> None:
     progress.watch_scalers(scaler)
 
 
-def told_of_engines(engine):
+def told_of_engines(engine: "Any") -> None:
     progress.watch_engines(engine)
 
 
-def told_of_requests(trainer):
+def told_of_requests(trainer: "Any") -> None:
     progress.watch_requests(trainer)
 
 
-def told_of_graphs(graphs):
+def told_of_graphs(graphs: "Any") -> None:
     progress.watch_graphs(graphs)
 
 
-def told_of_saves(serialization):
+def told_of_saves(serialization: "Any") -> None:
     if hasattr(serialization, "save"):
         serialization.save = progress.saves(serialization.save)
 
 
-def ends_in_order(c10d):
+def ends_in_order(c10d: "Any") -> None:
     """Before a group is destroyed, its threads have done what they need the interpreter's lock for.
 
     gloo's threads take it to let go of a collective's tensors. If DDP's reducer then has the last
@@ -227,7 +231,7 @@ def ends_in_order(c10d):
         return
 
     @functools.wraps(destroy)
-    def destroy_group(*args, **kwargs):
+    def destroy_group(*args: "Any", **kwargs: "Any") -> "Any":
         limit = time.monotonic() + 1
         while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
             time.sleep(0.001)  # without the lock
@@ -238,7 +242,7 @@ def ends_in_order(c10d):
     c10d.destroy_process_group = destroy_group
 
 
-def own_name():
+def own_name() -> bytes:
     """Of the thread that asks; b"" if this process has too many open files."""
     try:
         with open("/proc/thread-self/comm", "rb") as f:
@@ -247,7 +251,7 @@ def own_name():
         return b""
 
 
-def states_of(wanted):
+def states_of(wanted: bytes) -> "list[bytes]":
     """Of this process's other threads with that name, as in proc(5)."""
     from _thread import get_native_id
 
@@ -264,7 +268,7 @@ def states_of(wanted):
     return states
 
 
-def own_horovod(basics):
+def own_horovod(basics: "Any") -> None:
     """Decides in every call, as above. Whatever the binding, its `init` is a method of this."""
     import functools
 
@@ -274,7 +278,7 @@ def own_horovod(basics):
         return
 
     @functools.wraps(init)
-    def init_here(*args, **kwargs):
+    def init_here(*args: "Any", **kwargs: "Any") -> "Any":
         if in_round():
             beside("_hpclaunch_horovod").prepare()
         return init(*args, **kwargs)
@@ -282,7 +286,7 @@ def own_horovod(basics):
     basics.HorovodBasics.init = init_here
 
 
-def beside(name):
+def beside(name: str) -> "Any":
     """A module of ours, loaded only when needed, and not under a name in sys.modules."""
     if name not in _loaded:
         from importlib.util import module_from_spec, spec_from_file_location
@@ -295,7 +299,7 @@ def beside(name):
     return _loaded[name]
 
 
-def with_rank(url):
+def with_rank(url: str) -> str:
     """The URL with this worker's rank and world size, if the script gives neither.
 
     Scripts for MPI give neither, since MPI knows them; with another backend torch would refuse.
@@ -310,7 +314,7 @@ def with_rank(url):
     return "{}{}rank={}&world_size={}".format(url, "&" if query else "?", *ranks)
 
 
-def of_round(url):
+def of_round(url: str) -> str:
     """The file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`.
 
     The user may use a run id again, but the port is different in every round.
@@ -329,7 +333,7 @@ def of_round(url):
     return url[:end] + run + restarts + "." + launchers_port() + url[end:]
 
 
-def remove_earlier(stem, restarts):
+def remove_earlier(stem: str, restarts: int) -> None:
     """Remove the files of this run's earlier rounds: all who used them are dead."""
     import re
 

@@ -10,11 +10,20 @@ as with torch's store. So it listens at the address of that store, and answers t
 only.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket
 import socketserver
 import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
+
+    Place: TypeAlias = tuple[str, int]  # host, local rank
 
 OTHERS = (  # set by horovodrun or mpirun, or where ranks meet elsewhere
     "HOROVOD_RANK",
@@ -25,7 +34,7 @@ OTHERS = (  # set by horovodrun or mpirun, or where ranks meet elsewhere
 KEYS = "hpclaunch/horovod"  # in the round's store
 
 
-def prepare():
+def prepare() -> None:
     """Set the variables for this worker, unless they are set. Returns once all ranks are there.
 
     torch.distributed's errors if the store cannot be reached, or not all ranks have come in 5
@@ -35,7 +44,7 @@ def prepare():
     if any(name in env for name in OTHERS) or env.get("HOROVOD_CONTROLLER", "gloo") != "gloo":
         return
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
-    given = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    given: dict[str, str | int] = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
     interface = env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if interface:
         given["GLOO_IFACE"] = interface
@@ -50,7 +59,7 @@ def prepare():
         env.setdefault("HOROVOD_" + name, str(value))
 
 
-def meet(address, port, rank, size, mine):
+def meet(address: str, port: int, rank: int, size: int, mine: Place) -> tuple[list[Place], int]:
     """The places of all ranks, and the port of rank 0's server."""
     if ":" in address:
         raise RuntimeError(
@@ -66,17 +75,18 @@ def meet(address, port, rank, size, mine):
         places = [place for place, _ in told]
         server = serve(address, places, {source for _, source in told})
         store.set(KEYS, json.dumps([places, server]))
-    return json.loads(store.get(KEYS))
+    places, server = json.loads(store.get(KEYS))
+    return places, server
 
 
-def source_address(server):
+def source_address(server: str) -> str:
     """From where connections of this process come to a server; the kernel decides by the route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((server, 9))
-        return s.getsockname()[0]
+        return str(s.getsockname()[0])
 
 
-def place(env):
+def place(env: Mapping[str, str]) -> Place:
     """(host, local rank), where hvd.local_rank() is LOCAL_RANK: scripts take it for their device.
 
     A worker that sees its own device only, as 0, is on a host of its own.
@@ -88,7 +98,7 @@ def place(env):
     return env.get("HOROVOD_HOSTNAME", host), int(local)
 
 
-def assignment(places, rank):
+def assignment(places: Sequence[Place], rank: int) -> dict[str, str | int]:
     """{variable: value}, as Horovod counts: the cross rank is that among hosts with such a local
     rank."""
     host, local = places[rank]
@@ -104,7 +114,7 @@ def assignment(places, rank):
     }
 
 
-def serve(address, places, sources):
+def serve(address: str, places: Sequence[Place], sources: set[str]) -> int:
     """The port of a server that lives as long as this process, for those at these addresses."""
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
@@ -113,11 +123,11 @@ def serve(address, places, sources):
         daemon_threads = True
         request_queue_size = 4096
 
-        def server_bind(self):
+        def server_bind(self) -> None:
             # HTTPServer's own looks up our name, which may take long.
             socketserver.TCPServer.server_bind(self)
 
-        def verify_request(self, _, client_address):
+        def verify_request(self, _: object, client_address: tuple[str, int]) -> bool:
             return client_address[0] in sources
 
     server = RendezvousServer((address, 0), http_server.RendezvousHandler, 0)
@@ -127,4 +137,4 @@ def serve(address, places, sources):
         slots.append(SlotInfo(**{name.lower(): value for name, value in values.items()}))
     server.init(slots)
     threading.Thread(target=server.serve_forever, name="hpclaunch-horovod", daemon=True).start()
-    return server.server_address[1]
+    return int(server.server_address[1])

@@ -9,6 +9,8 @@ One line to the fork server, and then nothing of this is left in the process but
 nothing.
 """
 
+from __future__ import annotations
+
 import atexit
 import functools
 import importlib
@@ -17,6 +19,14 @@ import os
 import sys
 
 from _hpclaunch_progress import progress  # type: ignore[import-not-found]  # loaded before
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any, TypeAlias
+
+    Step: TypeAlias = list[str | None]  # [op, name, origin or value]
 
 STEPS = 2  # of an optimizer; the first may import what only the second needs
 MOST = 1 << 20  # bytes of that line
@@ -32,14 +42,15 @@ PYTHONS_OWN = ("built-in", "frozen")
 
 
 class Telling:
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.path = path
         self.pid = os.getpid()
         self.known = frozenset(sys.modules)
-        self.changes = []  # (the last module by then, a step)
-        self.environ = dict(os.environ)
+        self.changes: list[tuple[str, Step]] = []  # (the last module by then, a step)
+        self.environ: dict[str, str | None] = {**os.environ}
         self.left = STEPS
-        self.replaced = []  # (module, name, function, ours)
+        # (module, name, function, ours)
+        self.replaced: list[tuple[ModuleType, str, object, object]] = []
         self.replace("os", "putenv", self.putenv)
         self.replace("os", "unsetenv", self.unsetenv)
         for generator, module, name in SEEDS:
@@ -47,18 +58,18 @@ class Telling:
         progress.listen(self.stepped)  # for good: torch is iterating over its hooks when it is told
         atexit.register(self.tell)
 
-    def replace(self, module, name, noting):
+    def replace(self, owner: str, name: str, noting: Callable[..., object]) -> None:
         """A function by one that notes its call, until the lesson is told."""
-        module = sys.modules.get(module)
+        module = sys.modules.get(owner)
         function = getattr(module, name, None)
-        if function is None:
+        if module is None or function is None:
             return
         known = [ours for _, _, replaced, ours in self.replaced if replaced is function]
         ours = known[0] if known else NotedFunction(module, name, function, noting)
         setattr(module, name, ours)
         self.replaced.append((module, name, function, ours))
 
-    def note(self, *step):
+    def note(self, *step: str | None) -> None:
         """Also called later, by what a script has taken with `from random import seed`."""
         if self.left > 0:
             try:
@@ -66,22 +77,22 @@ class Telling:
             except RuntimeError:
                 pass  # another thread imports something right now
 
-    def putenv(self, name, value):
+    def putenv(self, name: str | bytes, value: str | bytes) -> None:
         self.note("set", os.fsdecode(name), os.fsdecode(value))
 
-    def unsetenv(self, name):
+    def unsetenv(self, name: str | bytes) -> None:
         self.note("set", os.fsdecode(name), None)
 
-    def seed(self, generator, *_args):
+    def seed(self, generator: str, *_args: object) -> None:
         self.note("seed", generator, None)
 
-    def stepped(self, _optimizer):
+    def stepped(self, _optimizer: object) -> None:
         if self.left > 0:
             self.left -= 1
             if not self.left:
                 self.tell()
 
-    def tell(self):
+    def tell(self) -> None:
         self.left = 0
         atexit.unregister(self.tell)
         for module, name, function, ours in self.replaced:
@@ -97,7 +108,7 @@ class Telling:
         except (OSError, RuntimeError):
             pass  # the fork server wants it no more, or another thread imports something
 
-    def message(self):
+    def message(self) -> bytes:
         steps = self.steps()
         while True:
             message = json.dumps(steps).encode("utf-8", "surrogatepass") + b"\n"
@@ -105,11 +116,11 @@ class Telling:
                 return message
             del steps[len(steps) * 9 // 10 :]
 
-    def steps(self):
-        changes = {}  # type: ignore[var-annotated]
+    def steps(self) -> list[Step]:
+        changes: dict[str, list[Step]] = {}
         for last, step in self.changes:
             changes.setdefault(last, []).append(step)
-        steps = []
+        steps: list[Step] = []
         for name, module in list(sys.modules.items()):
             spec = getattr(module, "__spec__", None)
             if spec is not None and name not in self.known and spec.name == name:
@@ -125,39 +136,41 @@ class NotedFunction:
     """A function that notes its calls. To a process that gets it by pickle, as DataLoader's workers
     get what they are to begin with, it is the function that has its name there."""
 
-    def __init__(self, module, name, function, noting):
+    def __init__(
+        self, module: ModuleType, name: str, function: Any, noting: Callable[..., object]
+    ) -> None:
         functools.update_wrapper(self, function)
         self.place = getattr, (ModuleByName(module.__name__), name)
         self.noting = noting
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
         self.noting(*args)
         return result
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return self.place
 
 
 class ModuleByName:
     """A module, for pickle."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return importlib.import_module, (self.name,)
 
 
-def lasting(changes, environ):
+def lasting(changes: Sequence[Step], environ: dict[str, str | None]) -> list[Step]:
     """Of each variable the last value, and none if it was changed and put back: some scripts take
     all away for a while. One that is only set to what it was stays: the next time it may not be.
     """
     sets = [step for step in changes if step[0] == "set"]
     last = {step[1]: step for step in sets}
     several = {step[1] for step in sets if step is not last[step[1]]}
-    back = {name for name in several if environ.get(name) == last[name][2]}
-    environ.update((name, value) for _, name, value in last.values())
+    back = {name for name in several if environ.get(str(name)) == last[name][2]}
+    environ.update((str(name), value) for _, name, value in last.values())
     return [
         step
         for step in changes
@@ -165,6 +178,6 @@ def lasting(changes, environ):
     ]
 
 
-def is_shared(origin):
+def is_shared(origin: str) -> bool:
     installed = any(part in origin for part in INSTALLED)
     return installed or origin.startswith(STDLIB) or origin in PYTHONS_OWN

@@ -9,6 +9,10 @@ import io
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from typing import Any
+
 # EIO, EFBIG, ENOSPC, EROFS, ESTALE, EDQUOT: scripts need not have the module `errno`.
 FULL = {5, 27, 28, 30, 116, 122}
 STREAMS = (("stdout", 1), ("stderr", 2))
@@ -21,7 +25,7 @@ class FileIO(io.FileIO):
     _lost = 0  # bytes since the last that was written
     _why = ""
 
-    def write(self, data):
+    def write(self, data: "Any") -> int:
         left = memoryview(data).cast("B")
         size = len(left)
         try:
@@ -44,7 +48,7 @@ class FileIO(io.FileIO):
 _write = io.FileIO.write
 
 
-def keep_writing():
+def keep_writing() -> None:
     """Replace the streams of this process that are files of its worker."""
     path = os.environ.get(ERROR_FILE, "")
     if not path.endswith(ENDS):
@@ -60,7 +64,7 @@ def keep_writing():
             pass  # closed, or not Python's own any more
 
 
-def like(stream, fd):
+def like(stream: "Any", fd: int) -> io.TextIOWrapper:
     stream.flush()
     raw = FileIO(fd, "wb", closefd=False)
     raw.name = stream.name

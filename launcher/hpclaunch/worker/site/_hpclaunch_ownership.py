@@ -8,12 +8,12 @@ belongs to that one is this user's, too.
 import os
 
 
-def is_ours(found, directory):
+def is_ours(found: os.stat_result, directory: "str | os.PathLike[str]") -> bool:
     """Return whether this user owns a file with this os.stat_result in this directory."""
     return found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(directory)
 
 
-def owner_of_new(directory):
+def owner_of_new(directory: "str | os.PathLike[str]") -> "int | None":
     """Return who owns a file that this user makes in a directory; None if none can be made."""
     probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
     try:

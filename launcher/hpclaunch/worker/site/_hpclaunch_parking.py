@@ -15,7 +15,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
     from typing import Any
+
+    from ._hpclaunch_restart import Restarts
+    from ._hpclaunch_startup import Startup
 
 TORCH = ("torch", "functorch")
 
@@ -24,15 +30,15 @@ class Effects:
     """What importing torch does beside loading modules: variables that it reads and sets, and what
     it writes. Created before the import; `end` is called after it."""
 
-    def __init__(self, startup):
-        self.read = frozenset()  # type: ignore[var-annotated]
-        self.changes = {}  # name: value, or None for a deletion
-        self.written = (b"", b"")  # to stdout and stderr
+    def __init__(self, startup: "Startup") -> None:
+        self.read: frozenset[str] = frozenset()
+        self.changes: dict[str, str | None] = {}  # name: value, or None for a deletion
+        self.written: tuple[bytes, ...] = (b"", b"")  # to stdout and stderr
         self.sizes = sizes()  # of what was written by its end
         self._before: Any = startup, dict(os.environ)
         startup.asked.clear()
 
-    def end(self, own):
+    def end(self, own: "frozenset[str]") -> None:
         startup, environ = self._before
         self.changes = startup.changes(environ)
         self.read = frozenset(startup.asked) - own
@@ -41,7 +47,7 @@ class Effects:
         self._before = None
 
 
-def sizes():
+def sizes() -> "list[int]":
     """Return how much the template has written to stdout and stderr, which are files."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -49,7 +55,7 @@ def sizes():
     return [os.fstat(fd).st_size for fd in (1, 2)]
 
 
-def read(fd, begin, end):
+def read(fd: int, begin: int, end: int) -> bytes:
     """Return bytes of a file that is open for appending."""
     if begin == end:
         return b""
@@ -61,7 +67,7 @@ class Parking:
     """The modules of torch, which the template has imported with others that were not there
     `at_start`."""
 
-    def __init__(self, at_start, effects):
+    def __init__(self, at_start: "frozenset[str]", effects: "Effects") -> None:
         self.effects = effects
         loaded = {name: module for name, module in sys.modules.items() if name not in at_start}
         self.modules = {name: m for name, m in loaded.items() if name.partition(".")[0] in TORCH}
@@ -75,7 +81,7 @@ class Parking:
         self.restarts: Any = None
         self.is_parked = False
 
-    def park(self, restarts):
+    def park(self, restarts: "Restarts") -> None:
         """Park torch in a worker that is about to run its script. `restarts` learns when it is
         restored, and when it must not be."""
         self.restarts = restarts
@@ -86,19 +92,23 @@ class Parking:
 
     # A finder
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         """Return what the other finders find, with a loader that restores torch."""
         if not self.is_parked or name not in self.modules:
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
-            spec = find_spec(name, path, target) if find_spec and finder is not self else None
+            spec: ModuleSpec | None = None
+            if find_spec and finder is not self:
+                spec = find_spec(name, path, target)
             if spec is not None:
-                spec.loader = Loader(self, spec.loader)
+                spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
                 return spec
         return None
 
-    def restored(self, name, origin):
+    def restored(self, name: str, origin: "str | None") -> "ModuleType":
         """Restore torch, one of whose modules was found at `origin`; return this module."""
         module = self.modules[name]
         if self.is_parked:
@@ -113,7 +123,7 @@ class Parking:
             self.restarts.restored(self.effects)
         return module
 
-    def _check(self):
+    def _check(self) -> None:
         """Become a new interpreter if importing torch would now load another module than it has:
         the script has put one into `sys.modules`, or a directory into `sys.path`."""
         for name, (module, _) in self.origins.items():
@@ -132,38 +142,39 @@ class Loader:
     """A loader that restores torch, and otherwise looks like the module's own, which is None for a
     package without a file."""
 
-    def __init__(self, parking, loader):
+    def __init__(self, parking: "Parking", loader: "Any") -> None:
         self._parking, self._loader = parking, loader
-        self._spec = None
+        self._spec: ModuleSpec | None = None
 
     @property  # type: ignore[misc]
-    def __class__(self):
+    def __class__(self) -> "Any":
         return type(self._loader)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         return getattr(self._loader, name)
 
-    def create_module(self, spec):
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType":
         module = self._parking.restored(spec.name, spec.origin)
         self._spec = spec_of(module)
         return module
 
-    def exec_module(self, module):
+    def exec_module(self, module: "ModuleType") -> None:
         module.__spec__ = self._spec  # importlib has set another
 
-    def load_module(self, name):
+    def load_module(self, name: str) -> "ModuleType":
         __import__(name)
         return sys.modules[name]
 
 
-def spec_of(module):
+def spec_of(module: object) -> "ModuleSpec | None":
     """Return the spec of a module, without asking an object that answers every question."""
-    return getattr(module, "__dict__", {}).get("__spec__")
+    spec: ModuleSpec | None = getattr(module, "__dict__", {}).get("__spec__")
+    return spec
 
 
-def is_same(known, found):
+def is_same(known: "str | None", found: "str | None") -> bool:
     """Return whether two origins are one file, whatever links lead to it."""
     try:
-        return known == found or os.path.samefile(known, found)
+        return known == found or os.path.samefile(known, found)  # type: ignore[arg-type]
     except (OSError, TypeError):  # no files
         return False

@@ -98,7 +98,7 @@ MOST_FRAMES = 100  # of a stack, as faulthandler
 class ProgressSlot:
     """Of the process that is the worker, or of the first one below it that trains."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._unmap()
         self._counts: Any = {}  # steps by optimizer
         self._most = 0  # of these
@@ -114,7 +114,7 @@ class ProgressSlot:
         self._answering = 0  # the process that has begun to answer requests
         self.entered: list[tuple[int, int]] = []  # the last steps: (number, when begun, in ns)
 
-    def names(self):
+    def names(self) -> "tuple[int, ...] | None":
         """(the fork server's pid, PAGE, SLOT, STACKS, REQUESTS, RECORDS); None without them."""
         try:
             names = tuple(map(int, os.environ[VARIABLE].split(":")))
@@ -124,7 +124,7 @@ class ProgressSlot:
 
     # Where it is
 
-    def begin(self):
+    def begin(self) -> None:
         """At the start of every Python below a worker: SIGNAL prints its stacks from now on."""
         names = self.names()
         if names is None:
@@ -139,7 +139,7 @@ class ProgressSlot:
         except (ImportError, OSError):
             pass  # no faulthandler, or the fork server is gone, or in another namespace
 
-    def answer(self):
+    def answer(self) -> None:
         """Once there is a process group or an optimizer, and so threads of torch's: begin to answer
         requests."""
         names = self.names()
@@ -156,7 +156,7 @@ class ProgressSlot:
     # How far it is
 
     @property
-    def writes(self):
+    def writes(self) -> bool:
         """Whether this process writes to its slot. A process that it has forked does not."""
         if self._begun and self._tried != os.getpid():
             self._tried = os.getpid()
@@ -166,12 +166,12 @@ class ProgressSlot:
                 self._attach(*names[:4])
         return self._steps is not None
 
-    def _unmap(self):
+    def _unmap(self) -> None:
         # Memory, once this process writes to its slot.
         self._steps: Any = None
         self._times: Any = None
 
-    def _attach(self, server, page, slot, stacks):
+    def _attach(self, server: int, page: int, slot: int, stacks: int) -> None:
         try:
             with Opened(server, page) as fd:
                 if not claimed(fd, slot, WRITER):
@@ -191,11 +191,11 @@ class ProgressSlot:
         except (ImportError, OSError):
             pass  # as above
 
-    def phase(self, number):
+    def phase(self, number: int) -> None:
         if self.writes and self._steps[PHASE] != number:
             self._turn_to(number)
 
-    def _turn_to(self, number):
+    def _turn_to(self, number: int) -> None:
         """Another phase begins: what was spent in the last one is known."""
         steps, times = self._steps, self._times
         now = time.monotonic()
@@ -205,13 +205,13 @@ class ProgressSlot:
         times[SINCE] = now
         steps[PHASE] = number
 
-    def saves(self, function):
+    def saves(self, function: "Any") -> "Any":
         """Wrap what saves: it is the phase "save" while it runs in the main thread."""
         import functools
         import threading
 
         @functools.wraps(function)
-        def saving(*args, **kwargs):
+        def saving(*args: "Any", **kwargs: "Any") -> "Any":
             main = threading.current_thread() is threading.main_thread()
             if not (main and self.writes and self._steps[PHASE] in (FIRST_STEP, STEPS)):
                 return function(*args, **kwargs)
@@ -225,11 +225,11 @@ class ProgressSlot:
 
         return saving
 
-    def enter(self, name):
+    def enter(self, name: str) -> None:
         """The script names the phase."""
         self.phase(PHASES.index(name) if name in PHASES else OTHER)
 
-    def step(self, number):
+    def step(self, number: int) -> None:
         """The script counts its own steps. Where it begins says nothing of how many it has done."""
         if self.writes:
             self._steps[MAKES] = 1
@@ -237,7 +237,7 @@ class ProgressSlot:
             self._steps[NUMBER] = int(number)
             self.stepped(None)
 
-    def stepped(self, optimizer, monotonic=time.monotonic):
+    def stepped(self, optimizer: object, monotonic: "Any" = time.monotonic) -> None:
         """After each step of each optimizer, so it is short.
 
         Those of the one that has made the most count: others make theirs in between. If they go on
@@ -263,7 +263,7 @@ class ProgressSlot:
             self._turn_to(STEPS)
         self._times[TIME] = monotonic()
 
-    def entering(self, optimizer):
+    def entering(self, optimizer: object) -> None:
         """Before each step of each optimizer, so it is short."""
         steps = self._steps
         if steps is None or self._engine is not None:
@@ -276,7 +276,7 @@ class ProgressSlot:
             if number >= steps[STEP_OF_NOTICE]:
                 self._take_notice(number)
 
-    def _take_notice(self, number):
+    def _take_notice(self, number: int) -> None:
         """At the step of a notice: wait until it is known whether it is given there. All ranks take
         it before the same step, or none does, so no time-out ends this: the launcher says so, or
         ends the worker.
@@ -295,7 +295,7 @@ class ProgressSlot:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def due(self):
+    def due(self) -> bool:
         """Whether notice was given, and this rank is at its step, or makes none."""
         if not self.writes:
             return False
@@ -307,9 +307,10 @@ class ProgressSlot:
         if given and not (steps[MAKES] or steps[ENTERED]):
             steps[TAKEN] = given  # whatever is offered next
             return True
-        return given > 0 and given == steps[NOTICE] and steps[ENTERED] >= steps[STEP_OF_NOTICE]
+        at_its_step = steps[ENTERED] >= steps[STEP_OF_NOTICE]
+        return bool(given > 0 and given == steps[NOTICE] and at_its_step)
 
-    def unseen(self):
+    def unseen(self) -> None:
         """An optimizer is part of compiled code, so there is nothing to learn from its steps."""
         if self.writes:
             self._steps[MAKES] = 0
@@ -318,11 +319,11 @@ class ProgressSlot:
 
     # What tells of it
 
-    def watch_groups(self, c10d):
+    def watch_groups(self, c10d: "Any") -> None:
         """`c10d` is the module torch.distributed.distributed_c10d."""
         self._wrap(c10d, "init_process_group", self._meets, self._has_met)
 
-    def watch_optimizers(self, optimizer):
+    def watch_optimizers(self, optimizer: "Any") -> None:
         """`optimizer` is the module torch.optim.optimizer."""
         register = getattr(optimizer, "register_optimizer_step_post_hook", None)
         if register is not None:
@@ -330,16 +331,16 @@ class ProgressSlot:
             self._register_before = optimizer.register_optimizer_step_pre_hook
             self._wrap(optimizer.Optimizer, "_patch_step_function", self._made)
 
-    def listen(self, function):
+    def listen(self, function: "Any") -> None:
         """Have it called with the optimizer after each step, of optimizers still to be made."""
         self._listeners.append(function)
 
-    def watch_scalers(self, scaler):
+    def watch_scalers(self, scaler: "Any") -> None:
         """`scaler` is the module torch.amp.grad_scaler. A step that it skips is none of the
         optimizer, but the training goes on."""
         self._wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
-    def watch_engines(self, engine):
+    def watch_engines(self, engine: "Any") -> None:
         """`engine` is the module deepspeed.runtime.engine. With ZeRO, one step of an engine is
         several of its optimizer, one for each group of weights; in between, the weights are those
         of no step."""
@@ -347,27 +348,27 @@ class ProgressSlot:
             getattr(engine, "DeepSpeedEngine", None), "_take_model_step", self._begins, self._ends
         )
 
-    def watch_requests(self, trainer):
+    def watch_requests(self, trainer: "Any") -> None:
         """`trainer` is the module transformers.trainer_jit_checkpoint. Its handler of SIGTERM has a
         timer request a checkpoint 3 s later. Some ranks may be a step ahead then. They take a
         notice at one step, so the checkpoint is requested there."""
         self._wrap(getattr(trainer, "CheckpointManager", None), "_sigterm_handler", self._requested)
 
-    def watch_graphs(self, graphs):
+    def watch_graphs(self, graphs: "Any") -> None:
         """`graphs` is the module torch.cuda.graphs. A step that is part of a graph is not seen."""
         self._wrap(getattr(graphs, "CUDAGraph", None), "replay", self._moved)
 
-    def _meets(self, *_):
+    def _meets(self, *_: object) -> None:
         if self.writes and self._steps[PHASE] == START:
             self._turn_to(RENDEZVOUS)
 
-    def _has_met(self):
+    def _has_met(self) -> None:
         """Or has failed to."""
         if self.writes and self._steps[PHASE] == RENDEZVOUS:
             self._turn_to(START)  # it may well be a server, which waits for requests
         self.answer()
 
-    def _made(self, optimizer):
+    def _made(self, optimizer: object) -> None:
         """It was, or its state is loaded. It goes on from where the others are."""
         if self.writes:
             if "state" not in vars(optimizer):  # not loaded anew; another had its id, on some ranks
@@ -383,23 +384,23 @@ class ProgressSlot:
         while self._listeners:
             self._register(_hook(self._listeners.pop()))
 
-    def _begins(self, engine):
+    def _begins(self, engine: object) -> None:
         self.entering(engine)
         self._engine = engine
 
-    def _ends(self):
+    def _ends(self) -> None:
         engine, self._engine = self._engine, None
         self.stepped(engine)
 
-    def _requested(self, manager):
+    def _requested(self, manager: "Any") -> None:
         if self._raises:
             manager.is_checkpoint_requested = True
 
-    def _moved(self, *_):
+    def _moved(self, *_: object) -> None:
         if self._steps is not None:
             self._times[TIME] = time.monotonic()
 
-    def _wrap(self, owner, name, before, after=None):
+    def _wrap(self, owner: "Any", name: str, before: "Any", after: "Any" = None) -> None:
         import functools
 
         function = getattr(owner, name, None)
@@ -407,7 +408,7 @@ class ProgressSlot:
             return
 
         @functools.wraps(function)
-        def ours(*args, **kwargs):
+        def ours(*args: "Any", **kwargs: "Any") -> "Any":
             before(*args[:1])
             try:
                 return function(*args, **kwargs)
@@ -418,35 +419,35 @@ class ProgressSlot:
         setattr(owner, name, ours)
 
 
-def _hook_before(entering):
+def _hook_before(entering: "Any") -> "Any":
     """Of a compiled step nothing is left of it, as torch.compile knows the answer."""
     from torch.compiler import is_dynamo_compiling
 
-    def before_step(optimizer, _args, _kwargs):
+    def before_step(optimizer: object, _args: object, _kwargs: object) -> None:
         if not is_dynamo_compiling():
             entering(optimizer)
 
     return before_step
 
 
-def _hook(stepped):
+def _hook(stepped: "Any") -> "Any":
     """For `stepped`. torch.compile traces it along with a compiled optimizer, and stumbles over
     most that could be done here: what is one graph without it still must be one.
     """
     # torch imports it for the first optimizer that is made, a moment later.
     from torch._dynamo.comptime import comptime
 
-    def after_step(optimizer, _args, _kwargs):
+    def after_step(optimizer: object, _args: object, _kwargs: object) -> None:
         comptime(_while_compiling, lambda: stepped(optimizer))
 
     return after_step
 
 
-def _while_compiling(_context):
+def _while_compiling(_context: object) -> None:
     progress.unseen()
 
 
-def _raise_signal(signum):
+def _raise_signal(signum: int) -> None:
     """In this process, if the script handles it; the handler has run when this returns, at least
     in the main thread."""
     import _signal  # type: ignore[import-not-found]  # the module in C
@@ -458,7 +459,7 @@ def _raise_signal(signum):
         _signal.raise_signal(signum)
 
 
-def counted_as(phase, met):
+def counted_as(phase: int, met: float) -> int:
     """As what time in this phase is counted; `met`: the seconds that the ranks took to meet."""
     return LOADING if phase == START and met else COUNTED[phase]
 
@@ -467,20 +468,20 @@ class Opened:
     """A descriptor of the fork server, opened for a moment. OSError if it is none of ours: on
     another node, or in another namespace, the pid is another process's."""
 
-    def __init__(self, server, fd, flags=os.O_RDWR):
+    def __init__(self, server: int, fd: int, flags: int = os.O_RDWR) -> None:
         path = f"/proc/{server}/fd/{fd}"
         if not os.readlink(path).startswith(KINDS):
             raise OSError
         self.fd = os.open(path, flags)
 
-    def __enter__(self):
+    def __enter__(self) -> int:
         return self.fd
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 
 
-def claimed(fd, slot, field):
+def claimed(fd: int, slot: int, field: int) -> bool:
     """Whether this process is the one that the field of the slot names, from now on if nobody that
     is alive is named. So of several Pythons below one worker, the first one is."""
     at = slot * SLOT + 8 * field
@@ -491,7 +492,7 @@ def claimed(fd, slot, field):
     return True
 
 
-def _mapped(fd):
+def _mapped(fd: int) -> memoryview:
     """The whole file as memory. Python's mmap would keep a descriptor open; torch has loaded
     ctypes in any case."""
     import ctypes
@@ -506,7 +507,7 @@ def _mapped(fd):
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def _print_stacks(server, stacks):
+def _print_stacks(server: int, stacks: int) -> None:
     import _signal  # the module in C
 
     if _signal.getsignal(SIGNAL) != _signal.SIG_DFL:
@@ -518,14 +519,14 @@ def _print_stacks(server, stacks):
     _give_way(faulthandler, high)
 
 
-def _give_way(faulthandler, high):
+def _give_way(faulthandler: "Any", high: int) -> None:
     """If the script sets a handler of its own for SIGNAL, it finds none of ours, and whoever asks
     finds the file closed, and does not send it."""
     import _signal
 
     set_handler = _signal.signal
 
-    def signal(signalnum, handler):
+    def signal(signalnum: int, handler: "Any") -> "Any":
         if signalnum == SIGNAL and is_ours(high):
             faulthandler.unregister(SIGNAL)
             os.close(high)
@@ -535,14 +536,14 @@ def _give_way(faulthandler, high):
     _signal.signal = signal
 
 
-def is_ours(fd):
+def is_ours(fd: int) -> bool:
     try:
         return os.readlink(f"/proc/self/fd/{fd}").startswith(KINDS[0])
     except OSError:
         return False  # the script has closed it
 
 
-def _faulthandler():
+def _faulthandler() -> "Any":
     """The module. Leaves none behind that the script would not have."""
     known = "faulthandler" in sys.modules
     import faulthandler
@@ -552,7 +553,7 @@ def _faulthandler():
     return faulthandler
 
 
-def dup_high(fd, numbers):
+def dup_high(fd: int, numbers: "tuple[int, ...]") -> int:
     for number in numbers:
         try:
             os.fstat(number)
@@ -564,7 +565,16 @@ def dup_high(fd, numbers):
     raise OSError
 
 
-def _answer(server, _page, _slot, stacks, requests, records, faulthandler, fields):
+def _answer(
+    server: int,
+    _page: int,
+    _slot: int,
+    stacks: int,
+    requests: int,
+    records: int,
+    faulthandler: "Any",
+    fields: memoryview,
+) -> None:
     import _signal
     import _thread
 
@@ -593,7 +603,7 @@ def _answer(server, _page, _slot, stacks, requests, records, faulthandler, field
         pass  # the fork server is gone, or there are too many open files
 
 
-def _left_out():
+def _left_out() -> bytes:
     """The stack of the main thread, as faulthandler writes it, if it is too old to be among its."""
     import threading
 
@@ -609,13 +619,13 @@ def _left_out():
     return "\n".join([*lines, ""]).encode("ascii", "backslashreplace")
 
 
-def _append(server, file, text):
+def _append(server: int, file: int, text: bytes) -> None:
     with Opened(server, file, os.O_WRONLY | os.O_APPEND) as to:
         while text:
             text = text[os.write(to, text) :]
 
 
-def allocations():
+def allocations() -> int:
     """How often this process has allocated memory of GPUs, as torch's allocator counts; 0 if it has
     none, or another allocator. This asks no GPU.
     """
@@ -629,7 +639,7 @@ def allocations():
         return 0
 
 
-def called():
+def called() -> str:
     """Return the name of the function that the main thread is in, without Python's lock; "" if it
     runs Python, or the name is not known.
     """
@@ -647,14 +657,14 @@ def called():
     return _name_of_call(frame)
 
 
-def _waits(thread):
+def _waits(thread: int) -> int:
     """How often a thread of this process has waited for something."""
     with open(f"/proc/self/task/{thread}/status", "rb") as f:
         lines = dict(line.split(b":", 1) for line in f)
     return int(lines[b"voluntary_ctxt_switches"])
 
 
-def _name_of_call(frame):
+def _name_of_call(frame: "Any") -> str:
     """Return the name of the method that a frame has called, or "" if it called something else, or
     if its arguments have branches.
     """
@@ -687,7 +697,7 @@ def _name_of_call(frame):
     return before[-1].argval if is_method and above == 0 else ""
 
 
-def recorded():
+def recorded() -> bytes:
     """The last entries of torch's flight recorders: NCCL's, and that of all backends. "call": see
     `called`.
     """
@@ -698,7 +708,7 @@ def recorded():
     return _line({"entries": kept, "call": called()})
 
 
-def arrived(since):
+def arrived(since: int) -> bytes:
     """Return when collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
     monotonic clock. In a pipeline, ranks begin them one after the other: there are none then.
     "blind" says that torch records none.
@@ -730,7 +740,7 @@ def arrived(since):
     return _line({"arrivals": groups, "steps": steps, "blind": blind})
 
 
-def _entries(*, on_gpus):
+def _entries(*, on_gpus: bool) -> "list[dict[str, Any]]":
     """The oldest first; none of a recorder that this torch does not have. Without `on_gpus`, of
     collectives on CPUs only.
     """
@@ -755,7 +765,7 @@ def _entries(*, on_gpus):
     return entries
 
 
-def _backends():
+def _backends() -> "set[tuple[str, str]]":
     """Return {(the name of a backend, its kind of device)} of all groups, but for gloo."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     found = set()
@@ -767,7 +777,7 @@ def _backends():
     return {(name, device) for name, device in found if name != "gloo"}
 
 
-def _line(value):
+def _line(value: object) -> bytes:
     import json
 
     return json.dumps(value).encode() + b"\n"

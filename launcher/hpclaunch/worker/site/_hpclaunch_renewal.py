@@ -10,11 +10,22 @@ What a fork hands on as it is may stay: handlers of signals and of the interpret
 caches, open files that are only read.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import os
 import random
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what only type checkers need
+    from collections.abc import Iterable, Iterator
+    from typing import Any, TypeAlias
+
+    from ._hpclaunch_template import Template
+
+    Step: TypeAlias = tuple[str, str, str | None]  # op, name, origin or value
 
 BEHIND = 5  # niceness: a third of a worker's share of a CPU that both want, or it would never end
 IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31)}  # numbers of ioprio_set and ioprio_get
@@ -30,7 +41,9 @@ class NotForAll(Exception):  # noqa: N818
 class Renewal:
     """Of a template: `steps` are a lesson's, without modules that came to grief before."""
 
-    def __init__(self, template, unfit, steps, own):
+    def __init__(
+        self, template: Template, unfit: type[Exception], steps: list[Step], own: list[str]
+    ) -> None:
         self.template = template
         self.unfit = unfit  # the template's exception
         self.steps = steps
@@ -42,7 +55,7 @@ class Renewal:
         # {module: {name: function or class}}, to see which are replaced; empty if nobody asks.
         self.functions: dict[str, dict[str, object]] = {}
 
-    def run(self, careful):
+    def run(self, careful: bool) -> None:
         """`careful`: also compare what takes long to. Raises NotForAll with (module, why)."""
         before = dict(os.environ)
         if careful:
@@ -63,18 +76,18 @@ class Renewal:
             if os.environ.get(name) == value:
                 self.set(name, before.get(name))
 
-    def is_set(self, name, value):
+    def is_set(self, name: str, value: str | None) -> bool:
         """By a module, and not by the script."""
         return value is not None and os.environ.get(name) == value and name not in self.set_here
 
-    def set(self, name, value):
+    def set(self, name: str, value: str | None) -> None:
         self.set_here[name] = value
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
 
-    def load(self, name, origin, taken=""):
+    def load(self, name: str, origin: str | None, taken: str | None = "") -> None:
         self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
@@ -101,7 +114,7 @@ class Renewal:
         if read := sorted(self.set_here.keys() & self.asked.keys()):
             raise NotForAll(blamed, f"it reads {read[0]}, which the script sets")
 
-    def note_functions(self):
+    def note_functions(self) -> None:
         """Those of modules that are new."""
         for name, module in list(sys.modules.items()):
             if name not in self.functions and isinstance(module, type(sys)):
@@ -110,7 +123,7 @@ class Renewal:
                 found = {k: v for k, v in space if issubclass(type(v), FUNCTIONS)}
                 self.functions[name] = found
 
-    def replaced(self, own):
+    def replaced(self, own: str) -> str:
         """A function of a module that was there before, by one that is not of its package."""
         for module, before in self.functions.items():
             top = module.partition(".")[0]
@@ -130,11 +143,11 @@ class Renewal:
 class Moment:
     """What an import may change for others."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.generators = generators(moved=True)
         self.written = written()
 
-    def differs(self, seeded):
+    def differs(self, seeded: set[str]) -> str:
         """How, in words; "" if it does not."""
         now = generators()
         for key, (seed, position) in self.generators.items():
@@ -147,7 +160,7 @@ class Moment:
         return ""
 
 
-def generators(moved=False):
+def generators(moved: bool = False) -> dict[str, tuple[Any, Any]]:
     """{name: (what a seed determines, the position after it)}. The first changes also after some
     600 draws: `moved` makes sure that these are not about to be over. Every worker gets a seed of
     its own.
@@ -167,7 +180,7 @@ def generators(moved=False):
     return found
 
 
-def keeps_pid(names):
+def keeps_pid(names: Iterable[str]) -> str:
     """How one of these modules does, in words; "" if none does."""
     pid = os.getpid()
     for name in names:
@@ -177,7 +190,7 @@ def keeps_pid(names):
     return ""
 
 
-def written():
+def written() -> list[int]:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -185,7 +198,7 @@ def written():
 
 
 @contextlib.contextmanager
-def standing_back():
+def standing_back() -> Iterator[None]:
     """Behind the workers for a while. Without a privilege a process can never lower its own
     niceness, nor leave SCHED_IDLE; but it can do so with that of its autogroup, which it has to
     itself since setsid(), and with its priority for disks (ioprio_set(2)). Where cgroups divide the
@@ -207,7 +220,7 @@ def standing_back():
             call(change, 1, 0, before)
 
 
-def set_niceness(niceness):
+def set_niceness(niceness: int) -> None:
     """Of the autogroup."""
     import time
 

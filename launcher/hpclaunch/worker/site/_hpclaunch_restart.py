@@ -10,6 +10,8 @@ A process that the script has forked cannot begin anew. If it imports torch, it 
 changed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -19,6 +21,10 @@ import sys
 from typing import Any
 
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # loaded before
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._hpclaunch_parking import Effects, Parking
 
 is_read_at_load = _hpclaunch_hooks.beside("_hpclaunch_variables").is_read_at_load
 PR_SET_PDEATHSIG = 1
@@ -32,7 +38,14 @@ class Restarts:
     """Watches a worker. `environ` and `worker` are what a new interpreter is started with, `report`
     is the fork server's pipe."""
 
-    def __init__(self, parking, environ, worker, blocked, report):
+    def __init__(
+        self,
+        parking: Parking,
+        environ: dict[str, str],
+        worker: dict[str, Any],
+        blocked: list[int],
+        report: str,
+    ) -> None:
         self.parking = parking
         self.environ, self.worker, self.blocked, self.report = environ, worker, blocked, report
         self.pid = os.getpid()
@@ -47,28 +60,28 @@ class Restarts:
         self.given = os.putenv, os.unsetenv
         self.watching = self.putenv, self.unsetenv
         self.noted = b""  # what a process that the script has forked has changed
-        os.putenv, os.unsetenv = self.watching
+        os.putenv, os.unsetenv = self.watching  # type: ignore[assignment]  # for str and bytes
 
     # Variables
 
-    def putenv(self, name, value, /):
+    def putenv(self, name: str | bytes, value: str | bytes, /) -> None:
         self.change(os.fsdecode(name), os.fsdecode(value))
         return self.given[0](name, value)
 
-    def unsetenv(self, name, /):
+    def unsetenv(self, name: str | bytes, /) -> None:
         self.change(os.fsdecode(name), None)
         return self.given[1](name)
 
-    def change(self, name, value):
+    def change(self, name: str, value: str | None) -> None:
         if os.environ.get(name) != value and self.matters(name) and not is_import_of_package():
             self.restart("variable", name)
 
-    def matters(self, name):
+    def matters(self, name: str) -> bool:
         """Return whether torch is parked, and has read this variable while it was loaded."""
         read = is_read_at_load(name) or name in self.parking.effects.read
         return read and self.parking.is_parked
 
-    def restored(self, effects):
+    def restored(self, effects: Effects) -> None:
         """Torch is there for the script: give what it has written, and set what it has set while it
         was loaded."""
         if (os.putenv, os.unsetenv) == self.watching:
@@ -86,7 +99,7 @@ class Restarts:
 
     # A new interpreter
 
-    def restart(self, kind, name):
+    def restart(self, kind: str, name: str) -> None:
         """Report what the script has done, and begin anew. A process that the script has forked
         cannot: it reports it if it imports torch."""
         forked = os.getpid() != self.pid
@@ -100,11 +113,11 @@ class Restarts:
             self.send(data)
             self.become_new()
 
-    def send(self, data):
+    def send(self, data: bytes) -> None:
         with contextlib.suppress(OSError), open(self.report, "wb", buffering=0) as f:
             f.write(data)
 
-    def become_new(self):
+    def become_new(self) -> None:
         streams: Any = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         for stream in streams:
             with contextlib.suppress(Exception):
@@ -134,7 +147,7 @@ class Restarts:
             os._exit(126)
 
 
-def inheritable():
+def inheritable() -> set[int]:
     """Return the descriptors that a new interpreter would have."""
     found = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -144,7 +157,7 @@ def inheritable():
     return found
 
 
-def is_import_of_package():
+def is_import_of_package() -> bool:
     """Return whether an installed package is being imported: what it sets then, as scikit-learn
     does, it means for itself. A program that is installed itself and run with -m is the script.
     """
@@ -158,7 +171,7 @@ def is_import_of_package():
     return package not in ("__main__", main.partition(".")[0])
 
 
-def caller():
+def caller() -> tuple[str, int]:
     """Return (file, line) of what sets a variable or imports a module."""
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -11,15 +11,20 @@ Imports nothing, since it would be imported before these two run.
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Iterator
+    from types import FrameType, ModuleType
+
 # The files of os.environ's own code.
 _CORE = {f.__code__.co_filename for f in (os.getenv, type(os.environ).get, type(os.environ).update)}
 
 
-_asked = {}  # type: ignore[var-annotated]  # name of a variable: the file of whoever asked first
-_listed = {}  # type: ignore[var-annotated]  # name of a variable: the file of whoever listed all
+_asked: "dict[str, str]" = {}  # name of a variable: the file of whoever asked first
+_listed: "dict[str, str]" = {}  # name of a variable: the file of whoever listed all
 
 
-def _reader(frame):
+def _reader(frame: "FrameType") -> str:
     """The file of whoever asks os.environ for something."""
     while frame.f_back is not None and frame.f_code.co_filename in _CORE:
         frame = frame.f_back
@@ -33,34 +38,34 @@ class Environ(type(os.environ)):  # type: ignore[misc]
     each of them once: tqdm does that, and torch imports it.
     """
 
-    def __iter__(self):
+    def __iter__(self) -> "Iterator[str]":
         reader = _reader(sys._getframe(1))
         for name in super().__iter__():
             _listed[name] = reader
             yield name
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> str:
         if name in _listed or name not in _asked:
             reader = _reader(sys._getframe(1))
             if _listed.pop(name, None) != reader:
                 _asked.setdefault(name, reader)
-        return super().__getitem__(name)
+        return super().__getitem__(name)  # type: ignore[no-any-return]
 
 
 class Startup:
     """Created before they run."""
 
-    def __init__(self, parking):
+    def __init__(self, parking: "ModuleType") -> None:
         for name in (__name__, parking.__name__):
             del sys.modules[name]
         self.parking = parking
-        self.modules = frozenset()  # type: ignore[var-annotated]  # that a script finds there
+        self.modules: frozenset[str] = frozenset()  # that a script finds there
         self.open = self.descriptors().keys()
         self.asked = _asked
         self._plain = type(os.environ)
         os.environ.__class__ = Environ
 
-    def go_on(self):
+    def go_on(self) -> None:
         """sitecustomize has run. Serve as the template once usercustomize has run, too."""
         import site  # which is running
 
@@ -69,25 +74,25 @@ class Startup:
             return
         execute = site.execusercustomize
 
-        def execusercustomize():
+        def execusercustomize() -> None:
             site.execusercustomize = execute
             execute()
             self._serve()
 
         site.execusercustomize = execusercustomize
 
-    def _serve(self):
+    def _serve(self) -> None:
         self.modules = frozenset(sys.modules)
         sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template").serve(self)
 
-    def changes(self, before):
+    def changes(self, before: "dict[str, str]") -> "dict[str, str | None]":
         """{name: value, or None if it is gone} of the variables that differ from `before`."""
         now = dict(os.environ)
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return {name: now.get(name) for name in names}
 
     @staticmethod
-    def descriptors():
+    def descriptors() -> "dict[str, str]":
         """{descriptor: what it is}."""
         found = {}
         for fd in os.listdir("/proc/self/fd"):
@@ -97,6 +102,6 @@ class Startup:
                 pass
         return found
 
-    def end(self):
+    def end(self) -> None:
         """In a fork of the template: os.environ is an ordinary one again."""
         os.environ.__class__ = self._plain

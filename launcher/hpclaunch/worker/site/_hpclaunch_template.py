@@ -9,20 +9,7 @@ it (`_hpclaunch_parking.py`).
 
 HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a stream socket to the fork
 server, with one JSON object per line, and the files with what was written to stdout and stderr.
-
-    from the fork server                            to the fork server
-    {"op": "load", "modules": [...],                {"event": "failed", "module": M, "why": W}
-        "env": {...}, "own": [...],                 {"event": "unsafe", "module": M, "why": W}
-        "blocked": [...]}
-                                                    {"event": "ready" or "unfit", "words": [...],
-                                                        "why": W}
-    {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
-        "learn": [FD], "restarts": FD,                  "pids": {rank: pid}, "store": PID}
-        "env": {...}, "workers":
-        [{"rank", "argv", "env", "out", "err",
-        "stdin", "cpus"}, ...]}
-    {"op": "renew", "steps": [...], "own": [...],
-        "idle": BOOL}
+`worker/template_messages.py`, of which nothing can be imported here, has the messages.
 
 With "store" the listening socket comes along, and one child holds the round's TCPStore. "learn" has
 the fork server's descriptors, one or two, to which the first and the last worker write their
@@ -30,9 +17,9 @@ lessons (`_hpclaunch_lesson.py`). To the one of "restarts", a worker writes why 
 interpreter (`_hpclaunch_restart.py`).
 
 With "renew" come a channel and two files for output. A fork of the template imports what a lesson
-says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says {"event":
-"begun", "pid": P} on its channel, and is a template like this one once it is "ready", unless a
-module is "unsafe". This one goes on until then.
+says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says "begun" on its
+channel, and is a template like this one once it is "ready", unless a module is "unsafe". This one
+goes on until then.
 
 Workers are forked by a child of this process that ends at once. So they become children of the fork
 server, which is the nearest subreaper: it alone waits for them and ends them.
@@ -43,6 +30,8 @@ elsewhere, and has read none of the variables that differ between workers ("own"
 template is unfit. A module that brings any of this along ends the template, so that the next one
 does without the module.
 """
+
+from __future__ import annotations
 
 import atexit
 import ctypes
@@ -60,6 +49,18 @@ from typing import Any
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # the same
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import random
+    from typing import TypeAlias
+
+    from ._hpclaunch_renewal import Step
+    from ._hpclaunch_startup import Startup
+
+    # In a worker that was forked, what `become` needs: the template, the pid of the process between
+    # the two, the worker, and the request
+    Forked: TypeAlias = tuple["Template", int, dict[str, Any], dict[str, Any]]
+
 PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
 NAME = b"hpclaunch-torch"  # of the template, for ps
 NO_TORCH = 3  # exit code
@@ -73,7 +74,7 @@ OURS = ("__main__", "_hpclaunch_hooks")
 STARTUP = "what this Python runs before a script (sitecustomize, usercustomize, .pth files)"
 
 
-def serve(startup):
+def serve(startup: Startup) -> None:
     """Returns in the workers only."""
     try:
         words = os.environ.pop("HPCLAUNCH_TEMPLATE").split(",")
@@ -92,21 +93,21 @@ class Unfit(Exception):  # noqa: N818
 
 
 class Template:
-    def __init__(self, startup, server, channel, out, err):
+    def __init__(self, startup: Startup, server: int, channel: int, out: int, err: int) -> None:
         for fd in (channel, out, err):
             os.set_inheritable(fd, False)
         self.startup = startup
         self.server = server
         self.channel = socket.socket(fileno=channel)
         self.output = (out, err)
-        self.env = {}  # with which this process was started
-        self.own = frozenset()  # type: ignore[var-annotated]
-        self.blocked = ()
-        self.unseeded = None
+        self.env: dict[str, str] = {}  # with which this process was started
+        self.own: frozenset[str] = frozenset()
+        self.blocked: list[int] = []
+        self.unseeded: Any = None
         self.effects: Any = None  # of importing torch
         # What all else has written to stdout and stderr, and which variables it has changed
         self.said = (b"", b"")
-        self.changes = {}
+        self.changes: dict[str, str | None] = {}
         self.parking: Any = None
         self.came: list[int] = []  # descriptors for the next requests
         # The words of the command line up to the script, which every worker has in common.
@@ -118,7 +119,7 @@ class Template:
         self.command = command_line()
         set_command_line(NAME)
 
-    def run(self):
+    def run(self) -> Forked | None:
         """None at the end; in a worker that was forked, what `become` needs.
 
         The lines are those of worker/json_lines.py, of which nothing can be imported here.
@@ -147,19 +148,23 @@ class Template:
                         buffer = b""
                         break
                     close(*given)
+                else:
+                    raise ValueError(f"unknown request {op!r}")
 
-    def take_name(self):
+    def take_name(self) -> None:
         """Older torches give the process that imports them another name: the workers have that."""
         if (given := name()) != NAME:
             self.name = given
             set_name(NAME)
 
-    def tell(self, event, **fields):
-        self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+    def tell(self, op: str, **fields: object) -> None:
+        self.channel.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
 
     # Loading
 
-    def load(self, modules, env, own, blocked):
+    def load(
+        self, modules: list[str], env: dict[str, str], own: list[str], blocked: list[int]
+    ) -> None:
         self.env, self.own, self.blocked = env, frozenset(own), blocked
         often = gc.get_threshold()
         gc.set_threshold(0)  # what is imported stays, and collections cost a tenth of the time
@@ -182,12 +187,12 @@ class Template:
         for name in modules:
             self.load_module(name)
         self.prepare_to_fork()
-        self.tell("ready", words=self.words, why="")
+        self.tell("ready", words=self.words)
         if not gc.get_threshold()[0]:  # else a module has set another
             gc.set_threshold(*often)
         finalizing().freeze()
 
-    def prepare_to_fork(self):
+    def prepare_to_fork(self) -> None:
         """Prepare what the workers need, so that none of them makes it for itself."""
         parking, torchs = self.startup.parking, self.effects
         self.changes = {
@@ -206,7 +211,7 @@ class Template:
         self.parking = parking.Parking(self.startup.modules, torchs)
         finalizing().left_out.append(self.parking)
 
-    def load_module(self, name):
+    def load_module(self, name: str) -> None:
         try:
             __import__(name)
         except (Exception, SystemExit) as e:
@@ -217,11 +222,11 @@ class Template:
             self.tell("unsafe", module=name, why=str(e))
             os._exit(0)
 
-    def check(self, name):
+    def check(self, name: str) -> None:
         self.check_state(f"importing {name}")
         self.check_shadows(name)
 
-    def check_state(self, what):
+    def check_state(self, what: str) -> None:
         """A fork loses threads and devices, and shares connections and files."""
         if threads():
             # OpenBLAS ends its threads before a fork, and starts them again when it needs them.
@@ -240,7 +245,7 @@ class Template:
             if not is_of_torch(reader := self.startup.asked[name]):
                 raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
 
-    def check_shadows(self, imported, known=frozenset()):
+    def check_shadows(self, imported: str, known: frozenset[str] = frozenset()) -> None:
         """The script would find modules beside it first; they were not searched here."""
         first = script_directory()
         if first is None:
@@ -257,7 +262,7 @@ class Template:
 
     # The next template
 
-    def renew(self, fds, steps, own, idle):
+    def renew(self, fds: list[int], steps: list[Step], own: list[str], idle: bool) -> bool:
         """True in the fork that is the next template."""
         try:
             brood = fork_through()
@@ -279,7 +284,7 @@ class Template:
         self.replay(steps, own, idle)
         return True
 
-    def replay(self, steps, own, idle):
+    def replay(self, steps: list[Step], own: list[str], idle: bool) -> None:
         renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
         often = gc.get_threshold()
         gc.set_threshold(0)
@@ -304,11 +309,11 @@ class Template:
         gc.set_threshold(*often)
         self.prepare_to_fork()
         finalizing().freeze()
-        self.tell("ready", words=self.words, why="")
+        self.tell("ready", words=self.words)
 
     # Forking
 
-    def fork(self, request, listener):
+    def fork(self, request: dict[str, Any], listener: int | None) -> Forked | None:
         what = request["what"]
         try:
             brood = fork()
@@ -340,7 +345,7 @@ class Template:
         self.tell("forked", what=what, pids=pids, store=store, why=why)
         os._exit(0)
 
-    def lesson_of(self, worker, request):
+    def lesson_of(self, worker: dict[str, Any], request: dict[str, Any]) -> str | None:
         """Where the worker writes its lesson; None for most."""
         tellers = dict(zip((0, -1), request["learn"], strict=False))
         for place, fd in tellers.items():
@@ -348,11 +353,11 @@ class Template:
                 return self.of_server(fd)
         return None
 
-    def of_server(self, fd):
+    def of_server(self, fd: int) -> str:
         """Return the path of a descriptor of the fork server."""
         return f"/proc/{self.server}/fd/{fd}"
 
-    def adopted(self, brood):
+    def adopted(self, brood: int) -> None:
         """Wait until the fork server is our parent, whose death then ends us."""
         os.setsid()
         while os.getppid() == brood:
@@ -364,7 +369,7 @@ class Template:
         close(*self.came)
         self.came = []
 
-    def hold_store(self, brood, listener, err):
+    def hold_store(self, brood: int, listener: int, err: str) -> None:
         """Serve the round's store until we are killed; it outlives the workers of the round."""
         try:
             self.adopted(brood)
@@ -382,7 +387,7 @@ class Unseeded:
     """Generators of random numbers that modules have made for themselves, such as for the ids of
     runs or of cached files, which must not be the same in two workers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import random
         import weakref
 
@@ -390,23 +395,23 @@ class Unseeded:
         self.seed = seed = random.Random.seed
         self.known = known = weakref.WeakValueDictionary()  # type: ignore[var-annotated]
 
-        def noting(generator, a=None, version=2):
+        def noting(generator: random.Random, a: Any = None, version: int = 2) -> None:
             seed(generator, a, version)
             if a is None:
                 known[id(generator)] = generator
             else:
                 known.pop(id(generator), None)
 
-        self.kind.seed = noting  # type: ignore[method-assign]
+        self.kind.seed = noting  # type: ignore[method-assign, assignment]
 
-    def renew(self):
+    def renew(self) -> None:
         """In a worker, which has the function as it was."""
         self.kind.seed = self.seed  # type: ignore[method-assign]
         for generator in [*self.known.values()]:
             generator.seed()
 
 
-def import_torch():
+def import_torch() -> None:
     try:
         import torch.distributed  # noqa: F401
     except (ImportError, OSError):  # or one of its libraries is not there
@@ -415,7 +420,7 @@ def import_torch():
         os._exit(NO_TORCH)
 
 
-def serve_store(listener):
+def serve_store(listener: int) -> object:
     """A TCPStore that takes over a listening socket.
 
     torch's libuv backend can do so from 2.8 on; its older backend could always.
@@ -439,7 +444,7 @@ def serve_store(listener):
         return serve(use_libuv=False)
 
 
-def become(template, brood, worker, request):
+def become(template: Template, brood: int, worker: dict[str, Any], request: dict[str, Any]) -> None:
     """Turn a fork of the template into an interpreter that is about to run its script."""
     template.adopted(brood)
     set_name(template.name)
@@ -482,7 +487,7 @@ def become(template, brood, worker, request):
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
 
-def forget():
+def forget() -> None:
     """Renew what is each process's own: random numbers, a key for children, its thread's id."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -497,11 +502,11 @@ def forget():
     atexit.register(finalizing().at_exit)
 
 
-def finalizing():
+def finalizing() -> Any:
     return _hpclaunch_hooks.beside("_hpclaunch_finalizing")
 
 
-def fork_through():
+def fork_through() -> int:
     """Fork a grandchild, whose parent ends at once: returns that parent's pid there, and 0 here."""
     brood = fork()
     if brood:
@@ -517,7 +522,7 @@ def fork_through():
     return brood
 
 
-def fork():
+def fork() -> int:
     """From 3.12 on, Python warns of threads, of which only HARMLESS ones are here."""
     if sys.version_info < (3, 12) or len(os.listdir("/proc/self/task")) == 1:
         return os.fork()
@@ -526,30 +531,30 @@ def fork():
         return os.fork()
 
 
-def name():
+def name() -> bytes:
     """As ps and top show it."""
     with open("/proc/self/comm", "rb") as f:
         return f.read()[:-1]
 
 
-def set_name(new):
+def set_name(new: bytes) -> None:
     with open("/proc/self/comm", "wb") as f:
         f.write(new)
 
 
-def arguments():
+def arguments() -> tuple[int, int]:
     """Where the command line is in the memory of this process: proc(5)."""
     with open("/proc/self/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return int(fields[45]), int(fields[46])
 
 
-def command_line():
+def command_line() -> bytes:
     with open("/proc/self/cmdline", "rb") as f:
         return f.read()
 
 
-def set_command_line(new):
+def set_command_line(new: bytes) -> None:
     begin, end = arguments()
     try:
         with open("/proc/self/mem", "r+b", 0) as f:
@@ -559,7 +564,7 @@ def set_command_line(new):
         pass  # a kernel that does not allow it: the name is only for people
 
 
-def threads():
+def threads() -> list[bytes]:
     """The names of those beside this one that a fork must not lose."""
     names = []
     for thread in os.listdir("/proc/self/task"):
@@ -572,19 +577,19 @@ def threads():
     return [name for name in names if name not in HARMLESS]
 
 
-def children():
+def children() -> list[str]:
     with open(f"/proc/self/task/{os.getpid()}/children") as f:
         return f.read().split()
 
 
-def is_traced():
+def is_traced() -> bool:
     """By a debugger, a profiler or coverage, each of which follows a single process."""
     tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
     names = [tools.get_tool(number) for number in range(6)] if tools else []
-    return sys.gettrace() or sys.getprofile() or any(names)
+    return bool(sys.gettrace() or sys.getprofile() or any(names))
 
 
-def is_written(fd, target):
+def is_written(fd: str, target: str) -> bool:
     """Whether it is a file that is open for writing, at a position that workers would share."""
     if target.startswith("/dev/"):
         return False
@@ -593,19 +598,19 @@ def is_written(fd, target):
     return flags & os.O_ACCMODE != os.O_RDONLY
 
 
-def is_of_torch(file):
+def is_of_torch(file: str) -> bool:
     """torch reads some variables on import, but uses them only in the worker."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return spec is not None and file.startswith(os.path.dirname(spec.origin) + os.sep)
 
 
-def close(*fds):
+def close(*fds: int | None) -> None:
     for fd in fds:
         if fd is not None:
             os.close(fd)
 
 
-def redirect(out, err):
+def redirect(out: str, err: str) -> None:
     for stream, path in enumerate((out, err), start=1):
         # As append_to in processes.py; the agent has made the file, and checked it.
         if path.startswith("/dev/pts/"):
@@ -618,19 +623,19 @@ def redirect(out, err):
         os.close(fd)
 
 
-def check_own(fd, path):
+def check_own(fd: int, path: str) -> None:
     """As open_file in private_files.py."""
     found = os.fstat(fd)
     if not is_ours(found, os.path.dirname(path)) or found.st_nlink > 1:
         raise PermissionError(f"{path} belongs to another user, or has another name too")
 
 
-def write(fd, data):
+def write(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
 
 
-def script_directory():
+def script_directory() -> str | None:
     """What Python will put first in sys.path; None if nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None

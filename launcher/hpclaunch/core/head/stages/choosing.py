@@ -11,6 +11,7 @@ from ..course import Course
 from ..roster import Peer
 from ..round import Round
 from ..round_beginnings import began
+from ..seat_use import seats_of_agents
 from ..takeover import next_unused_round
 from .stage import JobStage, Step
 
@@ -26,7 +27,7 @@ class Choosing(JobStage):
         return super().enter(now) + self._choosing.begin(now)
 
     def event(self, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, CheckpointChosen) and self._choosing.chosen(event):
+        if isinstance(event, CheckpointChosen) and self._choosing.chosen(event, now):
             self.course.note_save(event, now)
         return []
 
@@ -73,7 +74,7 @@ class Choosing(JobStage):
         if course.verdict is not None:
             ended = self.end(now)
             return Step([*effects, *ended.effects], ended.next)
-        return Step([*effects, self._begin_round(choosing.choice, now)], Stage.RUNNING)
+        return Step([*effects, self._begin_round(choosing.as_of(now), now)], Stage.RUNNING)
 
     def _begin_round(self, checkpoint: CheckpointChosen, now: float) -> Effect:
         course = self.course
@@ -90,7 +91,8 @@ class Choosing(JobStage):
         )
         for peer in course.roster:
             peer.assignment = assigned.get(peer.place.index)
-        course.current = Round(course.round, participants, groups, now, checkpoint.path)
+        seats = seats_of_agents(course.roster)
+        course.current = Round(course.round, participants, groups, seats, now, checkpoint.path)
         course.begins += 1
         begins = (course.current, checkpoint, course.begins)
         return Record(began(course.job, course.roster, last, *begins))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...protocol.effects import Effect, Record, Send
 from ...protocol.events import CheckpointChosen, EndFound, Event, Requested, SearchFailed
 from ...protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin, RequestGranted
 from ...protocol.messages import Report
 from ...protocol.model import Grow, Origin, Phase, Request, Verdict
 from ...protocol.stages import GOAL, Stage
+from ...protocol.values import replace
 from ...protocol.wording import count
 from ..cordon import cordon
 from ..course import Course

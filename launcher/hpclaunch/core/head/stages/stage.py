@@ -17,7 +17,7 @@ from ..roster import Peer
 from ..straggler_watch import Straggler
 
 
-@value(frozen=True, slots=True)
+@value(frozen=True)
 class Step:
     """The effects of one step, and the stage that follows; None: the same stage goes on."""
 

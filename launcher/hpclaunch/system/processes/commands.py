@@ -1,11 +1,5 @@
-"""The process that runs the user's command for --notify: once for each event, which the command
-reads from its standard input. The command may take long, or hang.
-
-    from the agent            to the agent
-    {"event": {...}}          {"event": "told", "why": what was wrong; "" if nothing}
-
-The next event comes after that answer. What the command prints is dropped, but for the last line of
-its errors if it fails. Standard library only.
+"""The commands that errands run: py-spy, and that of --notify. Either may take long, or hang.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -13,58 +7,57 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from hpclaunch.system.shared.helper import Helper
 from hpclaunch.system.shared.prctl import die_with
-from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
-LIMIT = 30.0  # seconds for one event
+LIMIT = 30.0  # seconds for the user's command
+KILLED_LIMIT = 5.0  # seconds to wait for the end of one that was killed
 MOST_READ = 4096  # bytes of its errors
+MOST = 4  # processes that py-spy reads at a time
 
 
-class NotifierClient(Helper):
-    """`ask`, and then `receive` once it is readable."""
+def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
+    """Return what py-spy says of each process, the first ones first; "" where the time was over.
 
-    has_children = True
-    does = "runs the command of --notify"
-    costs = "an event may be lost"
+    py-spy reads large libraries, and each process stands still meanwhile.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # the user's command needs none
 
-    def __init__(self, command: str) -> None:
-        super().__init__("hpclaunch.system.notifier", str(os.getpid()), command)
+    def stack_of(pid: int) -> str:
+        command = [py_spy, "dump", "--native", "--pid", str(pid)]
+        left = until - time.monotonic()
+        if left <= 0:
+            return ""
+        try:
+            done = subprocess.run(
+                command, capture_output=True, stdin=subprocess.DEVNULL, timeout=left
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        except OSError as e:
+            return f"{py_spy}: {e.strerror}\n"
+        return (done.stdout or done.stderr).decode(errors="replace")
 
-    def wait(self, limit: float) -> list[dict[str, Any]]:
-        """As `receive`, but for an answer that is yet to come; [] if none has come in time."""
-        return self.receive() if self._is_ready(select.POLLIN, limit) else []
-
-
-def main(fd: str, blocked: str, agent: str, command: str) -> None:
-    if not die_with(int(agent)):
-        return
-    channel = AgentChannel(fd)
-    mask = [int(number) for number in blocked.split(",") if number]
-    try:
-        while True:
-            for request in channel.read():
-                channel.tell("told", why=run(command, request["event"], mask))
-    except AgentGoneError:
-        pass
+    with ThreadPoolExecutor(MOST) as pool:
+        return tuple(pool.map(stack_of, pids))
 
 
-def run(
+def notify(
     command: str, event: Mapping[str, Any], mask: Collection[int] = (), limit: float = LIMIT
 ) -> str:
-    """Run the command with the event. Returns what was wrong; "" if nothing.
+    """Run the user's command with the event. Returns what was wrong; "" if nothing.
 
-    `mask`: the signals that are blocked for it.
+    What it prints is dropped, but for the last line of its errors if it fails. `mask`: the signals
+    that are blocked for it.
     """
     me = os.getpid()
 
-    def prepare() -> None:
+    def prepare() -> None:  # system calls only: other threads are not there after the fork
         die_with(me)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -86,7 +79,8 @@ def run(
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_LIMIT)  # a file system may hold it
             return f"was killed: it took longer than {limit:g} s"
         if not code:
             return ""
@@ -98,7 +92,7 @@ def run(
 
 
 def _file(content: bytes = b"") -> Any:
-    """A file in memory, to be read from its begin."""
+    """Return a file in memory, to be read from its begin."""
     file = os.fdopen(os.memfd_create("hpclaunch notify", os.MFD_CLOEXEC), "w+b", buffering=0)
     file.write(content)
     file.seek(0)

@@ -1,16 +1,20 @@
-"""The command of --notify, and what it may do to the process that runs it."""
+"""The commands that errands run: that of --notify, and py-spy."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import select
+import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from hpclaunch.system.notifier import NotifierClient, run
+from hpclaunch.system.processes.commands import notify, stacks
 
 pytestmark = pytest.mark.starts
 
@@ -18,38 +22,15 @@ EVENT = {"event": "hang", "text": "rank 3 hung: 'é' \"x\"", "round": 2}
 LIMIT = 60.0  # seconds; far more than any of this takes
 
 
-def answer(client):
-    assert select.select([client], [], [], LIMIT)[0]
-    (reply,) = client.receive()
-    return reply["why"]
-
-
-@pytest.fixture
-def client_of():
-    clients = []
-
-    def make(command):
-        clients.append(NotifierClient(command))
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.end(0.0)
-
-
-def test_it_reads_the_event(client_of, tmp_path):
-    client = client_of(f"cat >> {tmp_path}/events; echo dropped")
-    for number in range(3):
-        client.ask(event=EVENT | {"round": number})
-        assert answer(client) == ""
-    lines = (tmp_path / "events").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [EVENT | {"round": n} for n in range(3)]
+def test_it_reads_the_event(tmp_path):
+    assert notify(f"cat > {tmp_path}/event; echo dropped", EVENT) == ""
+    assert json.loads((tmp_path / "event").read_text()) == EVENT
 
 
 def test_it_is_a_line_for_a_shell_with_the_environment_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("URL", "a b")
     monkeypatch.chdir(tmp_path)
-    assert run('printf %s "$URL" | tr a-z A-Z > out && test -f out', EVENT) == ""
+    assert notify('printf %s "$URL" | tr a-z A-Z > out && test -f out', EVENT) == ""
     assert (tmp_path / "out").read_text() == "A B"
 
 
@@ -57,7 +38,7 @@ def test_signals_are_as_the_user_has_them(tmp_path):
     """The helper itself blocks all."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2, signal.SIGTERM])
     try:
-        assert run(f"grep SigBlk /proc/self/status > {tmp_path}/out", {}, [signal.SIGUSR2]) == ""
+        assert notify(f"grep SigBlk /proc/self/status > {tmp_path}/out", {}, [signal.SIGUSR2]) == ""
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     blocked = int((tmp_path / "out").read_text().split()[1], 16)
@@ -75,11 +56,11 @@ def test_signals_are_as_the_user_has_them(tmp_path):
     ],
 )
 def test_what_went_wrong(command, why):
-    assert why in run(command, EVENT)
+    assert why in notify(command, EVENT)
 
 
 def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
-    said = run(f"sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000", EVENT, limit=0.5)
+    said = notify(f"sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000", EVENT, limit=0.5)
     assert said == "was killed: it took longer than 0.5 s"
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + LIMIT
@@ -96,16 +77,39 @@ def is_gone(pid):
 
 
 def test_what_it_leaves_running_holds_up_nobody(tmp_path):
-    assert run(f"sleep 1000 & echo $! > {tmp_path}/pid", EVENT) == ""
+    assert notify(f"sleep 1000 & echo $! > {tmp_path}/pid", EVENT) == ""
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_one_that_reads_nothing_of_a_large_event():
-    assert run("true", {"text": "x" * (1 << 20)}) == ""
+    assert notify("true", {"text": "x" * (1 << 20)}) == ""
 
 
-def test_the_client_waits_no_longer_than_it_is_told(client_of):
-    client = client_of("sleep 1000")
-    client.ask(event=EVENT)
-    assert client.wait(0.2) == []
-    client.end(0.0)
+PROGRAM = shutil.which("py-spy", path=Path(sys.executable).parent)
+WAITS = """
+import ctypes
+native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+native.pthread_mutex_lock(mutex)
+print(flush=True)
+native.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.fixture
+def waiting():
+    """A process that waits in C, with Python's lock."""
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs py-spy")
+def test_the_stack_of_a_process_that_holds_pythons_lock(waiting):
+    (text,) = stacks(PROGRAM, [waiting], time.monotonic() + 60.0)
+    assert "pthread_mutex_lock" in text or "ermission" in text, text
+
+
+def test_what_is_in_the_way(tmp_path):
+    (text,) = stacks(str(tmp_path / "missing"), [1], math.inf)
+    assert text.endswith("/missing: No such file or directory\n")

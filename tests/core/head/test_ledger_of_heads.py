@@ -1,19 +1,19 @@
-"""What the heads of a job write of the rounds that ended early, put together."""
+"""What the heads of a job record of their rounds, as a ledger and a report show it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
 import pytest
 from crew import Crew
 
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.last_lines import EndCause
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.events import Requested, WorkerExited
+from hpclaunch.core.protocol.facts import HeadChanged, SeatUse
 from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 
 
 def training(hosts="n0 n1 n2"):
@@ -24,22 +24,16 @@ def training(hosts="n0 n1 n2"):
     return crew
 
 
-def book_of(crew, agent):
-    return crew.agents[agent].book(crew.now)
-
-
-def ends(*books):
-    return [(end.round, end.cause, end.who) for end in report([Launch("1.0", books)]).ends]
+def ends(launch):
+    return [(end.round, end.cause, end.who) for end in report([launch]).ends]
 
 
 def test_a_round_that_ends_with_its_head():
     crew = training()
-    old = book_of(crew, 0)
     crew.kill(0)
     crew.until(6.0)
-    new = book_of(crew, 1)
-    assert ends(new) == ends(old, new) == [(0, EndCause.LOST.value, "")]
-    (end,) = report([Launch("1.0", (old, new))]).ends
+    assert ends(crew.launch(1)) == ends(crew.launch()) == [(0, EndCause.LOST.value, "")]
+    (end,) = report([crew.launch()]).ends
     assert end.text == "the head on n0 was lost"
     assert 1.0 < end.at <= 2.0 <= end.seen
 
@@ -50,7 +44,7 @@ def test_workers_that_fail_for_want_of_the_head_are_no_cause():
     crew.until(2.2)
     crew.tell(1, WorkerExited(2, 1, 0, "RuntimeError: Connection closed by peer"))
     crew.until(20.0)
-    (end,) = report([Launch("1.0", (book_of(crew, 1),))]).ends
+    (end,) = report([crew.launch(1)]).ends
     assert (end.cause, end.who) == (EndCause.LOST.value, "")
     assert end.consequences == ("rank 2 on n1",)
 
@@ -60,14 +54,13 @@ def test_a_head_that_is_lost_after_a_worker_has_failed(is_written):
     """The failure is the cause, whether or not the old head has written it down."""
     crew = training()
     crew.checkpoint = None  # the next round does not begin
-    written = book_of(crew, 0)
     crew.tell(1, WorkerExited(2, 1, 0, "ValueError: no"))
     crew.until(3.0)
-    written = book_of(crew, 0) if is_written else written
+    crew.facts[0] = crew.facts[0] if is_written else [each for each in crew.facts[0] if each[0] < 2]
     crew.checkpoint = ""
     crew.kill(0)
     crew.until(8.0)
-    assert ends(written, book_of(crew, 1)) == [(0, EndCause.EXCEPTION.value, "rank 2 on n1")]
+    assert ends(crew.launch()) == [(0, EndCause.EXCEPTION.value, "rank 2 on n1")]
 
 
 def test_the_end_of_a_round_is_there_while_its_workers_are_stopped():
@@ -75,50 +68,46 @@ def test_the_end_of_a_round_is_there_while_its_workers_are_stopped():
     crew.cut([0], [2])
     crew.tell(0, Requested(Request.RESTART))
     assert crew.agents[0].head.stage is Stage.STOPPING
-    written = book_of(crew, 0)
-    assert ends(written) == [(0, EndCause.USER.value, "")]
+    assert ends(crew.launch()) == [(0, EndCause.USER.value, "")]
     crew.kill(0)
     crew.until(20.0)
-    assert ends(written, book_of(crew, 1)) == [(0, EndCause.USER.value, "")]
+    assert ends(crew.launch()) == [(0, EndCause.USER.value, "")]
 
 
 def test_the_restarts_of_a_job_that_goes_on():
     crew = training()
     crew.tell(1, WorkerExited(2, 1, 0, "ValueError: no"))
     crew.until(4.0)
-    first = Launch("1.0", (book_of(crew, 0),))
+    first = crew.launch()
     assert report([first]).restarts == 1
     assert report([first, replace(first, name="1.0.r1")]).restarts == 2
 
 
-def test_the_goodput_of_a_launch_needs_the_books_of_all_heads():
+def test_what_the_seats_do_is_recorded_only_when_it_changes():
     crew = training()
-    assert crew.agents[0].goodput(crew.now) == 0.0
-    crew.kill(0)
-    crew.until(6.0)
-    control = crew.agents[1]
-    assert control.lacks_books
-    assert control.goodput(crew.now) is None
-    trained = LedgerEntry(-100.0, 0.0, 6.0, {Category.TRAINING: 600.0}, None)
-    earlier = Book(0, -100.0, 0.0, (trained,))
-    control.take_books(control.tenure + 1, earlier)  # asked for by another head
-    assert control.lacks_books
-    control.take_books(control.tenure, earlier)
-    assert control.books(crew.now) == (earlier, book_of(crew, 1))
-    assert control.goodput(crew.now) > 0.9
+    before = len(crew.facts[0])
+    crew.until(60.0)
+    assert len(crew.facts[0]) == before
 
 
-def test_an_agent_that_nobody_follows_yet_writes_nothing(monkeypatch):
-    """Another one may have been quicker, and then this one's book would hide that one's."""
+def test_an_agent_that_nobody_follows_yet_records_nothing(monkeypatch):
+    """Another one may have been quicker, and then these facts would hide those of that one. Once it
+    certainly leads, they are dated back.
+    """
     crew = training()
     control, reaches = crew.agents[1], crew._reaches
     monkeypatch.setattr(crew, "_reaches", lambda a, b: a != 1 and reaches(a, b))
     crew.kill(0)
     while not control.leads:
         crew.until(crew.now + 0.1)
+    elected_at = crew.now
     assert not control.head.is_confirmed
-    assert (book_of(crew, 1), control.book_changes, control.goodput(crew.now)) == (None, 0, None)
+    assert (control.seat_use(crew.now), crew.facts.get(1)) == (None, None)
+    crew.until(crew.now + 1.0)
     monkeypatch.undo()
     crew.until(crew.now + 5.0)
-    assert control.book_changes > 0
-    assert book_of(crew, 1).entries[0].round == 0
+    changed, use = crew.facts[1][:2]
+    assert isinstance(changed[1], HeadChanged)
+    assert isinstance(use[1], SeatUse)
+    assert changed[0] <= use[0] <= elected_at < math.inf
+    assert ends(crew.launch()) == [(0, EndCause.LOST.value, "")]

@@ -1,0 +1,77 @@
+"""The process that runs an agent's errands (`system/shared/errands.py`), each in a thread of its
+own: one that hangs holds up no other.
+
+What an errand needs is imported when the first of its kind is there. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import traceback
+from collections.abc import Collection
+
+from hpclaunch.system.shared import errands
+from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode
+
+
+class ErrandService:
+    def __init__(self, channel: AgentChannel, mask: Collection[int]) -> None:
+        """`mask`: the signals that are blocked for the user's command."""
+        self._channel, self._mask = channel, mask
+        self._answering = threading.Lock()
+
+    def serve(self) -> None:
+        """Raises AgentGoneError once the agent is gone."""
+        while True:
+            for request in self._channel.read():
+                errand = decode(errands.ERRANDS, request)
+                threading.Thread(target=self._answer, args=[errand], daemon=True).start()
+
+    def _answer(self, errand: errands.Errand) -> None:
+        try:
+            answer = self._run(errand)
+            with self._answering, contextlib.suppress(AgentGoneError):  # serve() sees it, too
+                self._channel.send(answer.encoded())
+        except BaseException:  # the agent replaces a process that has failed
+            traceback.print_exc()
+            os._exit(1)
+
+    def _run(self, errand: errands.Errand) -> errands.Answer:
+        number = errand.number
+        match errand:
+            case errands.FindJobEnd():
+                from hpclaunch.system.hosts import job_end
+
+                return job_end.find(errand)
+            case errands.Resolve(host=host):
+                from hpclaunch.system.network import route
+
+                addresses: list[str] = []
+                with contextlib.suppress(OSError):
+                    addresses = route.resolve_node(host)
+                return errands.Resolved(number, tuple(addresses))
+            case errands.Explain(host=host, addresses=tried, ports=ports):
+                from hpclaunch.system.network import reachability
+
+                return errands.Explained(number, reachability.explain(host, tried, ports))
+            case errands.ReadStacks(py_spy=py_spy, pids=pids, until=until):
+                from hpclaunch.system.processes import commands
+
+                return errands.Stacks(number, commands.stacks(py_spy, pids, until))
+            case errands.Notify(command=command, event=event):
+                from hpclaunch.system.processes import commands
+
+                return errands.Notified(number, commands.notify(command, event, self._mask))
+
+
+def main(fd: str, blocked: str, agent: str) -> None:
+    if not die_with(int(agent)):
+        return
+    mask = [int(number) for number in blocked.split(",") if number]
+    with contextlib.suppress(AgentGoneError):
+        ErrandService(AgentChannel(fd), mask).serve()
+    os._exit(0)  # a thread may hang

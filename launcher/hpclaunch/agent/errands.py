@@ -1,0 +1,135 @@
+"""What an agent has done by the process that runs its errands (`errand_service.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import zmq
+
+from ..core.protocol import events
+from ..core.protocol.values import value
+from ..system.shared.errands import ANSWERS, Answer, Errand, Notify
+from ..system.shared.helper import Helper
+from ..worker.messages import decode
+
+Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
+
+
+class ErrandServiceClient(Helper):
+    has_children = True
+    does = "asks Slurm, looks up names, and runs py-spy and the command of --notify"
+
+    def __init__(self) -> None:
+        super().__init__("hpclaunch.agent.errand_service", str(os.getpid()))
+
+    def answers(self) -> list[Answer]:
+        """Return those that are there; call it when the descriptor is readable."""
+        return [decode(ANSWERS, reply) for reply in self.receive()]
+
+    def wait(self, limit: float) -> bool:
+        """Return whether an answer, or the end of the process, has come within so many seconds."""
+        return self._is_ready(select.POLLIN, limit)
+
+
+@value()
+class PendingErrand:
+    errand: Errand
+    done: Done
+    until: float
+
+
+class Errands:
+    """Errands out, answers in. The process is started for the first errand, and replaced if it was
+    killed, or once it has nothing to do but errands that have hung. It does not end when it is
+    idle: when the next errand comes, a file system may have stalled, and a start would wait for it.
+    """
+
+    def __init__(
+        self, poller: zmq.Poller, is_replaced: Callable[[ErrandServiceClient], bool]
+    ) -> None:
+        self._poller, self._is_replaced = poller, is_replaced
+        self._client: ErrandServiceClient | None = None
+        self._number = 0
+        self._pending: dict[int, PendingErrand] = {}
+        self._has_hung = False  # an errand of this process
+
+    def run(self, errand: Callable[[int], Errand], done: Done) -> None:
+        """Begin an errand, which is made with its number. `done` gets the answer, later; None if
+        there is none in time, or the process is gone. It returns the events that follow.
+        """
+        self._number += 1
+        made = errand(self._number)
+        self._pending[self._number] = PendingErrand(made, done, time.monotonic() + made.limit)
+        self._send(self._number)
+
+    def _send(self, number: int) -> None:
+        pending = self._pending[number]
+        try:
+            client = self._client or self._start()
+        except OSError:  # no process, or no descriptor, is left
+            pending.until = time.monotonic()
+            return
+        client.send(pending.errand)
+
+    def _start(self) -> ErrandServiceClient:
+        self._client, self._has_hung = ErrandServiceClient(), False
+        self._poller.register(self._client.fileno(), zmq.POLLIN)
+        return self._client
+
+    def next_deadline(self) -> float:
+        return min((pending.until for pending in self._pending.values()), default=math.inf)
+
+    def expire(self, now: float) -> list[events.Event]:
+        """Conclude errands that are too late. Call it after `receive`."""
+        late = [number for number, pending in self._pending.items() if now >= pending.until]
+        self._has_hung = self._has_hung or bool(late)
+        return self._conclude(dict.fromkeys(late))
+
+    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+        return self._hear() if self._client and self._client.fileno() in ready else []
+
+    def wait(self, limit: float) -> None:
+        """Wait until an errand can be concluded, and do so, when the loop is over."""
+        left = self.next_deadline() - time.monotonic()
+        if self._client is not None and self._client.wait(min(limit, left)):
+            self._hear()
+        self.expire(time.monotonic())
+
+    def _hear(self) -> list[events.Event]:
+        client = self._client
+        assert client is not None, "the caller has looked"
+        found = self._conclude({answer.number: answer for answer in client.answers()})
+        return found + (self._replace(client) if client.lost else [])
+
+    def _conclude(self, answers: Mapping[int, Answer | None]) -> list[events.Event]:
+        over = [(self._pending.pop(n), a) for n, a in answers.items() if n in self._pending]
+        if self._has_hung and not self._pending:
+            self.close()  # nobody else's errand is lost with it
+        return [event for pending, answer in over for event in pending.done(answer)]
+
+    def _replace(self, lost: ErrandServiceClient) -> list[events.Event]:
+        """Have a successor begin again with what has not been answered. No user's command is run
+        twice for an event.
+        """
+        self.close()
+        again = self._is_replaced(lost)
+        if again:
+            with contextlib.suppress(OSError):
+                self._start()
+        ended = [n for n, p in self._pending.items() if not again or isinstance(p.errand, Notify)]
+        for number in self._pending.keys() - set(ended):
+            self._send(number)
+        return self._conclude(dict.fromkeys(ended))
+
+    def close(self) -> None:
+        """End the process and all that it has started, at once."""
+        if self._client is not None:
+            self._poller.unregister(self._client.fileno())
+            self._client.abandon()
+            self._client = None

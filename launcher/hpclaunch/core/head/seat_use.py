@@ -1,0 +1,97 @@
+"""What the seats of the job spend their time on, as the head records it for the ledger.
+
+It is a fact whenever it changes. What the workers of a round spent theirs on is known once they
+have ended, and is in the round's `shares`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..ledger.round_shares import Holder, seats_of
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import Category, SeatUse
+from ..protocol.stages import Stage
+from .roster import Peer, hosts_of
+
+if TYPE_CHECKING:
+    from .course import Course
+
+NAMED = 64  # nodes
+IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
+
+
+class SeatUses:
+    """Records what the seats do from now on, where that is not as it was recorded last."""
+
+    def __init__(self) -> None:
+        self._known: tuple[object, ...] = ()
+        self._use: SeatUse | None = None  # that was recorded last
+
+    def note(self, course: Course, stage: Stage, now: float) -> list[Effect]:
+        absent = course.roster.absent
+        here = len(absent) if course.knows_rounds else bool(absent)
+        known = (stage, course.round, course.roster.changes, here)
+        if known == self._known:
+            return []
+        # Worked out from all reports: only where it could be lost with this head.
+        is_stopped = stage is Stage.STOPPING and known[:2] != self._known[:2]
+        self._known, before = known, self._use
+        self._use = seat_use(course, stage, now, with_last=is_stopped)
+        return [] if self._use == before else [Record(self._use)]
+
+
+def seat_use(course: Course, stage: Stage, now: float, *, with_last: bool = True) -> SeatUse:
+    """Return what the seats do. `with_last`: also how the round that runs, or is being stopped,
+    would have ended now.
+    """
+    current = course.current if stage in IN_ROUND else None
+    seats = seats_of_agents(course.roster) if current is None else current.seats
+    found: dict[Category, float] = {}
+    for peer, each in zip(course.roster, seats, strict=True):
+        category = _category(course, stage, peer)
+        found[category] = found.get(category, 0.0) + each
+    heard = [peer for peer in course.roster if peer.report is not None]
+    return SeatUse(
+        course.lease.tenure,
+        {category: each for category, each in found.items() if each},
+        round=course.round if stage is Stage.RUNNING else None,
+        last=current.ended(now) if with_last and current is not None else None,
+        hosts=hosts_of(heard)[:NAMED],
+        are_gpus=any(peer.report is not None and peer.report.gpus for peer in heard),
+        restarts=course.budget.total,
+    )
+
+
+def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
+    """Return the number of seats of each agent, as far as it has said."""
+    return seats_of(
+        [
+            Holder(p.place.node)
+            if p.report is None
+            else Holder(p.place.node, p.report.gpus, p.report.nproc)
+            for p in peers
+        ]
+    )
+
+
+def _category(course: Course, stage: Stage, peer: Peer) -> Category:
+    if stage is Stage.RUNNING and peer.assignment is not None:
+        return Category.UNKNOWN
+    if stage in (Stage.ENDING, Stage.ENDED):
+        return Category.END
+    if peer.out:
+        return Category.LOST
+    if peer.report is None:
+        return Category.WAITING
+    if stage is Stage.RUNNING or (stage is Stage.STOPPING and peer.assignment is None):
+        return Category.SPARE
+    if stage is Stage.STOPPING:
+        return Category.RESTART if course.verdict is None else Category.END
+    begun = course.knows_rounds
+    if stage is Stage.RENDEZVOUS and course.rendezvous.is_short:
+        return Category.WAITING
+    if stage is Stage.RENDEZVOUS and course.roster.absent and not begun:
+        return Category.WAITING
+    return Category.RESTART if begun else Category.START

@@ -1,0 +1,258 @@
+"""The ledger of a launch: on what its seats spent their time, by the facts that were recorded.
+
+The same for a job that runs and for one that is over. All times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ..core.ledger.entries import (
+    LATEST,
+    NEVER_SAVED,
+    LedgerEntry,
+    cut_off,
+    joined,
+    rewind,
+    scaled,
+    sums,
+)
+from ..core.ledger.summing import Launch
+from ..core.protocol.facts import (
+    Category,
+    Fact,
+    HeadChanged,
+    HeadDeposed,
+    JobEnded,
+    NodesAllocated,
+    RoundBegan,
+    RoundEnded,
+    RoundShares,
+    SeatUse,
+)
+from ..core.protocol.model import Verdict
+from ..core.protocol.values import field, fields, is_value, replace, value
+
+MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
+MOST_ENDS = 50
+KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocated, JobEnded)
+
+DatedFact = tuple[float, Fact]  # with the time when it was recorded
+
+
+@value()
+class Ledger:
+    """A fold: `note` is to have all facts of the heads of a launch, in the order of time."""
+
+    entries: list[LedgerEntry] = field(default_factory=list)  # one after the other, without a gap
+    ends: list[RoundEnded] = field(default_factory=list)  # of rounds that ended early
+    use: SeatUse | None = None  # what the seats do since then, as far as it is known:
+    since: float = 0.0
+    # The round that has begun, and has not ended yet. What its workers did is UNKNOWN in it.
+    running: LedgerEntry | None = None
+    stopping: list[LedgerEntry] = field(default_factory=list)  # what came after it
+    last: RoundEnded | None = None  # how it would have ended, as far as it is known
+    resumed: float | None = None  # when the checkpoint was saved that it began with
+    ended: int = -1  # the last round that has ended
+    allocated: float | None = None  # since when the job has its nodes
+    verdict: Verdict | None = None
+
+    def note(self, fact: Fact, at: float) -> None:
+        """Note a fact that was recorded at this time."""
+        at = max(at, self.since)
+        match fact:
+            case SeatUse():
+                self._close(at)
+                if self.last is not None and self.last.round <= self.ended:
+                    self._end_round(self.last)
+                if fact.last is not None:
+                    self.last = fact.last.moved(at)
+                self.use, self.since = fact, at
+                if fact.round is not None and self.running is None:
+                    seats = sum(fact.seats.values())
+                    self.running = LedgerEntry(at, at, seats, {}, fact.round, None, self.resumed)
+            case RoundBegan(round=number, checkpoint=checkpoint, age=age):
+                if self.running is not None:  # of a head that was killed, and started anew
+                    self._close(at)
+                    self._end_round(self.last)
+                self.ended = min(self.ended, number - 1)
+                never = fact.saves and not checkpoint
+                known = None if age is None or not fact.saves else at - age
+                self.resumed = NEVER_SAVED if never else known
+            case RoundEnded(round=number):  # the seats do something else from the next fact on
+                self.last, self.ended = fact.moved(at), max(self.ended, number)
+            case HeadChanged():
+                self._change_head(fact, at)
+            case NodesAllocated(since=since):
+                began = float(round(at + since))  # Slurm says it in whole seconds
+                self.allocated = min(began, self.allocated or began)
+            case JobEnded(verdict=verdict):
+                self.verdict = verdict.moved(at)
+
+    def launch(self, name: str, now: SeatUse | None = None, at: float = 0.0) -> Launch | None:
+        """Return the launch until the last fact, or until it does this `now`; None if nothing is
+        known of its time.
+        """
+        whole = replace(self, entries=[*self.entries], ends=[*self.ends], stopping=[*self.stopping])
+        if now is not None:
+            whole.note(now, at)
+        use, last = whole.use, whole.last
+        if use is not None and use.round is not None and last and last.round > self.ended:
+            last = replace(last, reasons=())  # it goes on
+        whole._end_round(last)
+        if use is None or not whole.entries:
+            return None
+        return Launch(
+            name,
+            tuple(whole.entries),
+            tuple(whole.ends),
+            allocated=self.allocated,
+            verdict=self.verdict,
+            hosts=use.hosts,
+            seat="GPU" if use.are_gpus else "worker",
+            restarts=use.restarts,
+        )
+
+    def _close(self, at: float) -> None:
+        """The seats did until now what was recorded last."""
+        if self.use is None or at <= self.since:
+            return
+        lasted, number = at - self.since, self.use.round
+        spent = scaled(self.use.seats, lasted)
+        entry = LedgerEntry(self.since, at, sum(self.use.seats.values()), spent, number)
+        self.since = at
+        if self.running is None:
+            self._add(entry)
+        elif number is not None:
+            self.running = joined(self.running, entry)
+        else:
+            self.stopping.append(entry)
+
+    def _end_round(self, end: RoundEnded | None) -> None:
+        """The round has ended like this; None if it is not known how."""
+        running, stopping = self.running, self.stopping
+        self.running, self.stopping, self.last = None, [], None
+        if running is not None:
+            self._add(_resolved(running, None if end is None else end.shares))
+        for entry in stopping:
+            self._add(entry)
+        if end is None:
+            return
+        self.ended = max(self.ended, end.round)
+        if end.is_early:
+            self.ends.append(end)
+            if len(self.ends) > MOST_ENDS:
+                del self.ends[1]  # the first one stays
+
+    def _change_head(self, fact: HeadChanged, at: float) -> None:
+        """Another agent leads from now on. The round that has ended with the head before lasted
+        until now, unless that head has recorded its end, or that it was being stopped. Else nobody
+        led since that head was heard last.
+        """
+        ended = None if fact.ended is None else fact.ended.moved(at)
+        is_running = self.use is not None and self.use.round is not None
+        was_stopped = self.last is not None and bool(self.last.reasons) and not is_running
+        if ended is not None and (ended.round <= self.ended or was_stopped):
+            ended = None
+        if ended is not None and is_running and self.use and self.use.round == ended.round:
+            self._close(at)
+            self._end_round(ended)
+        elif ended is not None:  # nothing was recorded of it
+            self._close(at)
+            self._end_round(None)
+            self._insert(ended, at)
+        else:
+            self._close(max(self.since, min(at, at + fact.heard)))
+            self._end_round(self.last)
+            if self.use is not None and self.since < at:
+                nobody_leads = {Category.DETECTION: sum(self.use.seats.values())}
+                self.use = replace(self.use, round=None, seats=nobody_leads)
+                self._close(at)
+        self.use, self.since, self.verdict = None, at, None
+
+    def _insert(self, end: RoundEnded, at: float) -> None:
+        """Note a round that has just ended in place of what was noted since its begin."""
+        shares = end.shares
+        if shares is not None and self.entries and shares.elapsed > 0:
+            begin = max(self.entries[0].begin, at - shares.elapsed)
+            before = [entry for entry in self.entries if entry.begin < begin]
+            self.entries = [cut_off(e, begin) if e.end > begin else e for e in before]
+            seats = sum(shares.spent.values()) / shares.elapsed
+            unknown = {Category.UNKNOWN: (at - begin) * seats}
+            self.running = LedgerEntry(begin, at, seats, unknown, end.round)
+        self._end_round(end)
+
+    def _add(self, entry: LedgerEntry) -> None:
+        last = self.entries[-1] if self.entries else None
+        if last is not None and last.round is None and entry.round is None:
+            self.entries[-1] = joined(last, entry)
+            return
+        if entry.round is not None and entry.resumed is not None:
+            self.entries = rewind(self.entries, entry.resumed)
+        self.entries.append(entry)
+        if len(self.entries) > MOST_ENTRIES:
+            self.entries[:2] = [joined(*self.entries[:2])]
+
+
+def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
+    """Return the entry of a round with what its workers did in place of what is UNKNOWN."""
+    whole = 0.0 if shares is None else sum(shares.spent.values())
+    unknown = entry.spent.get(Category.UNKNOWN, 0.0)
+    if shares is None or whole <= 0 or unknown <= 0:
+        return entry
+    beside = {**entry.spent}
+    del beside[Category.UNKNOWN]
+    trained = shares.trained
+    if trained is not None:
+        begin, end = (min(entry.end, entry.begin + at) for at in trained)
+        trained = (begin, end)
+    spent = sums((beside, scaled(shares.spent, unknown / whole)))
+    return replace(entry, spent=spent, trained=trained)
+
+
+def ledger_of(runs: Iterable[Sequence[DatedFact]], before: int | None = None) -> Ledger:
+    """Return the ledger of a launch by what its agents have recorded, each in its own run.
+
+    A head's facts count until a head of a later term begins to lead. `before`: only those of heads
+    before this term.
+    """
+    tenures = defaultdict[int, list[DatedFact]](list)
+    for run in runs:
+        term: int | None = None
+        for at, fact in run:
+            match fact:
+                case HeadChanged(term=number) | SeatUse(tenure=number):
+                    term = number
+                case HeadDeposed():
+                    term = None
+            if term is not None and isinstance(fact, KINDS) and is_sound(at, fact):
+                tenures[term].append((at, fact))
+    ledger = Ledger()
+    terms = sorted(term for term in tenures if before is None or term < before)
+    begins = {term: min(at for at, _ in tenures[term]) for term in terms}
+    for i, term in enumerate(terms):
+        until = min((begins[later] for later in terms[i + 1 :]), default=LATEST)
+        for at, fact in sorted(tenures[term], key=lambda dated: dated[0]):
+            if at < until:
+                ledger.note(fact, at)
+    return ledger
+
+
+def is_sound(at: float, fact: Fact) -> bool:
+    """Whether an agent may have recorded this. If not, it is damaged."""
+    return 0 <= at < LATEST and all(-LATEST < number < LATEST for number in _numbers(fact))
+
+
+def _numbers(value: object) -> Iterable[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _numbers(each)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif is_value(value):
+        for each in fields(value):
+            yield from _numbers(getattr(value, each.name))

@@ -1,0 +1,64 @@
+"""What an agent asks of its GPU watcher (`gpu_watcher.py`), and what it learns from it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, get_args
+
+from hpclaunch.worker.messages import Kinds, Message, by_op
+
+
+class Check(Message):
+    """Find all that is wrong before a round begins. Answered by Found with this round."""
+
+    round: int
+    dead: tuple[int, ...]  # pids of the last round's workers, whose memory is waited for
+
+
+class AskUse(Message):
+    """Find out how the GPUs are used. Answered by Used."""
+
+
+class FoundProblem(Message):
+    """The fields of a Finding (core/health/findings.py)."""
+
+    check: str
+    found: str
+    grade: str
+    advice: str
+
+
+class ReportedXid(Message):
+    """The fields of an XidSeen (core/health/gpu_rules.py)."""
+
+    uuid: str
+    name: str
+    number: int
+    pids: tuple[int, ...]
+
+
+class Found(Message):
+    """The answer to a check; without a round, news: Xids as they happen, the rest as it is read."""
+
+    round: int | None
+    findings: tuple[FoundProblem, ...]
+    xids: tuple[ReportedXid, ...]
+
+
+class SeenUse(Message):
+    """The fields of a GpuUse (core/protocol/model.py)."""
+
+    busy: float | None
+    used: int
+    total: int
+    temperature: int
+    power: float
+
+
+class Used(Message):
+    use: tuple[SeenUse, ...]  # none where a GPU is lost, or NVML cannot be read
+
+
+Request: TypeAlias = Check | AskUse
+Reply: TypeAlias = Found | Used
+REQUESTS: Kinds[Request] = by_op(get_args(Request))
+REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -1,0 +1,143 @@
+"""What an agent asks of its log service (`log_service.py`), and its replies.
+
+A reply has the `id` of the request that it answers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, get_args
+
+from hpclaunch.system.shared.disk import DiskSeen
+from hpclaunch.worker.messages import Kinds, Message, by_op
+
+
+class TapTo(Message):
+    """Where the lines of a file are copied to: a console, 1 or 2, or a file for duplicates."""
+
+    to: int | str
+    prefix: str
+    needles: tuple[str, ...] = ()
+    at_once: bool = False  # also lines without an end
+
+
+class StreamFile(Message):
+    path: str
+    taps: tuple[TapTo, ...] = ()
+
+
+class IndexFile(Message):
+    """The index of an agent's output in a round (`output_index.py`)."""
+
+    path: str
+    launch: str
+    host: str
+
+
+class Prepare(Message):
+    """Make a round's directory, files and duplicates, show what is written there, and note when it
+    came. Answered by Prepared or Refused.
+    """
+
+    id: int
+    directory: str
+    streams: tuple[StreamFile, ...]
+    duplicates: tuple[str, ...]
+    errors: tuple[str, ...]  # files to remove before
+    store: str
+    index: IndexFile
+
+
+class ReadTail(Message):
+    """Read the last lines of the first file that has any since the round began: Tail."""
+
+    id: int
+    files: tuple[str, ...]
+
+
+class LookAtDisk(Message):
+    """Find out how much room there is for a directory: Disk."""
+
+    id: int
+    directory: str
+
+
+class Keep(Message):
+    """Write texts to files: the evidence of a hang, a snapshot, the ledger."""
+
+    directory: str
+    files: dict[str, str]  # by name
+
+
+class Append(Message):
+    """Write lines to the end of a file: the history, the journal, the facts."""
+
+    directory: str
+    name: str
+    text: str
+
+
+class ReadFacts(Message):
+    """Read the facts of these kinds that were recorded in a launch: Facts, if they can be read."""
+
+    directory: str
+    launch: str
+    kinds: tuple[str, ...]
+
+
+class Say(Message):
+    """Show a line to the user, after all that the workers have written so far."""
+
+    text: str
+
+
+class Live(Message):
+    """Show below all else on a terminal what the job waits for, until a worker writes something."""
+
+    text: str
+
+
+class Remove(Message):
+    file: str
+
+
+class Finish(Message):
+    """The workers of the round are gone: show the rest."""
+
+
+class Prepared(Message):
+    id: int
+
+
+class Refused(Message):
+    """A round's files cannot be made."""
+
+    id: int
+    why: str
+    file: str
+    full: bool  # the disk is
+
+
+class Tail(Message):
+    id: int
+    text: str
+
+
+class Disk(Message):
+    id: int
+    seen: DiskSeen
+
+
+class Facts(Message):
+    lines: str
+
+
+class Draining(Message):
+    """A sign of life at the end, while there is more to show."""
+
+
+Request: TypeAlias = (
+    Prepare | ReadTail | LookAtDisk | Keep | Append | ReadFacts | Say | Live | Remove | Finish
+)
+Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Draining
+REQUESTS: Kinds[Request] = by_op(get_args(Request))
+REPLIES: Kinds[Reply] = by_op(get_args(Reply))

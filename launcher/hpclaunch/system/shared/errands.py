@@ -1,0 +1,103 @@
+"""The errands that an agent gives to a helper, since they may take long or hang, and their answers.
+
+`agent/errands.py` sends them, and `agent/errand_service.py` runs them. An answer has the number of
+its errand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, get_args
+
+from hpclaunch.worker.messages import Kinds, Message, by_op
+
+
+class FindJobEnd(Message):
+    """When does Slurm end the job? Answered by JobEnd."""
+
+    limit = 120.0  # seconds; more than `scontrol` may take for all of its answers
+    number: int
+    job: str
+    step: str  # of the agents, such as "7.0"; "" outside of one
+    end: str  # SLURM_JOB_END_TIME, or ""
+    restarts: str  # SLURM_RESTART_COUNT, or ""
+    nodes: str  # which of these are drained? "" for none
+    since: float  # a job that was over by then, in seconds since 1970, is an earlier one
+    before: JobEnd | None  # the last answer, which counts in part while Slurm is silent
+
+
+class JobEnd(Message):
+    """When Slurm ends the job, and the other fields of an EndFound."""
+
+    number: int
+    left: float | None
+    state: str  # the value of a JobState
+    may_requeue: bool | None
+    requeued_if_killed: bool
+    draining: tuple[str, ...]
+    endless: bool
+    began: float | None  # when the job did, in seconds since 1970
+    has_answered: bool  # Slurm, by now
+    step_end: float  # when the step reaches its own time limit, in seconds since 1970; or infinite
+
+
+class Resolve(Message):
+    """Look up the addresses of a node; answered by Resolved."""
+
+    limit = 300.0  # seconds; resolvers have time-outs of their own
+    number: int
+    host: str
+
+
+class Resolved(Message):
+    number: int
+    addresses: tuple[str, ...]  # none if the name is unknown
+
+
+class Explain(Message):
+    """Why is nothing heard of the head on this host? Answered by Explained."""
+
+    limit = 30.0
+    number: int
+    host: str
+    addresses: tuple[str, ...]
+    ports: tuple[int, ...]
+
+
+class Explained(Message):
+    number: int
+    text: str
+
+
+class ReadStacks(Message):
+    """Have py-spy read the native stacks of processes; answered by Stacks."""
+
+    limit = 3.0  # seconds; py-spy may read from the file system on which the workers hang
+    number: int
+    py_spy: str
+    pids: tuple[int, ...]  # the first ones first, should the time not be enough for all
+    until: float  # monotonic time
+
+
+class Stacks(Message):
+    number: int
+    texts: tuple[str, ...]  # for each pid; "" where the time was over
+
+
+class Notify(Message):
+    """Run the user's command with an event on its standard input; answered by Notified."""
+
+    limit = 60.0  # seconds; longer than the command may take before it is killed
+    number: int
+    command: str
+    event: dict[str, Any]
+
+
+class Notified(Message):
+    number: int
+    why: str  # what was wrong; "" if nothing
+
+
+Errand: TypeAlias = FindJobEnd | Resolve | Explain | ReadStacks | Notify
+Answer: TypeAlias = JobEnd | Resolved | Explained | Stacks | Notified
+ERRANDS: Kinds[Errand] = by_op(get_args(Errand))
+ANSWERS: Kinds[Answer] = by_op(get_args(Answer))

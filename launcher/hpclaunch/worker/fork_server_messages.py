@@ -1,0 +1,367 @@
+"""What an agent asks of its fork server (`fork_server.py`), and what it learns from it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, get_args
+
+from .messages import Kinds, Message, by_op
+
+# Requests of the agent
+
+
+class Worker(Message):
+    """A worker to start. `env` extends the environment of all."""
+
+    rank: int
+    argv: list[str]
+    env: dict[str, str]
+    out: str  # a file, or for the template also a terminal
+    err: str
+    stdin: str = ""  # a file; "": it inherits the agent's
+    cpus: list[int] = []  # noqa: RUF012 frozen. That it is bound to; none: those of its agent
+
+
+class Prepare(Message):
+    """Prepare the template. `now`: start it at once, or else on the first connection to a store."""
+
+    argv: list[str]
+    env: dict[str, str]
+    modules: list[str]  # to import beside torch
+    own: list[str]  # variables that differ between workers
+    now: bool
+    steps: list[list[str | None]]  # of a lesson (`template_client.py`), for its first successor
+
+
+class Listen(Message):
+    """Open the socket of the next round's store. Answered by Listening."""
+
+    loopback: bool
+
+
+class Start(Message):
+    """Start the workers of a round. Answered by Started and Exit for each, and Gone after all."""
+
+    workers: list[Worker]
+    env: dict[str, str]  # of all
+    store: str  # the file for errors of the round's store; "" when another node has it
+    peers: list[str]  # the networks from which the nodes of the round connect to the store
+    warm: bool  # fork them from the template; otherwise they are fresh interpreters
+    learn: bool  # have the next round's template import what the script imports
+    progress: bool  # report how far they have come
+    terminals: dict[int, list[str]]  # rank -> which of "out" and "err" are terminals
+    size: tuple[int, ...]  # of terminals: rows, columns
+    pipes: bool  # all other streams are pipes
+
+
+class Resize(Message):
+    size: tuple[int, ...]  # rows, columns
+
+
+class TakeSample(Message):
+    """Find out how the workers keep pace (`sampler.py`). Answered by Sample."""
+
+    number: int
+
+
+class AwaitStillness(Message):
+    """Report Progress at once when nothing has moved for one of these times."""
+
+    seconds: list[float]
+
+
+class TakeVitals(Message):
+    """Find out what the workers do and use. Answered by Vitals."""
+
+    number: int
+
+
+class Gather(Message):
+    """Find out where the workers are. Answered by Evidence."""
+
+    number: int
+
+
+class Signal(Message):
+    """Pass a signal on to the workers that have a handler for it. Unhandled names the others."""
+
+    signum: int
+
+
+class Offer(Message):
+    """Offer a notice (`step_notices.py`). Answered by Offered."""
+
+    number: int
+    step: int  # 0: the next one of each worker
+    signum: int
+
+
+class Withdraw(Message):
+    """Withdraw the notice that was offered."""
+
+
+class Give(Message):
+    """Give the notice that was offered. Answered by Taken, or by Unheard."""
+
+    number: int
+
+
+class Keep(Message):
+    """Let the workers run until this time on the monotonic clock: the worker lease."""
+
+    until: float
+
+
+class Stop(Message):
+    """Signal the workers, but not the processes that they have started."""
+
+    signum: int
+
+
+class KillIdle(Message):
+    """Send SIGKILL to the workers that have done nothing since (`activity.py`)."""
+
+
+class Kill(Message):
+    """Send SIGKILL to the workers."""
+
+
+class SignalLeft(Message):
+    """Send a signal to all that the workers, which have ended, have left behind."""
+
+    signum: int
+
+
+class PostOnDeath(Message):
+    """Post a notice should the agent die (`notice_board.py`)."""
+
+    port: int
+    notice: str
+    secret: str  # hexadecimal
+    release: str
+
+
+class Part(Message):
+    """The agent ends in order: there is nothing to post."""
+
+
+Request: TypeAlias = (
+    Prepare
+    | Listen
+    | Start
+    | Resize
+    | TakeSample
+    | AwaitStillness
+    | TakeVitals
+    | Gather
+    | Signal
+    | Offer
+    | Withdraw
+    | Give
+    | Keep
+    | Stop
+    | KillIdle
+    | Kill
+    | SignalLeft
+    | PostOnDeath
+    | Part
+)
+REQUESTS: Kinds[Request] = by_op(get_args(Request))
+
+# Events for the agent
+
+
+class Template(Message):
+    """The template has another state (`template_client.State`)."""
+
+    state: str
+    why: str
+
+
+class PassedOver(Message):
+    """The template does without a module, since a worker with it would differ from a fresh one."""
+
+    module: str
+    why: str
+    learned: bool  # from a lesson; otherwise the user has named it
+
+
+class Renewed(Message):
+    """A successor that knows the lesson is the template now."""
+
+
+class Restart(Message):
+    """A worker has become a new interpreter: because of a change of the variable `name`, or of a
+    module of that name which is another one than the template's, in a line of a file. Later rounds
+    start cold."""
+
+    kind: str  # "variable" or "module"
+    name: str
+    file: str
+    line: int
+    forked: bool  # in a process that the worker has forked, which cannot begin anew
+
+
+class Listening(Message):
+    port: int
+
+
+class Started(Message):
+    rank: int
+    pid: int
+
+
+class CannotStart(Message):
+    """The kernel grants no further process."""
+
+    why: str
+
+
+class Copier(Message):
+    """A process copies the workers' output, and outlives the fork server for a moment."""
+
+    pid: int
+
+
+class Exit(Message):
+    """A worker has ended."""
+
+    rank: int
+    code: int  # as a shell gives it
+    signal: int  # 0: none
+    oom: bool = False  # killed by the kernel because memory was used up
+
+
+class Left(Message):
+    """All workers have ended, but these processes of theirs still run."""
+
+    processes: list[Leftover]
+
+
+class Leftover(Message):
+    pid: int
+    program: str
+    rank: int | None  # None: not known
+
+
+class Gone(Message):
+    """Nothing of the round is left."""
+
+    spent: list[int]  # milliseconds, a mean of the workers, by _hpclaunch_progress.SPENDING
+
+
+class StoreExit(Message):
+    """Nobody serves the store at this port any more."""
+
+    port: int
+    code: int
+    signal: int
+    why: str  # "": the process itself has written it
+
+
+class Progress(Message):
+    """How far the workers have come (`progress_watch.py`)."""
+
+    steps: list[int]  # of each worker, by rank
+    still: float  # seconds for which nothing has moved
+    gap: float  # the longest between two steps since the last message, in seconds
+    save: float  # the longest between two steps in which a worker has saved, in seconds
+    spent: list[int]  # as in Gone
+    busy: bool  # they use the CPU
+    traced: bool  # they are being debugged
+    patient: bool  # they write to files, or do what takes long
+    trains: bool  # one has come beyond the rendezvous
+    meets: bool  # one is at the rendezvous
+    doing: int  # on which of SPENDING they spend their time now
+
+
+class Sample(Message):
+    number: int
+    ranks: list[dict[str, Any]]  # see `Sampler.look`
+    ways: dict[str, float]  # address of another node -> seconds there and back
+
+
+class Vitals(Message):
+    number: int
+    ranks: list[RankVitals]
+
+
+class RankVitals(Message):
+    """What a worker and all processes below it do and use."""
+
+    rank: int
+    phase: str
+    steps: int
+    step: int  # the script's own number
+    cpu: float  # CPUs in use since the last time
+    memory: int  # bytes
+
+
+class Evidence(Message):
+    number: int
+    ranks: list[dict[str, Any]]  # see `ProgressWatch.evidence`
+
+
+class Unhandled(Message):
+    """These workers have no handler for a signal, which would have killed them."""
+
+    signum: int
+    ranks: list[int]
+
+
+class Offered(Message):
+    """The answer to Offer."""
+
+    number: int
+    accepted: bool
+    busy: bool  # an earlier notice is on its way
+    steps: list[int]  # the fewest and the most that workers have begun; []: none makes any
+
+
+class Unheard(Message):
+    """No worker hears the notice that was given."""
+
+    number: int
+
+
+class Taken(Message):
+    """All workers have come to the step of the notice."""
+
+    number: int
+    last: bool  # and have ended with that step
+
+
+class LeaseOver(Message):
+    """The worker lease is over: the workers are held, or killed if they are to stop."""
+
+
+class Continued(Message):
+    """A process was stopped by a signal, and continues."""
+
+    what: str
+
+
+Event: TypeAlias = (
+    Template
+    | PassedOver
+    | Renewed
+    | Restart
+    | Listening
+    | Started
+    | CannotStart
+    | Copier
+    | Exit
+    | Left
+    | Gone
+    | StoreExit
+    | Progress
+    | Sample
+    | Vitals
+    | Evidence
+    | Unhandled
+    | Offered
+    | Unheard
+    | Taken
+    | LeaseOver
+    | Continued
+)
+EVENTS: Kinds[Event] = by_op(get_args(Event))

@@ -1,0 +1,184 @@
+"""Messages between an agent and a helper: typed values that travel as JSON objects, one per line.
+
+A message is a class below `Message` with annotated fields, used like a frozen dataclass. (Code that
+dataclasses generate for each class would cost every process 20 ms at its start.) A protocol is a
+module with the classes of both directions; both ends import it:
+
+    class Sample(Message):
+        number: int
+
+    Request = Sample | Stop
+    REQUESTS: Kinds[Request] = by_op(get_args(Request))
+
+`Sample(3).encoded()` is {"op": "sample", "number": 3}, of which `decode(REQUESTS, ...)` makes a
+Sample again. What does not fit exactly is a MessageError: an op or a field that is not known, a
+field without a default that is missing, a value of another type.
+
+Fields have these types: str, int, float, bool, None, `list[T]`, `tuple[T, ...]`, `dict[str, T]`,
+`dict[int, T]`, other messages (which need no op there), unions of these, and Any for the JSON of
+others.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+if TYPE_CHECKING:
+    from typing import dataclass_transform
+else:  # typing has it from Python 3.11 on
+
+    def dataclass_transform(**_):
+        return lambda cls: cls
+
+
+class MessageError(ValueError):
+    """A message that the protocol does not know, in one line."""
+
+
+@dataclass_transform(frozen_default=True)
+class Message:
+    """The base of all messages. A class directly below it lists all of its fields."""
+
+    op: ClassVar[str]  # the name of the class: "await-stillness" for AwaitStillness
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.op = "".join(f"-{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("-")
+        cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
+
+    if not TYPE_CHECKING:  # type checkers derive it from the fields
+
+        def __init__(self, *values, **more):
+            names = self.__match_args__
+            if len(values) > len(names):
+                raise TypeError(f"{type(self).__name__} has {len(names)} fields, not {len(values)}")
+            given = dict(zip(names, values, strict=False))
+            for name in more.keys() & given.keys():
+                raise TypeError(f"{type(self).__name__}.{name} is given twice")
+            given |= more
+            for name in given.keys() - set(names):
+                raise TypeError(f"{type(self).__name__} has no field {name!r}")
+            for name in names:
+                if name not in given and not hasattr(type(self), name):
+                    raise TypeError(f"{type(self).__name__}.{name} is missing")
+                self.__dict__[name] = given[name] if name in given else getattr(type(self), name)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is frozen")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({fields})"
+
+    def encoded(self) -> dict[str, Any]:
+        """Return the JSON object that `decode` reads."""
+        return {"op": self.op, **self.fields()}
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON has them: with messages in them as objects, too."""
+        return {name: _plain(value) for name, value in self.__dict__.items()}
+
+    def replaced(self: M, **changes: Any) -> M:
+        """Return the same with other values of these fields."""
+        return type(self)(**{**self.__dict__, **changes})
+
+    @classmethod
+    def of_fields(cls: type[M], fields: Mapping[str, object]) -> M:
+        """Return the message with these fields of a JSON object. Raises MessageError."""
+        kinds = _kinds_of(cls)  # type: ignore[arg-type]  # classes are hashable
+        for name in fields.keys() - kinds.keys():
+            raise MessageError(f"{cls.op} has no field {name!r}")
+        for name in cls.__match_args__:
+            if name not in fields and not hasattr(cls, name):
+                raise MessageError(f"{cls.op} lacks its field {name!r}")
+        values = {n: _checked(f"{cls.op}.{n}", kinds[n], v) for n, v in fields.items()}
+        return cls(**values)
+
+
+M = TypeVar("M", bound=Message)
+Kinds: TypeAlias = Mapping[str, type[M]]
+
+
+def by_op(kinds: Iterable[type[M]]) -> Kinds[M]:
+    return {kind.op: kind for kind in kinds}
+
+
+def decode(kinds: Kinds[M], raw: object) -> M:
+    """Return the message of one of these kinds that a JSON object stands for."""
+    if not isinstance(raw, dict):
+        raise MessageError(f"not a message: {raw!r}")
+    fields = dict(raw)
+    op = fields.pop("op", None)
+    if op not in kinds:
+        raise MessageError(f"unknown message {op!r}")
+    return kinds[op].of_fields(fields)
+
+
+def never(message: NoReturn) -> NoReturn:
+    """End a `match` over all kinds of a message: a type checker refuses it where one is missing."""
+    raise AssertionError(f"nobody handles {message!r}")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Message):
+        return value.fields()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return value
+
+
+@functools.cache
+def _kinds_of(cls: type[Message]) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in cls.__match_args__}
+
+
+def _checked(where: str, kind: Any, value: object) -> Any:
+    """Return a value of JSON as a field of this kind has it. Raises MessageError."""
+    origin, of = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        for each in of:
+            try:
+                return _checked(where, each, value)
+            except MessageError:
+                continue
+    elif origin in (list, tuple) and isinstance(value, list):
+        return origin(_checked(where, of[0], each) for each in value)
+    elif origin is dict and isinstance(value, dict):
+        try:
+            keys = [of[0](key) for key in value]
+        except ValueError:
+            raise MessageError(f"{where}: a key is not {of[0].__name__}") from None
+        return {k: _checked(where, of[1], v) for k, v in zip(keys, value.values(), strict=True)}
+    elif isinstance(kind, type) and issubclass(kind, Message):
+        if isinstance(value, dict):
+            return kind.of_fields(value)
+    elif kind is float and type(value) in (int, float):
+        return float(value)  # type: ignore[arg-type]
+    elif type(value) is kind:
+        return value
+    raise MessageError(f"{where}: {value!r} is not {getattr(kind, '__name__', kind)}")

@@ -1,0 +1,80 @@
+"""The worker lease: until when the workers of a node may run without its head.
+
+At its end (on the monotonic clock) everything that runs is held with SIGSTOP, whatever the agent
+does: others may be about to go on without this node. If they do not, because all have been
+suspended, or only the network was gone, a new lease lets it go on.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+
+from .processes import signal_all
+from .workers import Workers
+
+HOLD = 0.5  # seconds between two looks whether all that is held stands still
+
+
+class WorkerLease:
+    """One that is over stays so until the head renews it: no later order may start workers without
+    a new one.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._until = math.inf
+        self._ended = False  # its end was acted upon, in this round
+        self.holds = False  # workers are held, or were not started yet, because it is over
+
+    def keep(self, until: float) -> bool:
+        """Let workers run until this time. Return whether some that were held go on."""
+        self._until = until
+        if self.is_over:
+            return False
+        self._ended = False
+        held, self.holds = self.holds, False
+        if held:
+            signal_all(self._workers.descendants(), signal.SIGCONT)
+        return held
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its end is to be acted upon: `end` does so."""
+        return self.is_over and not (self._ended or self.holds)
+
+    def due(self) -> float:
+        """Return when its end is to be acted upon, or the next look at what is held."""
+        if self.holds:
+            return time.monotonic() + HOLD
+        return math.inf if self._ended else self._until
+
+    def begin_round(self) -> None:
+        self._ended = False
+
+    def end(self) -> None:
+        """Record that its end was acted upon. Either `hold` or `release` follows."""
+        self._ended = True
+
+    def hold(self) -> None:
+        """Stop the workers and all below them."""
+        self.holds = True
+        self._workers.signal_groups(signal.SIGSTOP)
+        self.look()
+
+    def look(self) -> None:
+        """Stop whatever runs although it is held: somebody else may let processes go on, as
+        `scontrol resume` does."""
+        held: set[int] = set()
+        while self.holds and (running := self._workers.descendants() - held):
+            signal_all(running, signal.SIGSTOP)
+            held |= running
+
+    def release(self) -> None:
+        """Hold nothing any longer: it is gone, or is killed."""
+        self.holds = False

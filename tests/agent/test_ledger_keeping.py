@@ -1,0 +1,148 @@
+"""What an agent knows of its launch after it has taken over: the facts of earlier heads."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from crew import Crew
+
+from hpclaunch.agent.ledger_keeping import LedgerKeeping
+from hpclaunch.core.protocol.facts import SeatUse
+from hpclaunch.observe.ledger import KINDS
+from hpclaunch.system.logs import fact_files
+from hpclaunch.system.logs.fact_files import FactFile
+from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.messages import Facts
+
+NAMES = [kind.__name__ for kind in KINDS]
+
+
+class Service:
+    """Keeps what it is to read and to write."""
+
+    def __init__(self):
+        self.asked, self.written = [], {}
+
+    def read_facts(self, directory, launch, kinds):
+        assert kinds == NAMES
+        self.asked.append((str(directory), launch))
+
+    def keep(self, directory, files):
+        self.written |= files
+
+
+def training():
+    crew = Crew("n0 n1 n2", fewest=1)
+    crew.start(0, 1, 2)
+    crew.until(100.0)
+    return crew
+
+
+def keeping(crew, agent, directory):
+    """The ledger of an agent, which has had all that this agent has recorded."""
+    logs = SimpleNamespace(path=directory)
+    config = SimpleNamespace(logs=logs, allocation=SimpleNamespace(name="71.0"))
+    made = LedgerKeeping(config, crew.agents[agent], lambda fact: made.note(fact, time.time()))
+    ahead = time.time() - crew.now
+    for at, fact in crew.facts.get(agent, []):
+        made.note(fact, at + ahead)
+    return made, ahead
+
+
+def written(crew, agents, directory, ahead):
+    for agent in agents:
+        file, lines = FactFile(directory, str(agent), "71.0", f"n{agent}"), []
+        file._lines.add = lines.append
+        for at, fact in crew.facts[agent]:
+            file.record(fact, at + ahead)
+        path = directory / ("facts.jsonl" if agent == 0 else f"facts-agent-{agent}.jsonl")
+        path.touch(0o600)
+        path.write_bytes(b"".join(lines))
+
+
+def test_the_first_head_knows_all(tmp_path):
+    crew, service = training(), Service()
+    ledger, _ = keeping(crew, 0, tmp_path)
+    ledger.keep(service, None, time.monotonic())
+    assert service.asked == []
+    assert ledger.launch().until - ledger.launch().begin > 95
+    ledger.finish(service)
+    assert json.loads(service.written["report.json"])["rounds"] == 1
+
+
+def test_a_new_head_asks_for_the_facts_of_those_before(tmp_path):
+    crew, service = training(), Service()
+    crew.kill(0)
+    crew.until(110.0)
+    ledger, ahead = keeping(crew, 1, tmp_path)
+    ledger.keep(service, None, time.monotonic())
+    ledger.keep(service, None, time.monotonic())
+    assert service.asked == [(str(tmp_path), "71.0")]
+    assert (ledger.launch(), ledger.goodput(), ledger.packed()) == (None, None, b"")
+    ledger.take_earlier("")  # nobody has written anything
+    assert ledger.launch() is None
+    written(crew, (0, 1), tmp_path, ahead)
+    ledger.take_earlier(fact_files.lines_of(tmp_path, "71.0", NAMES))
+    launch = ledger.launch()
+    assert launch.until - launch.begin > 105
+    assert [end.round for end in launch.ends] == [0]
+    assert ledger.goodput() is not None
+    ledger.take_earlier(fact_files.lines_of(tmp_path, "71.0", NAMES))  # once more
+    assert len(ledger.launch().entries) == len(launch.entries)
+
+
+def test_it_asks_again_as_long_as_it_does_not_know_them(tmp_path):
+    crew, service = training(), Service()
+    crew.kill(0)
+    crew.until(110.0)
+    ledger, _ = keeping(crew, 1, tmp_path)
+    for _ in range(3):
+        ledger.keep(service, None, ledger.next_deadline())
+    assert len(service.asked) == 3
+    ledger.finish(service)
+    assert service.written == {}
+
+
+def test_since_when_the_job_has_its_nodes_is_recorded_once(tmp_path):
+    crew, service = training(), Service()
+    ledger, _ = keeping(crew, 0, tmp_path)
+    began = float(round(time.time()) - 1000)
+    for _ in range(2):
+        ledger.keep(service, began, time.monotonic())
+    assert ledger.launch().allocated == began
+
+
+def test_what_the_seats_do_is_recorded_now_and_then():
+    """Of a job that is killed, more is not lost."""
+    crew, recorded = training(), []
+    config = SimpleNamespace(logs=None, allocation=SimpleNamespace(name="71.0"))
+    ledger = LedgerKeeping(config, crew.agents[0], recorded.append)
+    for _ in range(3):
+        ledger.keep(Service(), None, ledger.next_deadline())
+    assert [(type(use), use.round, use.last.round) for use in recorded] == [(SeatUse, 0, 0)] * 3
+
+
+@pytest.mark.starts
+def test_the_log_service_reads_the_facts_of_a_launch(tmp_path):
+    crew = training()
+    written(crew, (0,), tmp_path, 1.7e9)
+    client = LogServiceClient()
+    try:
+        client.read_facts(tmp_path / "nowhere", "71.0", NAMES)  # no answer
+        client.read_facts(tmp_path, "70.0", NAMES)
+        client.read_facts(tmp_path, "71.0", NAMES)
+        client._socket.setblocking(True)
+        told = []
+        while len(told) < 2:
+            told += client.replies()
+    finally:
+        client.close()
+    assert [type(each) for each in told] == [Facts, Facts]
+    assert fact_files.of_lines(told[0].lines) == []
+    (run,) = fact_files.of_lines(told[1].lines)
+    assert [type(fact) for _, fact in run.facts] == [
+        type(fact) for _, fact in crew.facts[0] if isinstance(fact, KINDS)
+    ]
