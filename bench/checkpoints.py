@@ -168,7 +168,7 @@ def reading(path: Path) -> None:
 
     def read(service: CheckpointServiceClient, found: FoundCheckpoint, what: str) -> None:
         began = time.monotonic()
-        service.look(0, Look(found.path, found.identity, found.size, found.time, share=ALL))
+        service.look(0, Look(0, found.path, found.identity, found.size, found.time, ALL))
         reply = answer(service)
         seconds = time.monotonic() - began
         assert isinstance(reply, Looked), reply

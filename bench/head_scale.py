@@ -11,7 +11,7 @@ import argparse
 import time
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.protocol.effects import Effect, Send
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Effect, Send
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, Tick
 from hpclaunch.core.protocol.messages import Report
 from hpclaunch.core.protocol.model import Job, Phase, Place, WorkerExit
@@ -33,12 +33,15 @@ class Cluster:
         self.versions = [-1] * agents  # of the configuration that it has
         self.now = 0.0
         self.bytes = 0
+        self.search = 0  # the number of the last one
         self.tell(Started())
 
     def tell(self, event: object) -> list[Effect]:
         effects = self.head.handle(event, self.now)
         self.head.next_deadline()
         for effect in effects:
+            if isinstance(effect, ChooseCheckpoint):
+                self.search = effect.number
             if isinstance(effect, Send):
                 self.bytes += len(wire.encode(effect.message))
                 self.heard[effect.to] = effect.message.serial
@@ -56,7 +59,7 @@ class Cluster:
             self.tell(Received(index, report))
 
     def start(self, number: int) -> None:
-        self.tell(CheckpointChosen(""))
+        self.tell(CheckpointChosen("", number=self.search))
         self.report(phase=Phase.RUNNING, round=number)
 
 

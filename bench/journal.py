@@ -78,8 +78,8 @@ class Cluster:
                 self._later(DELAY, to, events.Received(index, message, "10.0.0.1"))
             case effects.OpenStore():
                 self._later(DELAY, index, events.StoreListening(40000))
-            case effects.ChooseCheckpoint():
-                self._later(DELAY, index, events.CheckpointChosen(""))
+            case effects.ChooseCheckpoint(number=number):
+                self._later(DELAY, index, events.CheckpointChosen("", number=number))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import zmq
 from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.resuming import Resuming
 from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.model import Job, Place
 
 pytestmark = pytest.mark.starts
@@ -55,7 +56,7 @@ def answer(resuming, poller):
 
 
 def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, poller, said, tmp_path):
-    assert resuming.choose({}, ended_well=False) == []
+    assert resuming.choose(ChooseCheckpoint(number=7)) == []
     helper = process_of(resuming)
     helper.suspend()
     assert resuming.expire(time.monotonic()) == []
@@ -65,11 +66,11 @@ def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, poller, 
         "the process that searches for checkpoints on n0 does not answer and is replaced: does the "
         f"file system of {tmp_path} answer?"
     ]
-    assert answer(resuming, poller) == [events.CheckpointChosen("")]
+    assert answer(resuming, poller) == [events.CheckpointChosen("", number=7)]
 
 
 def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming, poller):
-    resuming.choose({}, ended_well=False)
+    resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming, poller)
     helper = process_of(resuming)
     helper.kill()

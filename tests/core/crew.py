@@ -8,11 +8,11 @@ it is `down` as well.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
-from story import a_job
+from story import Questions, a_job
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.ledger.summing import Launch
@@ -77,6 +77,7 @@ class Crew:
         self.requeues: bool | None = False  # Slurm starts it again if preempted; None: never
         self.saved_at: float | None = None  # when the newest checkpoint was
         self.save_took = 0.0  # seconds
+        self._questions: defaultdict[int, Questions] = defaultdict(Questions)
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
         self._came: list[str] = []
@@ -158,13 +159,15 @@ class Crew:
     # What they do
 
     def tell(self, agent: int, event: events.Event) -> None:
-        self._todo.append((agent, event))
+        """An answer without a number is one to the last question."""
+        self._todo.append((agent, self._questions[agent].numbered(event)))
         while self._todo:
             i, each = self._todo.popleft()
             if isinstance(each, events.LeaseOver):
                 self.held[i] = self.running.pop(i)
             if i in self.agents:
                 for effect in self.agents[i].handle(each, self.now):
+                    self._questions[i].note(effect)
                     self._carry_out(i, effect)
 
     def _carry_out(self, i: int, effect: effects.Effect) -> None:
@@ -178,19 +181,19 @@ class Crew:
             case effects.TakePlace(index=index):
                 self.agents[index] = self.agents.pop(i)
                 self._todo.append((index, events.PlaceTaken(7000 + index)))
-            case effects.Probe(agent=agent):
+            case effects.Probe(agent=agent, number=number):
                 if agent not in {*self.agents, *self._down} and self._reaches(i, agent):
-                    self._todo.append((i, events.AgentGone(agent)))
+                    self._todo.append((i, events.AgentGone(agent, number)))
             case effects.OpenStore():
                 self._todo.append((i, events.StoreListening(4000 + i)))
-            case effects.ChooseCheckpoint(avoid=avoid) if self.checkpoint is not None:
-                not_to = dict(avoid)
+            case effects.ChooseCheckpoint(number=number) if self.checkpoint is not None:
+                not_to = dict(effect.avoid)
                 there = (path for path in (self.checkpoint, *self.older) if path)
                 newest = next((path for path in there if checksum(path) not in not_to), "")
                 passed_over = tuple(f"it: {why}" for why in not_to.values())
-                number = newest.strip("/cp.t")
-                step = int(number) if number.isdigit() else None
-                choice = events.CheckpointChosen(newest, passed_over, step=step)
+                last = newest.strip("/cp.t")
+                step = int(last) if last.isdigit() else None
+                choice = events.CheckpointChosen(newest, passed_over, step=step, number=number)
                 age = None if self.saved_at is None else self.now - self.saved_at
                 more = {"is_read": not self.reads, "age": age, "took": self.save_took}
                 self._todo.append((i, replace(choice, **more)))
@@ -208,11 +211,11 @@ class Crew:
                 self.sampled += 1
                 taken = replace(self.samples[i], number=number)
                 self._todo.append((i, events.SampleTaken(taken)))
-            case effects.AskForEnd() if self.ends_at is not None:
+            case effects.AskForEnd(number=number) if self.ends_at is not None:
                 left, may = self.ends_at - self.now, self.requeues is not None
                 again = bool(self.state is JobState.PREEMPTED and self.requeues)
                 found = events.EndFound(left, self.state, may, again)
-                found = replace(found, draining=self.draining)
+                found = replace(found, draining=self.draining, number=number)
                 self._todo.append((i, found))
             case effects.OfferNotice(notice=offer) if i in self.steps:
                 steps, self.offers[i] = self.steps[i], offer
@@ -252,8 +255,8 @@ class Crew:
 
     def _sees(self, agent: int, look: Look) -> Seen:
         if self.unseen.get(agent) == look.path:
-            return Seen(look.mark, look.share, missing="there is no such file")
-        return Seen(look.mark, look.share, damage="bad bytes" if look.path == self.damaged else "")
+            return Seen(look.number, missing="there is no such file")
+        return Seen(look.number, damage="bad bytes" if look.path == self.damaged else "")
 
     def _leave(self, *agents: int) -> None:
         for i in agents:

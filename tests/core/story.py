@@ -11,15 +11,31 @@ import math
 import signal
 from collections import deque
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.member.member import Member
-from hpclaunch.core.protocol.effects import Effect, LookAt, Record, Say, Send
+from hpclaunch.core.protocol.effects import (
+    AskForEnd,
+    ChooseCheckpoint,
+    Diagnose,
+    Effect,
+    LookAt,
+    Probe,
+    Record,
+    Say,
+    Send,
+)
 from hpclaunch.core.protocol.events import (
+    AgentGone,
+    CheckpointChosen,
     CheckpointSeen,
+    Diagnosed,
+    EndFound,
     Event,
     HeadReached,
     Received,
+    SearchFailed,
     Signalled,
     Started,
     StoreListening,
@@ -154,17 +170,56 @@ class Core(Protocol):
     def next_deadline(self) -> float: ...
 
 
+class Questions:
+    """The numbers of the questions that a core has asked last, for stories that give none."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[type, int], int] = {}
+
+    def note(self, effect: Effect) -> None:
+        match effect:
+            case Probe(agent=agent, number=number):
+                self._numbers[AgentGone, agent] = number
+            case ChooseCheckpoint(number=number):
+                self._numbers[CheckpointChosen, 0] = self._numbers[SearchFailed, 0] = number
+            case Diagnose(number=number):
+                self._numbers[Diagnosed, 0] = number
+            case AskForEnd(number=number):
+                self._numbers[EndFound, 0] = number
+
+    def numbered(self, event: Event) -> Event:
+        """Return the event; if it is an answer without a number, as one to the last question."""
+        match event:
+            case AgentGone(index=index, number=0):
+                return replace(event, number=self._numbers.get((AgentGone, index), 0))
+            case CheckpointChosen() | SearchFailed() | Diagnosed() | EndFound() if not event.number:
+                return replace(event, number=self._numbers.get((type(event), 0), 0))
+        return event
+
+
+_questions: WeakKeyDictionary[Core, Questions] = WeakKeyDictionary()
+
+
+def without_number(effect: Effect) -> Effect:
+    asks = isinstance(effect, Probe | ChooseCheckpoint | Diagnose | AskForEnd)
+    return replace(effect, number=0) if asks else effect
+
+
 def tell(core: Core, now: float, *events: Event) -> list[Effect]:
     """What the core asks for on these events, which all happen at once. Every agent sees the
-    checkpoint that it is asked to look at; who tells another story has `core.handle`."""
+    checkpoint that it is asked to look at; who tells another story has `core.handle`. An answer
+    without a number is one to the last question, and questions are shown without theirs."""
     effects: list[Effect] = []
     todo = deque(events)
+    questions = _questions.setdefault(core, Questions())
     while todo:
-        for effect in core.handle(todo.popleft(), now):
+        for asked in core.handle(questions.numbered(todo.popleft()), now):
+            questions.note(asked)
+            effect = without_number(asked)
             if isinstance(effect, LookAt) and effect.look is None:
                 continue
             if isinstance(effect, LookAt):
-                todo.append(CheckpointSeen(Seen(effect.look.mark, effect.look.share)))
+                todo.append(CheckpointSeen(Seen(effect.look.number)))
             elif isinstance(effect, Send) and isinstance(core, Head) and _look(effect.message):
                 todo.append(_sees(core, effect))
             else:
@@ -180,9 +235,7 @@ def _sees(head: Head, order: Send) -> Received:
     look, known = _look(order.message), head.roster[order.to].report
     assert look is not None, "it is asked to look"
     assert known is not None, "it was heard"
-    return Received(
-        order.to, replace(known, serial=next(_serials), seen=Seen(look.mark, look.share))
-    )
+    return Received(order.to, replace(known, serial=next(_serials), seen=Seen(look.number)))
 
 
 def orders(effects: list[Effect]) -> list[tuple[int, str, int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from story import a_job, deeds, report, run, seen, tell
+from crew import Crew
+from story import a_job, deeds, report, run, seen, tell, wait
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.effects import (
@@ -28,8 +29,11 @@ from hpclaunch.core.protocol.events import (
     StoreListening,
     Tick,
     TroubleFound,
+    WorkerExited,
+    WorkersGone,
 )
 from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble
+from hpclaunch.core.protocol.values import replace
 
 IDLE, ENDED = Phase.IDLE, Phase.ENDED
 
@@ -152,3 +156,26 @@ def test_nobody_reports_for_another():
     genuine = report(2, Phase.IDLE)
     tell(control, 0.1, Received(1, genuine.message))
     assert control.head.roster[2].report is None
+
+
+def test_a_head_that_has_raised_its_term_is_deposed_by_one_of_a_lower_term():
+    """It raised its term to be obeyed by an agent that had followed another head."""
+    crew = Crew("n0 n1 n2 n3", fewest=2, saves=True)
+    crew.start(0, 1, 2, 3)
+    crew.until(2.0)
+    crew.checkpoint = None  # the search for the next round takes long
+    crew.tell(0, WorkerExited(0, 1, 0, "no"))
+    crew.tell(0, WorkersGone())
+    crew.until(4.0)
+    control = crew.agents[0]
+    crew.cut([0], [1, 2, 3])
+    crew.until(control.head.lease.until - 0.05)
+    last = control.head.roster[1].report
+    crew.tell(0, Received(1, replace(last, serial=last.serial + 1, term=5)))
+    assert control.head.term == 8
+    crew.until(control.head.deposed_at + 0.05)
+    assert control.member.follower.term == 0  # it has had no order since
+    crew.tell(0, wait(0, sender=2, term=6, incarnation="a0"))
+    crew.until(crew.now + 1.0)
+    assert not control.leads
+    assert control.head_host == "n2"

@@ -313,16 +313,17 @@ class Agent:
             case effects.PrepareGpus(assignment=part):
                 wait = self.sim.rng.choice((0.0001, 0.5))
                 self.sim.after(wait, lambda: self.deliver(events.GpusReady(part.round)))
-            case effects.ChooseCheckpoint(avoid=avoid):
+            case effects.ChooseCheckpoint(avoid=avoid, number=number):
                 wait = self.sim.rng.uniform(0.0, self.sim.plan.search)
-                self.sim.after(wait, lambda: self._choose(dict(avoid)))
+                self.sim.after(wait, lambda: self._choose(dict(avoid), number))
             case effects.LookAt(look=look):
                 self._look = look
                 if look is not None:
                     self.sim.after(self._looks.uniform(0.0, 0.1), lambda: self._look_at(look))
-            case effects.Diagnose():
+            case effects.Diagnose(number=number):
                 wait = self.sim.rng.uniform(0.0, 2.0)
-                self.sim.after(wait, lambda: self.deliver(events.Diagnosed("it is simulated")))
+                known = events.Diagnosed("it is simulated", number)
+                self.sim.after(wait, lambda: self.deliver(known))
             case effects.StartWorkers(assignment=part):
                 self._start_workers(part)
             case effects.KeepWorkers(until=until):
@@ -336,9 +337,10 @@ class Agent:
                     if self._ordered is not None:
                         part, self._ordered = self._ordered, None
                         self._begin(part)
-            case effects.AskForEnd():
+            case effects.AskForEnd(number=number):
                 if self._watches.random() < 0.95:  # else Slurm does not answer
-                    self.sim.after(self._watches.uniform(0.01, 0.2), self._find_end)
+                    wait = self._watches.uniform(0.01, 0.2)
+                    self.sim.after(wait, lambda: self._find_end(number))
             case effects.OfferNotice(notice=notice):
                 self._request(lambda: self._offer(notice))
             case effects.WithdrawNotice():
@@ -393,17 +395,19 @@ class Agent:
         for worker in self.living_workers():
             self.sim.training.kill(worker)
 
-    def _choose(self, avoid: dict[int, str]) -> None:
+    def _choose(self, avoid: dict[int, str], number: int) -> None:
         if not self.searches:
-            self.deliver(events.SearchFailed(Trouble(EXIT_LOST, f"{self.host} cannot look")))
+            trouble = Trouble(EXIT_LOST, f"{self.host} cannot look")
+            self.deliver(events.SearchFailed(trouble, number))
             return
         file = self.sim.training.newest_complete(self.index, avoid)
         if file is None:
-            self.deliver(events.CheckpointChosen(""))
+            self.deliver(events.CheckpointChosen("", number=number))
             return
         step, at = int(file.path.partition("-")[2]), int(file.at * 1e9)
         age = self.sim.now - file.at
-        self.deliver(events.CheckpointChosen(file.path, step=step, time=at, age=age))
+        more = {"step": step, "time": at, "age": age, "number": number}
+        self.deliver(events.CheckpointChosen(file.path, **more))
 
     def _look_at(self, look: Look) -> None:
         """Again and again until it is seen."""
@@ -411,7 +415,7 @@ class Agent:
             return
         there = self.sim.training.sees(self.index, look.path)
         missing = "" if there else "there is no such file"
-        self.deliver(events.CheckpointSeen(Seen(look.mark, look.share, missing)))
+        self.deliver(events.CheckpointSeen(Seen(look.number, missing)))
         if missing:
             self.sim.after(1.0, lambda: self._look_at(look))
 
@@ -461,12 +465,12 @@ class Agent:
             self._untaken = 0
             self._answer(events.NoticeTaken(number))
 
-    def _find_end(self) -> None:
+    def _find_end(self, number: int) -> None:
         at = self.sim.ends_at
         left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
         since, host = self.sim.plan.drains
         may = self.sim.plan.may_requeue
-        found = events.EndFound(left, self.sim.job_state, may)
+        found = events.EndFound(left, self.sim.job_state, may, number=number)
         self.deliver(replace(found, draining=(host,) if self.sim.now >= since else ()))
 
     def _start_workers(self, part: Assignment) -> None:

@@ -152,7 +152,7 @@ class Network:
             agent = self.sim.agents[where]
             is_it = about.incarnation == agent.name or agent.place == about.agent
             if agent.is_mourned and is_it and not self.is_cut(asker, where):
-                self.sim.agents[asker].deliver(AgentGone(about.agent))
+                self.sim.agents[asker].deliver(AgentGone(about.agent, about.number))
 
         for wait in LOOKS:
             self.sim.after(wait, look)

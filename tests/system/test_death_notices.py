@@ -126,6 +126,24 @@ def test_the_fork_server_of_a_dead_agent_says_so(start, port):
     assert gone(agent.server)
 
 
+def test_an_answer_has_the_number_of_the_last_question(start, port):
+    """Even of one that does not know where the agent listened."""
+    agent = start(port)
+    inquiries = death_notices.Inquiries(KEY)
+    try:
+        inquiries.begin(3, [("127.0.0.1", port)], time.monotonic(), "first", number=1)
+        inquiries.begin(3, [], time.monotonic(), number=2)
+        agent.kill()
+        while not (dead := inquiries.receive(time.monotonic())):
+            assert inquiries.next_deadline() < math.inf, "it is not found in time"
+            wait = inquiries.next_deadline() - time.monotonic()
+            select.select([inquiries], [], [], max(0.0, wait))
+        assert dead == [(3, 2)]
+        assert gone(agent.server)
+    finally:
+        inquiries.close()
+
+
 @pytest.mark.starts
 def test_a_refused_connection_proves_nothing(port):
     """Nor does a host that does not answer, or a program that says anything else."""

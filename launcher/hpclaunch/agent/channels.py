@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import time
@@ -211,7 +212,8 @@ class Channels:
         else:
             end = self.ends.get(effect.agent)
             targets = [] if end is None else end.targets
-        self._inquiries.begin(effect.agent, targets, now, effect.incarnation)
+        what = (effect.agent, targets, now, effect.incarnation)
+        self._inquiries.begin(*what, number=effect.number)
 
     # Events
 
@@ -227,7 +229,7 @@ class Channels:
             for item in channel.receive(ready):
                 found += self._read(channel, item)
         if self._inquiries is not None:
-            found += map(events.AgentGone, self._inquiries.receive(now))
+            found += itertools.starmap(events.AgentGone, self._inquiries.receive(now))
         return found
 
     def _try_spare(self, now: float) -> None:
@@ -241,12 +243,12 @@ class Channels:
             first.connect(self._spare)
             self._spare = ()
 
-    def explain(self, host: str, addresses: Collection[str]) -> None:
+    def explain(self, host: str, addresses: Collection[str], number: int) -> None:
         """Ask why the first head is not heard; answered by Diagnosed."""
         assert self._errands is not None, "the loop runs"
         ports = tuple(self.keys(HEAD).ports)
         explain = partial(Explain, host=host, addresses=tuple(addresses), ports=ports)
-        self._errands.run(explain, _explained)
+        self._errands.run(explain, partial(_explained, number))
 
     def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
         reported_to = channel is self.server
@@ -308,8 +310,8 @@ class Channels:
         self.context.term()
 
 
-def _explained(answer: Answer | None) -> list[events.Event]:
-    return [events.Diagnosed(answer.text if isinstance(answer, Explained) else "")]
+def _explained(number: int, answer: Answer | None) -> list[events.Event]:
+    return [events.Diagnosed(answer.text if isinstance(answer, Explained) else "", number)]
 
 
 def _with_origin(message: Message, address: str) -> Message:

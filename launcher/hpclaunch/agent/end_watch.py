@@ -15,9 +15,7 @@ from .errands import Errands
 
 
 class EndWatch:
-    """`ask` begins a question, and an event answers it. An answer that comes after the next
-    question is late, but of use: Slurm may take longer for each than there is between two.
-    """
+    """`ask` begins a question, and an event answers it."""
 
     def __init__(self, job: Job, environ: Mapping[str, str], errands: Errands) -> None:
         self._errands = errands
@@ -32,31 +30,31 @@ class EndWatch:
             nodes=environ.get("SLURM_STEP_NODELIST", "") if has_spares else "",
             since=time.time(),
         )
-        self._asked = 0  # questions
+        self._number = 0  # of the last question
         self._waits = False  # for the answer to one of them; further ones are asked then, as one
         self._last: JobEnd | None = None
         self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
 
-    def ask(self) -> None:
+    def ask(self, number: int) -> None:
         """Answered by EndFound, later."""
-        self._asked += 1
+        self._number = number
         if not self._waits:
             self._begin()
 
     def _begin(self) -> None:
         self._waits = True
         question = partial(self._question, before=self._last)
-        self._errands.run(question, partial(self._found, self._asked))
+        self._errands.run(question, partial(self._found, self._number))
 
-    def _found(self, asked: int, answer: Answer | None) -> list[events.Event]:
+    def _found(self, number: int, answer: Answer | None) -> list[events.Event]:
         self._waits = False
         if isinstance(answer, JobEnd):
             self._last = answer
             self.began = self.began or answer.began
-        if late := asked != self._asked:
+        if number != self._number:
             self._begin()
         if not isinstance(answer, JobEnd):
-            return [events.EndFound(None, late=late)]
+            return [events.EndFound(None, number=number)]
         event = events.EndFound(
             left=answer.left,
             state=JobState(answer.state),
@@ -64,6 +62,6 @@ class EndWatch:
             requeued_if_killed=answer.requeued_if_killed,
             draining=answer.draining,
             endless=answer.endless,
-            late=late,
+            number=number,
         )
         return [event]

@@ -28,17 +28,17 @@ class Joined:
     fingerprint: str = ""  # of the secret
     networks: tuple[str, ...] = ()  # from which this node connects to others
 
-    def diagnose(self) -> list[events.Event]:
+    def diagnose(self, number: int) -> list[events.Event]:
         """Why nothing is heard of the others, as far as this end can tell: answered by Diagnosed,
         here or later.
         """
         channels = self.channels
         if channels is None:
-            return [events.Diagnosed("")]
+            return [events.Diagnosed("", number)]
         known = channels.diagnosis(self.fingerprint)
         if known or not self.head_addresses:
-            return [events.Diagnosed(known)]
-        channels.explain(self.head, self.head_addresses)
+            return [events.Diagnosed(known, number)]
+        channels.explain(self.head, self.head_addresses, number)
         return []
 
 

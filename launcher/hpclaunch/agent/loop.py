@@ -487,12 +487,12 @@ class Agent:
                 self._events += self.sharing.prepare(part)
             case effects.CheckHealth():
                 self._events += self._ask_for_disk()
-            case effects.ChooseCheckpoint(avoid=avoid, ended_well=ended_well):
-                self._events += self.resuming.choose(dict(avoid), ended_well=ended_well)
+            case effects.ChooseCheckpoint():
+                self._events += self.resuming.choose(effect)
             case effects.LookAt(look=look):
                 self._events += self.resuming.look(look)
-            case effects.Diagnose():
-                self._events += self.joined.diagnose()
+            case effects.Diagnose(number=number):
+                self._events += self.joined.diagnose(number)
             case effects.StartWorkers(assignment=part):
                 try:
                     self._prepare_workers(part)
@@ -510,8 +510,8 @@ class Agent:
             case effects.TakeVitals(number=number):
                 self.health.ask_use()
                 self.forkserver.vitals(number)
-            case effects.AskForEnd():
-                self.end_watch.ask()
+            case effects.AskForEnd(number=number):
+                self.end_watch.ask(number)
             case effects.OfferNotice(notice=notice):
                 self.forkserver.offer(notice.number, notice.step, notice.signum)
             case effects.WithdrawNotice():

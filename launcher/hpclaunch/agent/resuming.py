@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ..core.protocol import events
+from ..core.protocol import effects, events
 from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
@@ -67,6 +67,7 @@ class Resuming:
         self._host = config.job.places[config.allocation.index].host
         self._number = 0  # of the newest request
         self._search_number = 0  # of the search that is waited for, or 0
+        self._question = 0  # the core's number for that search
         self._avoid: dict[int, str] = {}  # in that search
         self._ended_well = False  # of that search
         self._search_tries = 0  # that are left
@@ -111,13 +112,13 @@ class Resuming:
 
     # Requests
 
-    def choose(self, avoid: Mapping[int, str], *, ended_well: bool) -> list[events.Event]:
+    def choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
         """Answered by CheckpointChosen or SearchFailed, here or later."""
         if self._settings is None:
             self._suggest()
-            return [events.CheckpointChosen("")]
-        self._search_tries, self._avoid, self._chose = TRIES, dict(avoid), True
-        self._ended_well = ended_well
+            return [events.CheckpointChosen("", number=effect.number)]
+        self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
+        self._question, self._ended_well = effect.number, effect.ended_well
         return self._begin_search()
 
     def _suggest(self) -> None:
@@ -269,7 +270,7 @@ class Resuming:
             self.newest = SavedMoment(last.time / 1e9, last.step, last.size)
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
-        seen = Seen(look.mark, look.share, missing, damage)
+        seen = Seen(look.number, missing, damage)
         if seen == self._seen:
             return []
         self._seen = seen
@@ -284,7 +285,8 @@ class Resuming:
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
         if newest is None:
-            return events.CheckpointChosen("", passed_over, lacking=self._lacking(searched))
+            lacking = self._lacking(searched)
+            return events.CheckpointChosen("", passed_over, lacking=lacking, number=self._question)
         return events.CheckpointChosen(
             newest.path,
             passed_over,
@@ -298,6 +300,7 @@ class Resuming:
             rounds=self._near(newest.time),
             is_read=newest.is_read,
             age=(time.time_ns() - newest.time) / 1e9 if newest.time else None,
+            number=self._question,
         )
 
     def _near(self, saved: int) -> Rounds:
@@ -320,4 +323,4 @@ class Resuming:
         self._search_number = 0
         where = self._settings.where if self._settings else ""
         reason = f"cannot look for checkpoints in {where}: {why}"
-        return events.SearchFailed(Trouble(EXIT_LOST, reason))
+        return events.SearchFailed(Trouble(EXIT_LOST, reason), self._question)

@@ -16,7 +16,7 @@ from .consensus.election import Candidate
 from .head.head import Head
 from .head.seat_use import seat_use
 from .member.member import Member
-from .protocol.effects import Effect, Exit, KeepWorkers, Record, Send
+from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
 from .protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -83,6 +83,8 @@ class Control:
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
+        self._last_probe = 0  # its number
+        self._probes: dict[int, int] = {}  # the number of the last one of each agent
         self._handled_at: float | None = None  # the last event, on that clock
         self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
         self._lease_until = -math.inf  # the newest that is known, likewise
@@ -118,7 +120,7 @@ class Control:
         """
         if self.head is None or not self.head.is_confirmed:
             return None
-        return seat_use(self.head, self._clock.awake(now))
+        return seat_use(self.head.course, self.head.stage, self._clock.awake(now))
 
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
@@ -234,6 +236,10 @@ class Control:
             effect = todo.popleft()
             if isinstance(effect, Send) and effect.to == self.index:
                 todo += self._route(Received(self.index, effect.message), now)
+            elif isinstance(effect, Probe):
+                self._last_probe += 1
+                self._probes[effect.agent] = self._last_probe
+                outside.append(replace(effect, number=self._last_probe))
             else:
                 outside.append(effect)
 
@@ -242,6 +248,8 @@ class Control:
         return member_ended and (self.head is None or self.head.stage is Stage.ENDED)
 
     def _route(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, AgentGone) and event.number != self._probes.get(event.index):
+            return []  # the agent was probed again since: another may have been started there
         if self.head is None:
             if isinstance(event, Received) and isinstance(event.message, Report):
                 return self._hear_report(event.sender, event.message, now)
@@ -251,13 +259,15 @@ class Control:
                 return self.head.handle(event, now)
             case LookedAt() | Requested():
                 return self.head.handle(event, now)
+            case SearchFailed(number=number) if not self.head.needs_search(number):
+                return self.head.handle(event, now)
             case SearchFailed(trouble=trouble):
-                return self._search_failed(event, trouble, now)
+                return self._search_failed(trouble, now)
             case Started() | Tick() | PeerClosed() | AgentGone():
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
         follower = self.member.follower
-        if follower.term > self.head.term:  # another agent has a quorum and leads
+        if not follower.leads:  # another agent has a quorum and leads
             hint = Hint(follower.term, led=True)  # we may leave before anybody asks
             others = (p.index for p in self.job.places if p.index != self.index)
             effects += [Send(agent, hint) for agent in others]
@@ -272,12 +282,10 @@ class Control:
             return []  # it has no place, and only the first head knows which ones are free
         return self._candidate.hear(sender, report, now)
 
-    def _search_failed(self, event: Event, trouble: Trouble, now: float) -> list[Effect]:
+    def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
-        if self.head.stage is not Stage.CHOOSING or self.head.verdict is not None:
-            return self.head.handle(event, now)
-        if not self.head.can_be_replaced:
+        if not self.head.course.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host
@@ -307,7 +315,8 @@ class Control:
         if self.head is None:
             return []
         follower.is_new = follower.is_new and self.head.current is None
-        asked = self.head.choose_whom_to_ask(now)
+        others = self.head.course.other_heads
+        asked = others.choose_whom_to_ask(now, knows_rounds=self.head.knows_rounds)
         return [] if asked is None else follower.ask(asked)
 
     def _lead_if_elected(self, now: float) -> list[Effect]:

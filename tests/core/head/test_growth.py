@@ -7,9 +7,16 @@ from story import a_job, orders, report, tell
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Record
-from hpclaunch.core.protocol.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
+from hpclaunch.core.protocol.events import (
+    AgentGone,
+    CheckpointChosen,
+    PeerClosed,
+    SearchFailed,
+    Started,
+    Tick,
+)
 from hpclaunch.core.protocol.facts import NodesJoin
-from hpclaunch.core.protocol.model import Grow, Phase, WorkerExit
+from hpclaunch.core.protocol.model import EXIT_LOST, Grow, Phase, Trouble, WorkerExit
 from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING = Phase.IDLE, Phase.RUNNING
@@ -68,7 +75,7 @@ def test_a_search_that_takes_long_is_not_begun_again():
 def test_a_search_that_failed_is_begun_again():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)
-    head.growth.failed()
+    tell(head, 1.2, SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints")))
     assert ChooseCheckpoint() not in beat(head, 2.1)
     assert ChooseCheckpoint() in beat(head, 6.2)
 

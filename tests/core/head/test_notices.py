@@ -27,6 +27,7 @@ from hpclaunch.core.protocol.model import (
 )
 
 USR1, USR2, TERM = 10, 12, 15
+LATE = -1  # the number of an earlier question
 # Beats are rare here: most of these stories last a quarter of an hour.
 SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True, "beat": 2.0}
 REQUEUED = Requeueing(GOES_ON, most=5)
@@ -97,7 +98,7 @@ def test_slurm_is_asked_again_soon_if_it_does_not_answer():
 def test_an_answer_to_an_earlier_question_tells_when_the_end_is():
     crew = training(ends_at=None)
     crew.until(20.0)  # the second question was at 15
-    crew.tell(0, EndFound(40.0, late=True))
+    crew.tell(0, EndFound(40.0, number=LATE))
     crew.until(22.0)
     assert given(crew) == {0: [101], 1: [101]}
     crew.ends_at = 100.0  # it is asked again as if it had not answered
@@ -110,7 +111,7 @@ def test_an_answer_to_an_earlier_question_does_not_tell_what_sigterm_means():
     crew = training(ends_at=None)
     crew.until(100.0)
     crew.tell(1, Signalled(TERM))
-    crew.tell(0, EndFound(900.0, late=True))
+    crew.tell(0, EndFound(900.0, number=LATE))
     crew.until(101.0)
     assert not crew.verdicts
     crew.tell(0, EndFound(60.0, JobState.PREEMPTED))

@@ -95,7 +95,7 @@ def test_what_is_written_again_while_it_is_read_is_not_damaged_for_good(tmp_path
 
 def a_look(found, **changes):
     of = {"path": found.path, "mark": found.identity, "size": found.size, "time": found.time}
-    return Look(**of | changes)
+    return Look(0, **of | changes)
 
 
 def seen(service, look, **more):

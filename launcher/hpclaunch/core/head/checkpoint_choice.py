@@ -7,7 +7,7 @@ earlier rounds have failed while they were resuming from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ..protocol.crc import checksum
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
@@ -32,8 +32,10 @@ class CheckpointChoice:
     `verdict`, no round can begin.
     """
 
-    def __init__(self, job: Job, budget: Budget) -> None:
-        self.job, self.budget = job, budget
+    def __init__(self, job: Job, budget: Budget, numbers: Iterator[int]) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self.budget, self._numbers = job, budget, numbers
+        self.search_number = 0  # of the search that was asked for last
         self.choice: CheckpointChosen | None = None
         self._chosen_at = 0.0
         self.done = False
@@ -60,16 +62,19 @@ class CheckpointChoice:
         self._notice_at = now + self.job.timing.first_notice
         return self._search()
 
-    @property
-    def search(self) -> ChooseCheckpoint:
-        """A search for the newest checkpoint while a round is running."""
-        return ChooseCheckpoint(_passed_over(self.budget.tally.avoided))
-
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
         self.done = False
         avoid = (*_passed_over(sorted(self._failed)), *self._avoid.items())
-        return [ChooseCheckpoint(avoid)]
+        self.search_number = next(self._numbers)
+        return [ChooseCheckpoint(avoid, number=self.search_number)]
+
+    def chosen(self, choice: CheckpointChosen, now: float) -> bool:
+        """Take in what a search has found. Returns False if that answers an earlier search."""
+        if choice.number != self.search_number:
+            return False
+        self.choice, self._chosen_at = choice, now
+        return True
 
     # Time
 
@@ -102,10 +107,6 @@ class CheckpointChoice:
         return self._give_up_at == math.inf
 
     # What the search has found
-
-    def choose(self, choice: CheckpointChosen, now: float) -> None:
-        """Take what the search has found."""
-        self.choice, self._chosen_at = choice, now
 
     def as_of(self, now: float) -> CheckpointChosen:
         """Return the choice with its age as it is now."""
@@ -170,7 +171,8 @@ class CheckpointChoice:
             # there.
             self._give_up_at = math.inf if self.job.local else now + limit
             self._asked_at, self._notice_at = now, now + self.job.timing.next_notice
-        self._look = Look(choice.path, choice.mark, choice.size, choice.time, rounds=choice.rounds)
+        what = (choice.path, choice.mark, choice.size, choice.time)
+        self._look = Look(next(self._numbers), *what, rounds=choice.rounds)
         self._not_answered = Awaited()
         self.asked += 1
         return []
@@ -203,8 +205,8 @@ class CheckpointChoice:
 
     def _seen(self, peer: Peer) -> Seen | None:
         """Return the agent's answer to what it is asked now; None if it has not answered yet."""
-        look, seen = self.look(peer), None if peer.report is None else peer.report.seen
-        if look is None or seen is None or (seen.mark, seen.share) != (look.mark, look.share):
+        seen = None if peer.report is None else peer.report.seen
+        if self._look is None or seen is None or seen.number != self._look.number:
             return None
         return seen
 
@@ -214,6 +216,11 @@ class CheckpointChoice:
         if self._look is None or share is None:
             return self._look
         return replace(self._look, share=share)
+
+
+def newest_search(budget: Budget) -> ChooseCheckpoint:
+    """Return a search for the newest checkpoint, without a number: not for the next round."""
+    return ChooseCheckpoint(_passed_over(budget.tally.avoided))
 
 
 def _passed_over(failed: Iterable[int]) -> tuple[tuple[int, str], ...]:

@@ -5,10 +5,12 @@ come back, and spares in place of stragglers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from ..protocol.effects import ChooseCheckpoint, Effect
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import Grow, Job
+from ..protocol.values import replace
 from .roster import Roster
 
 
@@ -17,28 +19,33 @@ class Growth:
     running round for their sake.
     """
 
-    def __init__(self, job: Job, roster: Roster) -> None:
-        self.job, self.roster = job, roster
+    def __init__(self, job: Job, roster: Roster, numbers: Iterator[int]) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self.roster, self._numbers = job, roster, numbers
         self._base: str | None = None  # the mark of the first one found; "": that is new as well
         self._since = math.inf  # what was saved after this is new
         self._newest: str | None = None  # the mark of the newest checkpoint
         self._look_at = -math.inf  # when to search again
-        self._looking = False  # a search is running; a large checkpoint takes long to verify
+        self._search = 0  # the number of the search that is running, which may take long; 0: none
 
     def begin(self, since: float = math.inf) -> None:
         """A new round begins; or, with `since`, only a checkpoint from then on is new."""
         self._since = since
         self._base = self._newest = None
         self._look_at = -math.inf
-        self._looking = False
+        self._search = 0
 
     @property
     def is_looking(self) -> bool:
-        return self._looking
+        return self._search > 0
+
+    def has_asked(self, number: int) -> bool:
+        """Return whether this is the number of the search that is running."""
+        return self.is_looking and number == self._search
 
     def chosen(self, newest: CheckpointChosen, now: float) -> None:
-        """A search has found the newest checkpoint."""
-        self._looking = False
+        """The search that is running has found the newest checkpoint."""
+        self._search = 0
         self._newest = newest.mark
         if self._base is None:
             is_new = newest.age is not None and now - newest.age > self._since
@@ -46,7 +53,7 @@ class Growth:
 
     def failed(self) -> None:
         """The search has failed. There will be another one at the usual time."""
-        self._looking = False
+        self._search = 0
 
     def newcomers(self, groups: list[int], number: int) -> list[str]:
         """Return the hosts that could take part in a larger round; [] if the job does not grow.
@@ -75,11 +82,11 @@ class Growth:
 
     def look(self, search: ChooseCheckpoint, now: float) -> list[Effect]:
         """Search for a new checkpoint if it is time to do so."""
-        if now < self._look_at and not self._looking:
+        if now < self._look_at and not self.is_looking:
             return []
         # Put off while a search is running, so that the interval counts from the end of a search.
         self._look_at = now + self.job.timing.look
-        if self._looking:
+        if self.is_looking:
             return []
-        self._looking = True
-        return [search]
+        self._search = next(self._numbers)
+        return [replace(search, number=self._search)]

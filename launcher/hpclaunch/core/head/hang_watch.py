@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from ..hangs.judgement import Judgement, judge
 from ..hangs.suspicion import PATIENCE
@@ -30,10 +31,11 @@ class HangWatch:
     Then all agents are asked where their workers are, and the answers are judged.
     """
 
-    def __init__(self, timing: Timing) -> None:
-        self.timing = timing
+    def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
+        """`numbers` are those of what the agents ask their workers."""
+        self.timing, self._numbers = timing, numbers
         self.gather = 0  # the number of the evidence that is asked for; 0: none
-        self._numbers = 0
+        self._number = 0  # of the evidence that was asked for last
         self._asked_at = math.inf
         self._ended = 0  # how many workers had by then
         self._not_before = 0.0  # seconds of stillness; with less, it was judged already
@@ -62,8 +64,8 @@ class HangWatch:
         if not self.gather:
             if still < self._not_before:
                 return None
-            self._numbers += 1
-            self.gather, self._asked_at, self._ended = self._numbers, now, ended
+            self._number = next(self._numbers)
+            self.gather, self._asked_at, self._ended = self._number, now, ended
             return []
         if now < self.next_deadline() and not self._has_answers(current):
             return None
@@ -91,7 +93,7 @@ class HangWatch:
 
     def _answer(self, report: Report | None) -> Evidence | None:
         found = None if report is None else report.evidence
-        return found if found is not None and found.number == self._numbers else None
+        return found if found is not None and found.number == self._number else None
 
     def _judge(self, current: Round) -> Judgement:
         states: dict[int, RankState] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from ..protocol.effects import ChooseCheckpoint, Effect
 from ..protocol.events import CheckpointChosen
@@ -13,11 +14,16 @@ from ..protocol.values import replace
 class LastSearch:
     """There is one at most in a round."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, numbers: Iterator[int]) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self._numbers = job, numbers
         self.until = math.inf  # when to go on without an answer
         self.found: CheckpointChosen | None = None
-        self.has_begun = False
+        self._number = 0  # of the search; 0: it has not begun
+
+    @property
+    def has_begun(self) -> bool:
+        return self._number > 0
 
     @property
     def is_open(self) -> bool:
@@ -31,12 +37,16 @@ class LastSearch:
         `ended_well`: all workers have ended with 0, and were not ended.
         """
         if self.job.saves and not self.has_begun:
-            self.has_begun, self.until = True, now + self.job.timing.search
-            return [replace(search, ended_well=ended_well)]
+            self._number, self.until = next(self._numbers), now + self.job.timing.search
+            return [replace(search, ended_well=ended_well, number=self._number)]
         if now < self.until < math.inf:
             return []
         self.until = math.inf
         return None
+
+    def has_asked(self, number: int) -> bool:
+        """Return whether this is the number of the search that is waited for."""
+        return self.is_open and number == self._number
 
     def answer(self, found: CheckpointChosen | None) -> None:
         """None: the search has failed."""

@@ -1,48 +1,38 @@
-"""Notices: the workers are told, all before the same step, that the end of the job is near, or that
-somebody has sent a signal for them.
+"""Notices: all workers learn before the same step that the end of the job is near, or that somebody
+has sent a signal for them. In a new round, notice of the end is given again.
 
-A step is offered to all agents of the round (`StepNotice`). If all accept, the notice is given
-there. If one of them has a rank that has begun this step, a later one is offered. The offer is the
-head's alone: another head begins another round, and what was only offered is forgotten with this
-one. In a new round, notice of the end is given again.
+When they have notice, and why, is decided here; before which step, in `negotiation.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 from collections import deque
-from collections.abc import Sequence
 
-from ..protocol.effects import AskForEnd, Effect, Record
-from ..protocol.events import CheckpointChosen, EndFound
-from ..protocol.facts import EndAnnounced, NoticeGiven
+from ..protocol.effects import Effect, Record
+from ..protocol.events import CheckpointChosen
+from ..protocol.facts import NoticeGiven
 from ..protocol.job_state import JobState
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
-    Ending,
     Job,
-    NoticeAnswer,
-    Origin,
-    Phase,
     StepNotice,
     Verdict,
 )
 from ..protocol.timing import LEARNED
-from ..protocol.values import replace, value
+from ..protocol.values import value
 from ..protocol.wording import signal_name
+from .allocation_end import OTHER_ENDS, AllocationEnd
+from .negotiation import Negotiation, Outcome, last_answers, with_workers
 from .roster import Peer
 from .round import Round
 
-TOGETHER = 64  # steps; ranks that are further apart do not step together
 WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
-MOST_AHEAD = 1 << 20  # steps
-# Ends of a job other than the time limit, in the words of messages.
-OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
-ORIGINS = {JobState.PREEMPTED: Origin.PREEMPTION, JobState.REQUEUED: Origin.REQUEUE}
 
 
 @value(frozen=True)
@@ -54,45 +44,32 @@ class PendingNotice:
 
 
 class Notices:
-    def __init__(self, job: Job) -> None:
-        self.job, self.timing = job, job.timing
-        self.offer: StepNotice | None = None  # what the orders say
-        # What SIGTERM has announced: RUNNING stands for the time limit, UNKNOWN for nothing.
-        self._announced = JobState.UNKNOWN
-        self._end_at = math.inf  # when Slurm ends the job
+    def __init__(self, job: Job, allocation: AllocationEnd) -> None:
+        self.job, self.timing, self.allocation = job, job.timing, allocation
         self._save = 0.0  # the longest that was seen
-        self._numbers = 0
-        self.ask_at = math.inf  # Slurm, when the job ends
-        self._asked_at = -math.inf
-        self._known_at = -math.inf  # when the question was asked that was answered last
-        self._warned: tuple[int, str] | None = None  # the signal, and the host of the first agent
-        self._warned_at = math.inf
+        self._numbers = itertools.count(1)  # of offers
         self.begin(0.0)
-
-    def begin_to_ask(self, now: float) -> None:
-        """This agent begins to lead."""
-        self.ask_at = now if self.job.may_end else math.inf
 
     def begin(self, now: float) -> None:
         """A round begins."""
-        self.offer = None
-        self._began_at = self._offered_at = now
-        self._try_at = -math.inf
-        self._ahead = 1  # by how many steps the next offer is
-        self._most = 0  # steps that a rank is known to have begun
-        self._apart = False  # the ranks do not step together
+        self._negotiation = Negotiation(self.timing, self._numbers, now)
+        self._began_at = now
         self._is_of_end = False  # the offer is
         self.knows_end = False  # the workers have had notice of it
         self._told_end_at = math.inf  # the end of the job that this was of
         self._given_at = math.inf  # time of the last notice, or of the signal that it passes on
         self._given_step = self._given_number = 0
         self._given_to: list[Peer] = []  # the agents that had workers left
-        self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._is_signalled = False  # the last notice passes on a signal that an agent received
         self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
         self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
         self._in_wave: set[int] = set()  # these agents
+
+    @property
+    def offer(self) -> StepNotice | None:
+        """What the orders say."""
+        return self._negotiation.offer
 
     # When the end comes
 
@@ -104,90 +81,24 @@ class Notices:
         return self.timing.least_notice + TIMES * self._save
 
     @property
-    def stop_at(self) -> float:
-        """When to end the workers, so that they are gone before Slurm kills them, and it is known
-        what comes next.
-        """
-        return self._end_at - self.timing.grace - self.timing.closing
-
-    @property
     def _due_at(self) -> float:
-        return self.stop_at - self.seconds
+        return self.allocation.stop_at - self.seconds
 
     def next_deadline(self) -> float:
         """For `check`, while a round is running."""
-        if self.offer is not None and not self.offer.given:
-            return self._offered_at + self.timing.answer
+        if self._negotiation.is_open:
+            return self._negotiation.next_deadline()
+        try_at = self._negotiation.try_at
         if self._pending:
-            return self._try_at
-        return math.inf if self.knows_end else max(self._due_at, self._try_at)
+            return try_at
+        return math.inf if self.knows_end else max(self._due_at, try_at)
 
-    def ask(self, now: float) -> list[Effect]:
-        if now < self.ask_at:
-            return []
-        self._asked_at = now
-        self.ask_at = now + self.timing.ask_again
-        return [AskForEnd()]
-
-    def ask_again(self, now: float) -> None:
-        """Ask what another SIGTERM means: the job may have been cancelled since the first one."""
-        if self.comes_later:
-            self._warned_at = self.ask_at = now
-
-    def heard_out_at(self, verdict: Verdict) -> float:
-        """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
-        heeded = verdict.origin is Origin.SIGTERM and self.waits_for_slurm
-        return self._warned_at + self.timing.search if heeded else -math.inf
-
-    def reconsidered(self, verdict: Verdict) -> Verdict:
-        """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
-        if verdict.origin is not Origin.SIGTERM:
-            return verdict
-        return replace(verdict, origin=self._origin if self.comes_later else Origin.SIGNAL)
-
-    def found(self, event: EndFound, now: float) -> list[Effect]:
-        if not event.late:
-            self._known_at = self._asked_at
-            if self.ask_at > now:  # else it is to be asked anew
-                self.ask_at = self._asked_at + self.timing.ask_end
-        before, state = self._announced, event.state
-        if before is JobState.REQUEUED:  # Slurm no longer knows when such a job ends
-            return []
-        if state is JobState.OVER:  # it was cancelled before its announced end
-            self._announced = JobState.UNKNOWN
-            return []
-        left = math.inf if event.endless else event.left
-        if left is None:
-            return []
-        if before is JobState.PREEMPTED and state not in OTHER_ENDS:
-            return []  # Slurm, which takes nothing back, has not answered this time
-        self._end_at = now + left
-        if self.knows_end and self._end_at > self._told_end_at + self.seconds:
-            self.knows_end = False  # it was put off: they are to have notice of the new one, too
-        is_limit = state is JobState.RUNNING and self._announces_limit(left)
-        if not (state in OTHER_ENDS or is_limit) or state is before:
-            return []
-        self._announced = state
-        return [Record(EndAnnounced(state, left))]
-
-    def _announces_limit(self, left: float) -> bool:
-        """Return whether SIGTERM is a warning of the time limit, as with `--signal=TERM@300`.
-
-        It is taken for one if the user wants another run after the time limit, the limit is near,
-        and Slurm has said that the job runs: so it is neither cancelled nor preempted.
+    def end_found(self) -> None:
+        """Slurm has said when the job ends. If that was put off, the workers are to have notice of
+        the new end, too.
         """
-        is_wanted = Ending.TIME_LIMIT in self.job.requeueing.on
-        is_near = left <= self.timing.announced
-        return is_wanted and is_near and self._warned is not None and not self.waits_for_slurm
-
-    @property
-    def is_preempted(self) -> bool:
-        return self._announced is JobState.PREEMPTED
-
-    @property
-    def comes_later(self) -> bool:
-        """Whether SIGTERM has announced an end that comes later."""
-        return self._announced is not JobState.UNKNOWN
+        if self.knows_end and self.allocation.at > self._told_end_at + self.seconds:
+            self.knows_end = False
 
     def learn(self, save: float) -> None:
         """One has taken so long, in seconds."""
@@ -200,12 +111,9 @@ class Notices:
     # Signals that agents have got
 
     def hear(self, agent: int, report: Report, number: int, now: float) -> None:
-        """Take in what a report says of saves and signals; `number` is that of the round."""
+        """Take in what a report says of saves and passed signals; `number` is that of the round."""
         if report.progress is not None:
             self.learn(report.progress.save)
-        if report.warned and self._warned is None:
-            self._warned = (report.warned, report.host)
-            self._warned_at = self.ask_at = now
         if report.round != number or report.passed == self._passed.get(agent, (0, 0)):
             return
         self._passed[agent] = report.passed
@@ -216,14 +124,6 @@ class Notices:
             self._wave, self._in_wave = (signum, now + WAVE), set()
         self._in_wave.add(agent)
 
-    def verdict_of_warning(self, restarts: int) -> Verdict | None:
-        """How the job ends if SIGTERM, as it turns out, does not mean an end that comes later."""
-        if self._warned is None or self.comes_later or self.waits_for_slurm:
-            return None
-        signum, host = self._warned
-        reason = f"ended by {signal_name(signum)} on {host}"
-        return Verdict(128 + signum, reason, Origin.SIGTERM, restarts=restarts)
-
     # Notice
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
@@ -232,93 +132,51 @@ class Notices:
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
-        if self.offer is not None and not self.offer.given:
-            return self._go_on(self.offer, current, now, holds=holds)
+        negotiation = self._negotiation
+        if negotiation.is_open:
+            most = min(self.timing.first_steps, self.seconds / 2)
+            patience = most if self._is_of_end else 0.0
+            outcome = negotiation.go_on(current, now, holds=holds, patience=patience)
+            if outcome is Outcome.AGREED:
+                return self._give(current, now)
+            return [] if outcome is Outcome.CHANGED else None
         of_end = now >= self._due_at and not self.knows_end
-        if now < self._try_at or not (of_end or self._pending):
+        if now < negotiation.try_at or not (of_end or self._pending):
             return None
-        running = [p.report for p in current.participants]
-        if any(r is None or r.round != current.number for r in running):
-            self._try_at = now + self.timing.offer  # some have not begun yet
-            return None
-        if not self._all_have_it(current):  # another offer would take its place
-            self._try_at = now + self.timing.offer
+        reports = [p.report for p in current.participants]
+        all_run = all(r is not None and r.round == current.number for r in reports)
+        # Another offer would take the place of a notice that some have not heard of.
+        if not all_run or not self._all_have_it(current):
+            negotiation.put_off(now)
             return None
         self._is_of_end = of_end
-        known = (r.progress.steps for r in running if r is not None and r.progress is not None)
-        self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))
-        self._ahead = 1
-        return self._offer(now)
+        signum = self.job.notice_signal if of_end else self._pending[0].signum
+        negotiation.begin(current, signum, now)
+        return []
 
     def _all_have_it(self, current: Round) -> bool:
         """Whether all agents that have workers left have heard that the last notice was given."""
         if not self._given_number:
             return True
-        answers = _last_answers(_with_workers(current))
+        answers = last_answers(with_workers(current))
         return all(a is not None and a.given >= self._given_number for a in answers)
 
-    def _offer(self, now: float) -> list[Effect]:
-        self._numbers += 1
-        step = EACH_ITS_NEXT if self._apart else self._most + self._ahead
-        signum = self.job.notice_signal if self._is_of_end else self._pending[0].signum
-        self.offer, self._offered_at = StepNotice(self._numbers, step, signum), now
-        return []
-
-    def _withdraw(self, now: float) -> list[Effect]:
-        """And offer it anew later."""
-        self.offer, self._try_at = None, now + self.timing.offer
-        return []
-
-    def _go_on(
-        self, offer: StepNotice, current: Round, now: float, *, holds: bool
-    ) -> list[Effect] | None:
-        answers = _answers(current, offer.number)
-        if answers is None:
-            late = now >= self._offered_at + self.timing.answer
-            return self._withdraw(now) if late else None
-        counts = [a.steps for a in answers if a.steps]
-        self._most = max([self._most, *(most for _, most in counts)])
-        if any(a.busy for a in answers):
-            return self._withdraw(now)
-        if not all(a.accepted for a in answers):
-            # Twice as far each time, until it is further than they come meanwhile.
-            self._ahead = min(2 * self._ahead, MOST_AHEAD)
-            return self._offer(now)
-        if counts and not self._apart:
-            self._apart = self._most - min(least for least, _ in counts) > TOGETHER
-            if self._apart:
-                return self._offer(now)
-        if not counts and self._is_of_end:
-            self._waits_since = min(self._waits_since, now)
-            if now < self._waits_since + min(self.timing.first_steps, self.seconds / 2):
-                return self._withdraw(now)
-        if not holds:
-            late = now >= self._offered_at + self.timing.answer
-            return self._withdraw(now) if late else None
-        return self._give(offer, current, now, stepping=bool(counts))
-
-    def _give(
-        self, offer: StepNotice, current: Round, now: float, *, stepping: bool
-    ) -> list[Effect]:
-        self.offer = replace(offer, given=True)
+    def _give(self, current: Round, now: float) -> list[Effect]:
+        offer = self._negotiation.give()
         pending = PendingNotice(offer.signum) if self._is_of_end else self._pending.popleft()
         self._is_signalled = pending.heard_at < math.inf
         self._given_at, self._given_number = min(now, pending.heard_at), offer.number
-        self._given_to = _with_workers(current)
-        self._given_step = offer.step if stepping else 0
+        self._given_to = with_workers(current)
+        self._given_step = offer.step if self._negotiation.is_stepping else 0
         if not self._is_of_end:
-            self._try_at = now + self.timing.offer
+            self._negotiation.put_off(now)
             return []
-        self.knows_end, self._told_end_at = True, self._end_at
-        left = max(0.0, self._end_at - now)
-        state = self._announced if self._announced in OTHER_ENDS else JobState.RUNNING
+        self.knows_end, self._told_end_at = True, self.allocation.at
+        left, announced = max(0.0, self.allocation.at - now), self.allocation.announced
+        state = announced if announced in OTHER_ENDS else JobState.RUNNING
         return [Record(NoticeGiven(current.number, self._given_step, state, left))]
 
     # What is seen of it
-
-    def left(self, now: float) -> float | None:
-        """Seconds until Slurm ends the job; None if that is not known."""
-        return None if self._end_at == math.inf else max(0.0, self._end_at - now)
 
     @property
     def account(self) -> str:
@@ -330,21 +188,13 @@ class Notices:
 
     # The end
 
-    def is_over(self, now: float) -> bool:
-        return now >= self.stop_at
-
-    @property
-    def waits_for_slurm(self) -> bool:
-        """Whether Slurm has yet to say what its SIGTERM means. After a while, agents heed it."""
-        return self._warned is not None and self._known_at < self._warned_at
-
     @property
     def _sigterm_at(self) -> float:
         """Return when Slurm has announced the end by a SIGTERM that the workers of this round have
         received as well, since it goes to all processes of the step; infinite if it has not.
         """
-        is_theirs = self.comes_later and self._warned_at >= self._began_at
-        return self._warned_at if is_theirs else math.inf
+        is_theirs = self.allocation.comes_later and self.allocation.warned_at >= self._began_at
+        return self.allocation.warned_at if is_theirs else math.inf
 
     @property
     def _signalled_at(self) -> float:
@@ -372,7 +222,7 @@ class Notices:
     @property
     def _left_at_once(self) -> bool:
         """Whether workers that have ended did so at the very step of the last notice."""
-        answers = _last_answers(self._given_to)
+        answers = last_answers(self._given_to)
         return self._given_step > 0 and all(a is not None and a.last for a in answers)
 
     @property
@@ -383,14 +233,14 @@ class Notices:
     @property
     def _is_taken(self) -> bool:
         """By all agents that had workers left when the last notice was given."""
-        answers = _last_answers(self._given_to)
+        answers = last_answers(self._given_to)
         number = self._given_number
         return bool(answers) and all(a is not None and a.taken >= number for a in answers)
 
     @property
     def _is_unheard(self) -> bool:
         """Whether no worker handles the signal of the last notice: none leaves because of it."""
-        answers = _last_answers(self._given_to)
+        answers = last_answers(self._given_to)
         number = self._given_number
         return bool(answers) and all(a is not None and a.unheard == number for a in answers)
 
@@ -417,7 +267,7 @@ class Notices:
             return None
         reason = f"{self._left}, and nothing was saved since"
         code = 128 + signal.SIGTERM
-        return Verdict(code, reason, self._origin, restarts=restarts)
+        return Verdict(code, reason, self.allocation.origin, restarts=restarts)
 
     def verdict_of_saving(
         self, saved: CheckpointChosen | None, now: float, restarts: int
@@ -428,12 +278,12 @@ class Notices:
         if saved is None or not self._is_new(saved, now):
             return None
         reason = f"saved, {self._left}, with {saved.path}"
-        return Verdict(EXIT_SAVED, reason, self._origin, restarts=restarts)
+        return Verdict(EXIT_SAVED, reason, self.allocation.origin, restarts=restarts)
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
         """The workers are ended, or there is no time for another round."""
-        what = OTHER_ENDS.get(self._announced, "the time limit")
-        reason = f"ended {max(0.0, self._end_at - now):.0f} s before {what}"
+        what = OTHER_ENDS.get(self.allocation.announced, "the time limit")
+        reason = f"ended {max(0.0, self.allocation.at - now):.0f} s before {what}"
         code = EXIT_SAVED
         if saved is not None and self._is_new(saved, now):
             reason = f"saved, not finished: {reason}, with {saved.path}"
@@ -441,11 +291,7 @@ class Notices:
             code = 128 + signal.SIGTERM
             if self._given_at < math.inf and self.job.saves:
                 reason += f"; nothing was saved after the notice{self._where}"
-        return Verdict(code, reason, self._origin, restarts=restarts)
-
-    @property
-    def _origin(self) -> Origin:
-        return ORIGINS.get(self._announced, Origin.TIME_LIMIT)
+        return Verdict(code, reason, self.allocation.origin, restarts=restarts)
 
     @property
     def _where(self) -> str:
@@ -459,27 +305,3 @@ class Notices:
             announced = self._sigterm_at < math.inf
             after = "Slurm's SIGTERM" if announced else signal_name(self._wave[0])
         return f"not finished: the workers left after {after}"
-
-
-def _last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
-    """None: it has answered to no offer."""
-    return [None if peer.report is None else peer.report.notice for peer in peers]
-
-
-def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
-    """Return those of all agents that have workers left; None while one has not answered, or there
-    is none.
-    """
-    found = []
-    for answer in _last_answers(_with_workers(current)):
-        if answer is None or answer.number != number:
-            return None
-        found.append(answer)
-    return found or None
-
-
-def _with_workers(current: Round) -> list[Peer]:
-    """The agents that have workers left, as far as is known."""
-    number = current.number
-    running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
-    return [p for p in running if not p.workers_have_ended(number)]

@@ -28,7 +28,7 @@ class Onlookers:
         self._asked_at = -math.inf
         self._number = 0  # of the vitals that were asked for last
         self._search_at = -math.inf
-        self.searching = False
+        self._search = 0  # the number of the search that is running; 0: none
         self._steps: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)  # of rank 0's agent
         self._newest: tuple[float, CheckpointChosen] | None = None
 
@@ -47,22 +47,30 @@ class Onlookers:
         """The number of the vitals to tell; 0 while nobody looks."""
         return self._number if now < self._until else 0
 
-    def begin_search(self, now: float) -> bool:
-        """Whether to look for the newest checkpoint, which the caller does then."""
-        if now < self._search_at or self.searching:
-            return False
-        self._search_at, self.searching = now + SEARCH, True
-        return True
+    def wants_search(self, now: float) -> bool:
+        """Return whether to look for the newest checkpoint: the caller calls `begin_search`."""
+        return now >= self._search_at and not self.searching
+
+    def begin_search(self, number: int, now: float) -> None:
+        self._search_at, self._search = now + SEARCH, number
+
+    @property
+    def searching(self) -> bool:
+        return self._search > 0
+
+    def has_asked(self, number: int) -> bool:
+        """Return whether this is the number of the search that is running."""
+        return self.searching and number == self._search
 
     def search_failed(self) -> None:
-        self.searching = False
+        self._search = 0
 
     # What is kept
 
     def begin(self) -> None:
         """A round begins."""
         self._steps.clear()
-        self.searching = False
+        self._search = 0
 
     def hear(self, peer: Peer, report: Report, now: float) -> None:
         part, progress = peer.assignment, report.progress
@@ -72,7 +80,7 @@ class Onlookers:
             self._steps.append((now, max(progress.steps)))
 
     def chose(self, found: CheckpointChosen, now: float) -> None:
-        self.searching = False
+        self._search = 0
         self._newest = (now, found) if found.path else None
 
     # What is seen of it

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Diagnose, Effect, Record
+from ..protocol.events import Diagnosed
 from ..protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
 from ..protocol.model import EXIT_LOST, Job, Origin, Phase, Verdict
 from .cordon import uncordon
@@ -25,8 +26,19 @@ class Rendezvous:
     `update` takes in what has changed. The methods after it change nothing.
     """
 
-    def __init__(self, job: Job, roster: Roster, lease: LeaderLease, *, anew: bool = False) -> None:
+    def __init__(
+        self,
+        job: Job,
+        roster: Roster,
+        lease: LeaderLease,
+        numbers: Iterator[int],
+        *,
+        anew: bool = False,
+    ) -> None:
+        """`numbers` are those of the head's questions."""
         self.job, self.timing = job, job.timing
+        self._numbers = numbers
+        self._question = 0  # the number of the last one
         self._anew = anew  # the job has begun before, and may go on elsewhere, or be over
         self.roster = roster
         self.lease = lease
@@ -254,18 +266,23 @@ class Rendezvous:
             return []
         self._notice_at = now + self.timing.next_notice
         if self._short_since == math.inf:
-            return [Diagnose()] if self._awaits_arrivals else []
+            if not self._awaits_arrivals:
+                return []
+            self._question = next(self._numbers)
+            return [Diagnose(self._question)]
         rest = self._short_since + self.timing.wait - now
         if not self.is_short:
             return [Record(QuorumAwaited(hosts_of(self._missing_voters(now)), rest))]
         hosts = hosts_of(self._may_return)
         return [Record(NodesAwaited(hosts, self._left, self.fewest, rest))]
 
-    def explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """Record which agents are still missing. `diagnosis` says why, or is ""."""
-        if not (unheard := self.roster.unheard):
+    def explain(self, diagnosis: Diagnosed, now: float) -> list[Effect]:
+        """Record which agents are still missing, and why, if that is known."""
+        unheard = self.roster.unheard
+        if diagnosis.number != self._question or not unheard:
             return []
-        here, why = len(self.roster) - len(unheard), self._describe_partial_start() or diagnosis
+        here = len(self.roster) - len(unheard)
+        why = self._describe_partial_start() or diagnosis.text
         waited = now - self._since
         return [Record(AgentsAwaited(hosts_of(unheard), here, len(self.roster), waited, why))]
 

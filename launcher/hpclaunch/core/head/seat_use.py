@@ -16,7 +16,7 @@ from ..protocol.stages import Stage
 from .roster import Peer, hosts_of
 
 if TYPE_CHECKING:
-    from .head import Head
+    from .course import Course
 
 NAMED = 64  # nodes
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
@@ -29,38 +29,38 @@ class SeatUses:
         self._known: tuple[object, ...] = ()
         self._use: SeatUse | None = None  # that was recorded last
 
-    def note(self, head: Head, now: float) -> list[Effect]:
-        absent = head.roster.absent
-        here = len(absent) if head.knows_rounds else bool(absent)
-        known = (head.stage, head.round, head.roster.changes, here)
+    def note(self, course: Course, stage: Stage, now: float) -> list[Effect]:
+        absent = course.roster.absent
+        here = len(absent) if course.knows_rounds else bool(absent)
+        known = (stage, course.round, course.roster.changes, here)
         if known == self._known:
             return []
         # Worked out from all reports: only where it could be lost with this head.
-        is_stopped = head.stage is Stage.STOPPING and known[:2] != self._known[:2]
+        is_stopped = stage is Stage.STOPPING and known[:2] != self._known[:2]
         self._known, before = known, self._use
-        self._use = seat_use(head, now, with_last=is_stopped)
+        self._use = seat_use(course, stage, now, with_last=is_stopped)
         return [] if self._use == before else [Record(self._use)]
 
 
-def seat_use(head: Head, now: float, *, with_last: bool = True) -> SeatUse:
+def seat_use(course: Course, stage: Stage, now: float, *, with_last: bool = True) -> SeatUse:
     """Return what the seats do. `with_last`: also how the round that runs, or is being stopped,
     would have ended now.
     """
-    current = head.current if head.stage in IN_ROUND else None
-    seats = seats_of_agents(head.roster) if current is None else current.seats
+    current = course.current if stage in IN_ROUND else None
+    seats = seats_of_agents(course.roster) if current is None else current.seats
     found: dict[Category, float] = {}
-    for peer, each in zip(head.roster, seats, strict=True):
-        category = _category(head, peer)
+    for peer, each in zip(course.roster, seats, strict=True):
+        category = _category(course, stage, peer)
         found[category] = found.get(category, 0.0) + each
-    heard = [peer for peer in head.roster if peer.report is not None]
+    heard = [peer for peer in course.roster if peer.report is not None]
     return SeatUse(
-        head.lease.tenure,
+        course.lease.tenure,
         {category: each for category, each in found.items() if each},
-        round=head.round if head.stage is Stage.RUNNING else None,
+        round=course.round if stage is Stage.RUNNING else None,
         last=current.ended(now) if with_last and current is not None else None,
         hosts=hosts_of(heard)[:NAMED],
         are_gpus=any(peer.report is not None and peer.report.gpus for peer in heard),
-        restarts=head.budget.total,
+        restarts=course.budget.total,
     )
 
 
@@ -76,8 +76,7 @@ def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
     )
 
 
-def _category(head: Head, peer: Peer) -> Category:
-    stage = head.stage
+def _category(course: Course, stage: Stage, peer: Peer) -> Category:
     if stage is Stage.RUNNING and peer.assignment is not None:
         return Category.UNKNOWN
     if stage in (Stage.ENDING, Stage.ENDED):
@@ -89,10 +88,10 @@ def _category(head: Head, peer: Peer) -> Category:
     if stage is Stage.RUNNING or (stage is Stage.STOPPING and peer.assignment is None):
         return Category.SPARE
     if stage is Stage.STOPPING:
-        return Category.RESTART if head.verdict is None else Category.END
-    begun = head.knows_rounds
-    if stage is Stage.RENDEZVOUS and head.is_short:
+        return Category.RESTART if course.verdict is None else Category.END
+    begun = course.knows_rounds
+    if stage is Stage.RENDEZVOUS and course.rendezvous.is_short:
         return Category.WAITING
-    if stage is Stage.RENDEZVOUS and head.roster.absent and not begun:
+    if stage is Stage.RENDEZVOUS and course.roster.absent and not begun:
         return Category.WAITING
     return Category.RESTART if begun else Category.START

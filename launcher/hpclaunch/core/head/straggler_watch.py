@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import StragglerNamed, StragglerRecovered
@@ -32,11 +32,11 @@ class StragglerWatch:
     answer.
     """
 
-    def __init__(self, timing: Timing) -> None:
-        self.timing = timing
+    def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
+        """`numbers` are those of what the agents ask their workers."""
+        self.timing, self._numbers = timing, numbers
         self.number = 0  # of the sample that is asked for; 0: none
         self.named: Straggler | None = None
-        self._numbers = 0
         self._next_at = math.inf  # the next sample, or, while there is one, until when to wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
         self._without = 0  # samples in a row, since it was named
@@ -82,8 +82,7 @@ class StragglerWatch:
         if now < self._next_at or self._awaits_steps:
             return None
         self._asked_total = self._total
-        self._numbers += 1
-        self.number = self._numbers
+        self.number = next(self._numbers)
         self._next_at = now + self.timing.gathering
         return []
 

@@ -148,8 +148,8 @@ class Member:
             case AgentGone(index=index) if self.verdict is None:
                 effects += self.follower.agent_died(index, now)
                 effects += self.work.stop(now, lost=True) if self.follower.link.is_dead else []
-            case Diagnosed(text=text):
-                effects += self._waiting.explain(text, now)
+            case Diagnosed():
+                effects += self._waiting.explain(event, now)
             case CheckpointSeen(seen=seen):
                 self._looking.saw(seen)
             case WorkersSeen() | VitalsTaken():
@@ -332,6 +332,5 @@ class Looking:
         return [LookAt(look)]
 
     def saw(self, seen: Seen) -> None:
-        look = self._look
-        if look is not None and (seen.mark, seen.share) == (look.mark, look.share):
+        if self._look is not None and seen.number == self._look.number:
             self.seen = seen

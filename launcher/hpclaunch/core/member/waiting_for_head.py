@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..protocol.effects import Diagnose, Effect, Record
+from ..protocol.events import Diagnosed
 from ..protocol.facts import HeadAwaited
 from ..protocol.model import EXIT_LOST, HEAD, Job, Origin, Place, Trouble, Verdict
 from ..protocol.wording import signal_name
@@ -20,6 +21,7 @@ class Waiting:
         self._since = 0.0
         self._notice_at = math.inf
         self._give_up_at = math.inf
+        self._question = 0  # the number of the last one
         self._diagnosis = ""  # why the head is not heard; "" if that could not be found out
 
     def next_deadline(self) -> float:
@@ -47,14 +49,17 @@ class Waiting:
         if now < self._notice_at:
             return []
         self._notice_at = now + self.job.timing.next_notice
-        return [Diagnose()]
+        self._question += 1
+        return [Diagnose(self._question)]
 
-    def explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """Record that the head is still not heard. `diagnosis` says why, or is ""."""
-        self._diagnosis = diagnosis
+    def explain(self, diagnosis: Diagnosed, now: float) -> list[Effect]:
+        """Record that the head is still not heard, and why, if that is known."""
+        if diagnosis.number != self._question:
+            return []
+        self._diagnosis = diagnosis.text
         if math.isinf(self._notice_at):
             return []  # the wait has ended meanwhile
-        return [Record(HeadAwaited(self.here, self.head, now - self._since, diagnosis))]
+        return [Record(HeadAwaited(self.here, self.head, now - self._since, diagnosis.text))]
 
     def verdict(self, now: float, signum: int, trouble: Trouble | None) -> Verdict:
         """Return how the job ends for this agent, which has never heard a head."""

@@ -1,4 +1,7 @@
-"""The effects: what the core asks the agent to do."""
+"""The effects: what the core asks the agent to do.
+
+An effect that asks a question has a `number`, which the event that answers it repeats.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,14 @@ class Probe:
     """Find out whether an agent is dead: then its own host says so, where the agent listened.
 
     Answered by AgentGone within two seconds if so, and by nothing otherwise: no answer, or a
-    refused connection, proves nothing.
+    refused connection, proves nothing. A new probe of an agent replaces an earlier one.
     """
 
     agent: int
     address: str = ""
     port: int = 0  # 0: it is not known where the agent listened
     incarnation: str = ""  # of the agent; "" if it is not known
+    number: int = 0
 
 
 @value(frozen=True)
@@ -66,10 +70,13 @@ class PrepareGpus:
 
 @value(frozen=True)
 class ChooseCheckpoint:
-    """Find the newest complete checkpoint; answered by CheckpointChosen or SearchFailed."""
+    """Find the newest complete checkpoint; answered by CheckpointChosen or SearchFailed. A new
+    search replaces an earlier one.
+    """
 
     avoid: tuple[tuple[int, str], ...] = ()  # what not to choose: (checksum of the mark, why)
     ended_well: bool = False  # all workers have ended with 0, so no save of theirs is unfinished
+    number: int = 0
 
 
 @value(frozen=True)
@@ -84,6 +91,8 @@ class LookAt:
 @value(frozen=True)
 class Diagnose:
     """Find out why other agents are not heard; answered by Diagnosed."""
+
+    number: int = 0
 
 
 @value(frozen=True)
@@ -136,6 +145,8 @@ class TakeVitals:
 @value(frozen=True)
 class AskForEnd:
     """Ask Slurm when the job ends; answered by EndFound."""
+
+    number: int = 0
 
 
 @value(frozen=True)

@@ -1,4 +1,7 @@
-"""The events: what the agent tells the core."""
+"""The events: what the agent tells the core.
+
+An event that answers a question repeats the `number` of the question.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +77,7 @@ class AgentGone:
     """An agent is dead, and its workers are killed: its host has said so."""
 
     index: int
+    number: int = 0
 
 
 @value(frozen=True)
@@ -124,6 +128,7 @@ class CheckpointChosen:
     lacking: str = ""  # if there is none: what is there instead
     age: float | None = None  # seconds since it was saved; None if not known
     took: float = 0.0  # seconds that the save took, at least
+    number: int = 0
 
     @property
     def mark(self) -> str:
@@ -143,6 +148,7 @@ class SearchFailed:
     """The search could not tell which checkpoint is the newest."""
 
     trouble: Trouble
+    number: int = 0
 
 
 @value(frozen=True)
@@ -150,6 +156,7 @@ class Diagnosed:
     """Why other agents are not heard, in a sentence or two; "" if that is not known."""
 
     text: str
+    number: int = 0
 
 
 @value(frozen=True)
@@ -241,7 +248,9 @@ class NoticeUnheard:
 
 @value(frozen=True)
 class EndFound:
-    """When Slurm ends the job; answers an AskForEnd."""
+    """When Slurm ends the job; answers an AskForEnd. A late answer, which comes after the next
+    question, is of use: Slurm may take longer for each than there is between two.
+    """
 
     left: float | None  # seconds; None if that is not known
     state: JobState = JobState.UNKNOWN
@@ -249,7 +258,7 @@ class EndFound:
     requeued_if_killed: bool = False  # it is started again after its preemption, if it is there
     draining: tuple[str, ...] = ()  # its nodes that no other job gets any more
     endless: bool = False  # it has no time limit, or none any more
-    late: bool = False  # another AskForEnd has come since the one that this answers
+    number: int = 0
 
 
 @value(frozen=True)

@@ -254,6 +254,7 @@ Rounds = tuple[tuple[int, int | None, int], ...]
 class Look:
     """A checkpoint that all agents of the next round must look at before the round begins."""
 
+    number: int  # of the question: no two of a job have the same
     path: str
     mark: str  # differs for every save
     size: int  # bytes of its files
@@ -268,8 +269,7 @@ class Seen:
     as the head.
     """
 
-    mark: str  # that of the Look
-    share: tuple[int, int] = (0, 0)  # that of the Look
+    number: int  # that of the Look
     missing: str = ""  # why it does not see the checkpoint, perhaps only for a moment
     damage: str = ""  # which bytes are not what was written
 

@@ -99,25 +99,38 @@ class Inquiries:
         return self._epoll.fileno()
 
     def begin(
-        self, agent: int, targets: Iterable[tuple[str, int]], now: float, incarnation: str = ""
+        self,
+        agent: int,
+        targets: Iterable[tuple[str, int]],
+        now: float,
+        incarnation: str = "",
+        *,
+        number: int = 0,
     ) -> None:
-        """`targets` are the addresses and ports where the agent may have listened."""
-        targets = tuple(targets)
-        if targets and agent not in self._open:
+        """`targets` are the addresses and ports where the agent may have listened. The answer has
+        the `number` of the last inquiry after the agent. One that is open goes on, unless it was
+        after another start of the agent.
+        """
+        targets, known = tuple(targets), self._open.get(agent)
+        if targets and (known is None or incarnation not in ("", known.incarnation)):
+            if known is not None:
+                known.close(self._epoll)
             looks = [now + wait for wait in LOOKS]
-            self._open[agent] = _Inquiry(self._key, agent, incarnation, targets, looks)
+            self._open[agent] = known = _Inquiry(self._key, agent, incarnation, targets, looks)
+        if known is not None:
+            known.number = number
 
     def next_deadline(self) -> float:
         return min((each.looks[0] for each in self._open.values()), default=math.inf)
 
-    def receive(self, now: float) -> list[int]:
-        """The agents that are found to be dead."""
+    def receive(self, now: float) -> list[tuple[int, int]]:
+        """Return (agent, number of the inquiry) for each agent that is found to be dead."""
         dead = []
         ready = {fd for fd, _ in self._epoll.poll(0)}
         for agent, inquiry in list(self._open.items()):
             inquiry.listen(self._epoll, ready)
             if inquiry.is_dead:
-                dead.append(agent)
+                dead.append((agent, inquiry.number))
             elif now >= inquiry.looks[0]:
                 inquiry.looks.pop(0)
                 inquiry.close(self._epoll)
@@ -145,7 +158,8 @@ class _Inquiry:
     ) -> None:
         self.looks = looks  # when to try again; after the last time the inquiry is dropped
         self.is_dead = False
-        self._key, self._agent, self._incarnation = key, agent, incarnation
+        self.number = 0  # of the last question after it
+        self._key, self._agent, self.incarnation = key, agent, incarnation
         self._targets, self._question = targets, new_question()
         self._ends: dict[int, socket.socket] = {}
 
@@ -170,7 +184,7 @@ class _Inquiry:
                 continue
             except OSError:  # refused, say
                 answer = b""
-            about = (self._key, self._agent, self._incarnation)
+            about = (self._key, self._agent, self.incarnation)
             self.is_dead |= proves_death(answer, self._question, *about)
             self._drop(epoll, fd)
 

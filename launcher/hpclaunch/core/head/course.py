@@ -1,0 +1,189 @@
+"""The course of the job under one head: everything that outlives a stage.
+
+Stages read it and change it; nothing here decides when a stage is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from ..consensus.election import Election
+from ..consensus.leader_lease import LeaderLease
+from ..consensus.rotation import Rotation
+from ..placement.ranks import next_groups
+from ..protocol import configuration, ranges
+from ..protocol.configuration import Configuration
+from ..protocol.effects import ChooseCheckpoint, Effect, KeepWorkers
+from ..protocol.events import CheckpointChosen, SearchFailed
+from ..protocol.facts import EndReason
+from ..protocol.messages import Report
+from ..protocol.model import Job, Verdict
+from . import restarts
+from .allocation_end import AllocationEnd
+from .checkpoint_choice import newest_search
+from .cordon import UnfitNodes
+from .job_end import JobEnd
+from .notices import Notices
+from .onlookers import Onlookers
+from .orders import Orders
+from .other_heads import OtherHeads
+from .rendezvous import Rendezvous
+from .roster import Peer, Roster
+from .round import Round
+from .takeover import Takeover
+
+QUESTION_BITS = 32  # of the number of a question, below the term in which it was asked
+MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
+
+
+class Course:
+    def __init__(
+        self,
+        job: Job,
+        me: int,
+        term: int,
+        configuration: Configuration | None,
+        *,
+        anew: bool,
+    ) -> None:
+        self.job, self.timing, self.me = job, job.timing, me
+        self.rotation = Rotation(job.places)
+        # The number of the next round while there is none, else of the last one.
+        self.round = job.first_round
+        self.current: Round | None = None  # the last round that began under this head
+        self.begins = 0  # how often the training has begun, as far as this head knows
+        self.verdict: Verdict | None = None
+        self.takeover: Takeover | None = None
+        self.tenure_since = math.inf
+        self.budget = restarts.Budget(job.max_restarts)
+        self.roster = Roster(job, me)
+        presences = [peer.presence for peer in self.roster]
+        self.lease = LeaderLease(
+            *(self.rotation, job.timing, me, presences, configuration, term),
+            elects=job.elects,
+            anew=anew,
+        )
+        # Of questions. Those of another head, which this agent was or is to be, are different.
+        self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
+        self.query_numbers = itertools.count(1)  # of what the agents ask their workers
+        self.orders = Orders(self.lease, self.roster[me])
+        self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers, anew=anew)
+        self.other_heads = OtherHeads(job, self.roster, self.rotation)
+        self.allocation = AllocationEnd(job, self.numbers)
+        self.notices = Notices(job, self.allocation)
+        self.end = JobEnd(job, self.allocation, self.budget, self.numbers)
+        self.onlookers = Onlookers()
+        self.unfit = UnfitNodes(job)
+
+    @property
+    def current_round(self) -> Round:
+        assert self.current is not None, "there is a round in this stage"
+        return self.current
+
+    @property
+    def groups(self) -> list[int]:
+        """The nodes of the last round in the order of their ranks; [] before the first round."""
+        if self.current is not None:
+            return self.current.groups
+        return [] if self.takeover is None else self.takeover.groups()
+
+    @property
+    def knows_rounds(self) -> bool:
+        """Whether it has begun rounds, or has taken over from a head that may have. If not, and an
+        agent tells of one, then this agent was started anew. Others may elect a head at this very
+        moment, so it answers nobody of theirs, and waits until that head is heard.
+        """
+        return self.current is not None or self.takeover is not None
+
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether the others can elect another head, and go on without this node."""
+        begun = self.takeover is not None and self.takeover.begun
+        elected = self.current is not None or begun
+        left = self.roster.nodes - {self.job.places[self.me].node}
+        return elected and self.job.elects and len(left) >= self.rendezvous.fewest
+
+    def take_over(self, election: Election[Report], now: float, heard: float) -> None:
+        """Go on from where a head that is lost, and was last `heard` then, has left the job."""
+        record = election.configuration.record
+        self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
+        self.lease.dead_head = election.old if takeover.old_is_dead else None
+        self.budget.take_over(record.tally)
+        self.unfit.take_over(record.unfit)
+        self.begins = int(takeover.begun)
+        self.round = max(takeover.next_round, self.job.first_round)
+        self.rendezvous.take_over(now, begun=takeover.begun)
+        self.rendezvous.pause(takeover.not_before)
+
+    @property
+    def search(self) -> ChooseCheckpoint:
+        """A search for the newest checkpoint, without a number: not for the next round."""
+        return newest_search(self.budget)
+
+    def end_round_without(self, peer: Peer) -> None:
+        """End the round if the agent takes part in it."""
+        if self.current is not None and peer.assignment is not None:
+            self.current.ends.add(EndReason.LOSS)
+
+    def hear_search(self, event: CheckpointChosen | SearchFailed, now: float) -> None:
+        """Take in the answer to a search that no stage has asked for by itself."""
+        found = event if isinstance(event, CheckpointChosen) else None
+        if self.end.last_search.has_asked(event.number):
+            self.end.last_search.answer(found)
+        if self.onlookers.has_asked(event.number):
+            if found is None:
+                self.onlookers.search_failed()
+            else:
+                self.note_save(found, now)
+
+    def note_save(self, newest: CheckpointChosen, now: float) -> None:
+        self.onlookers.chose(newest, now)
+        self.notices.learn(newest.took)
+
+    # The next round
+
+    def next_groups(self) -> list[int]:
+        return next_groups(self.groups, self.roster.nodes_by_task, self.job.most)
+
+    def next_participants(self) -> list[Peer]:
+        nodes = set(self.next_groups())
+        return [p for p in self.roster if p.place.node in nodes]
+
+    def can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
+        """Whether a round can begin now. The effects extend the worker lease, if the leader lease
+        had to be renewed to find out.
+        """
+        if not self.rendezvous.is_ready(self.next_groups):
+            return False, []
+        if not self.knows_rounds and self.other_heads.are_awaited(now):
+            return False, []
+        effects = [] if self.lease.will_hold(now) else self.renew(now)
+        return self.lease.will_hold(now), effects
+
+    # The leader lease
+
+    def renew(self, now: float) -> list[Effect]:
+        return self.keep_workers(self.lease.renew(now))
+
+    def keep_workers(self, until: float | None) -> list[Effect]:
+        """Extend the worker lease of this agent's own workers; None: it stays as it is."""
+        return [] if until is None else [KeepWorkers(until)]
+
+    def reconfigure(self, now: float) -> bool:
+        """Once the first round has begun, the agents that are there are the voters. Returns whether
+        there is a new configuration.
+        """
+        if self.current is None or not self.lease.holds(now):
+            return False
+        version = self.lease.configuration.version
+        cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
+        record = configuration.Record(self.round, self.budget.tally, cordoned, unfit)
+        self.lease.reconfigure(record, self._next_heads())
+        self.lease.drop_old_configuration()
+        return self.lease.configuration.version > version
+
+    def _next_heads(self) -> tuple[tuple[int, str], ...]:
+        """The addresses of those who would lead after this agent."""
+        after = (self.roster[agent] for agent in self.rotation.after(self.me, MOST_NEXT_HEADS))
+        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.lost)

@@ -1,0 +1,137 @@
+"""The negotiation with all agents of a round about the step before which a notice is given.
+
+A step is offered to all of them (`StepNotice`). If all accept, they have agreed. If one of them has
+a rank that has begun this step, a later one is offered. The offer is the head's alone: another head
+begins another round, and what was only offered is forgotten with this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from ..protocol.model import EACH_ITS_NEXT, NoticeAnswer, Phase, StepNotice
+from ..protocol.timing import Timing
+from ..protocol.values import replace
+from .roster import Peer
+from .round import Round
+
+TOGETHER = 64  # steps; ranks that are further apart do not step together
+MOST_AHEAD = 1 << 20  # steps
+
+
+class Outcome(Enum):
+    OPEN = "open"  # nothing has changed
+    CHANGED = "changed"  # another step is offered, or the offer is withdrawn
+    AGREED = "agreed"
+
+
+class Negotiation:
+    """Offers of one round: `begin` makes one, `go_on` continues it, `give` makes it a notice."""
+
+    def __init__(self, timing: Timing, numbers: Iterator[int], now: float) -> None:
+        """`numbers` are those of the offers of this head."""
+        self.timing, self._numbers = timing, numbers
+        self.offer: StepNotice | None = None  # what the orders say
+        self.try_at = -math.inf  # when there may be another offer
+        self._offered_at = now
+        self._ahead = 1  # by how many steps the next offer is
+        self._most = 0  # steps that a rank is known to have begun
+        self._apart = False  # the ranks do not step together
+        self._waits_since = math.inf  # for ranks that have no optimizer yet
+        self.is_stepping = False  # the ranks that have agreed have an optimizer
+
+    @property
+    def is_open(self) -> bool:
+        return self.offer is not None and not self.offer.given
+
+    def next_deadline(self) -> float:
+        """Return when an offer that is open is withdrawn."""
+        return self._offered_at + self.timing.answer
+
+    def begin(self, current: Round, signum: int, now: float) -> None:
+        """Offer a step for this signal."""
+        reports = [p.report for p in current.participants]
+        known = (r.progress.steps for r in reports if r is not None and r.progress is not None)
+        self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))
+        self._ahead = 1
+        self._offer(signum, now)
+
+    def _offer(self, signum: int, now: float) -> Outcome:
+        step = EACH_ITS_NEXT if self._apart else self._most + self._ahead
+        self.offer, self._offered_at = StepNotice(next(self._numbers), step, signum), now
+        return Outcome.CHANGED
+
+    def put_off(self, now: float) -> None:
+        self.try_at = now + self.timing.offer
+
+    def _withdraw(self, now: float) -> Outcome:
+        """Withdraw the offer; there may be another one later."""
+        self.offer = None
+        self.put_off(now)
+        return Outcome.CHANGED
+
+    def _wait(self, now: float) -> Outcome:
+        return self._withdraw(now) if now >= self.next_deadline() else Outcome.OPEN
+
+    def go_on(self, current: Round, now: float, *, holds: bool, patience: float) -> Outcome:
+        """Take in the answers to the offer that is open. `holds`: this head has its lease. Without
+        it, another one may lead, and nothing is given. `patience` is for how many seconds to wait
+        for ranks that have no optimizer yet.
+        """
+        offer = self.offer
+        assert offer is not None, "an offer is open"
+        answers = _answers(current, offer.number)
+        if answers is None:
+            return self._wait(now)
+        counts = [a.steps for a in answers if a.steps]
+        self._most = max([self._most, *(most for _, most in counts)])
+        if any(a.busy for a in answers):
+            return self._withdraw(now)
+        if not all(a.accepted for a in answers):
+            # Twice as far each time, until the step is further than they come meanwhile.
+            self._ahead = min(2 * self._ahead, MOST_AHEAD)
+            return self._offer(offer.signum, now)
+        if counts and not self._apart:
+            self._apart = self._most - min(least for least, _ in counts) > TOGETHER
+            if self._apart:
+                return self._offer(offer.signum, now)
+        if not counts and patience:
+            self._waits_since = min(self._waits_since, now)
+            if now < self._waits_since + patience:
+                return self._withdraw(now)
+        if not holds:
+            return self._wait(now)
+        self.is_stepping = bool(counts)
+        return Outcome.AGREED
+
+    def give(self) -> StepNotice:
+        """Give the notice to which all have agreed."""
+        assert self.offer is not None, "an offer is open"
+        self.offer = replace(self.offer, given=True)
+        return self.offer
+
+
+def last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
+    """Return the last answer of each agent; None if it has answered to no offer."""
+    return [None if peer.report is None else peer.report.notice for peer in peers]
+
+
+def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
+    """Return those of all agents that have workers left; None while one has not answered, or there
+    is none.
+    """
+    found = []
+    for answer in last_answers(with_workers(current)):
+        if answer is None or answer.number != number:
+            return None
+        found.append(answer)
+    return found or None
+
+
+def with_workers(current: Round) -> list[Peer]:
+    """Return the agents that have workers left, as far as is known."""
+    number = current.number
+    running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
+    return [p for p in running if not p.workers_have_ended(number)]

@@ -1,0 +1,103 @@
+"""Choosing: the wait until all agree on the checkpoint that the round resumes from."""
+
+from __future__ import annotations
+
+from ...placement.assigning import assign
+from ...protocol.effects import Effect, Record, Send
+from ...protocol.events import CheckpointChosen, Event
+from ...protocol.stages import GOAL, Stage
+from ..checkpoint_choice import CheckpointChoice
+from ..course import Course
+from ..roster import Peer
+from ..round import Round
+from ..round_beginnings import began
+from ..seat_use import seats_of_agents
+from ..takeover import next_unused_round
+from .stage import JobStage, Step
+
+
+class Choosing(JobStage):
+    kind = Stage.CHOOSING
+
+    def __init__(self, course: Course) -> None:
+        super().__init__(course)
+        self._choosing = CheckpointChoice(course.job, course.budget, course.numbers)
+
+    def enter(self, now: float) -> list[Effect]:
+        return super().enter(now) + self._choosing.begin(now)
+
+    def event(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, CheckpointChosen) and self._choosing.chosen(event, now):
+            self.course.note_save(event, now)
+        return []
+
+    @property
+    def needed_search(self) -> int:
+        return self._choosing.search_number if self.course.verdict is None else 0
+
+    def order(self, peer: Peer, now: float) -> Send:
+        course = self.course
+        return course.orders.order(
+            peer,
+            GOAL[self.kind],
+            course.round,
+            now,
+            verdict=course.verdict,
+            look=self._choosing.look(peer),
+            later=course.allocation.comes_later,
+        )
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        course, choosing = self.course, self._choosing
+        if (ended := self.end_without_round(now, ticked=ticked)) is not None:
+            return ended
+        if course.rendezvous.is_short:
+            return Step(next=Stage.RENDEZVOUS)
+        if said := choosing.notice(now):
+            return Step(said)
+        if choosing.choice is None:
+            return Step()
+        # Ask again whether all are ready. If an agent's fork server was killed meanwhile, its store
+        # port is dead until it reports a new one: workers would wait for a store that nobody has.
+        ready, effects = course.can_begin_round(now)
+        if not ready:
+            return Step(effects)
+        if not choosing.done:
+            asked = choosing.asked
+            considered = choosing.consider(course.next_participants, now)
+            if considered is not None:
+                again = self.order_all(now) if choosing.asked != asked else []
+                return Step(effects + considered + again)
+            if choosing.verdict is None and not choosing.done:
+                return Step(effects)
+        course.verdict = choosing.verdict or course.budget.begin(choosing.choice)
+        if course.verdict is not None:
+            ended = self.end(now)
+            return Step([*effects, *ended.effects], ended.next)
+        return Step([*effects, self._begin_round(choosing.as_of(now), now)], Stage.RUNNING)
+
+    def _begin_round(self, checkpoint: CheckpointChosen, now: float) -> Effect:
+        course = self.course
+        course.round = max(course.round, next_unused_round(course.roster))
+        last, groups = course.groups, course.next_groups()
+        participants = course.next_participants()
+        assigned = assign(
+            course.job,
+            {p.place.index: p.report for p in participants if p.report is not None},
+            groups=groups,
+            number=course.round,
+            restarts=course.budget.total,
+            checkpoint=checkpoint.path,
+        )
+        for peer in course.roster:
+            peer.assignment = assigned.get(peer.place.index)
+        seats = seats_of_agents(course.roster)
+        course.current = Round(course.round, participants, groups, seats, now, checkpoint.path)
+        course.begins += 1
+        begins = (course.current, checkpoint, course.begins)
+        return Record(began(course.job, course.roster, last, *begins))
+
+    def _next_deadline(self) -> float:
+        course = self.course
+        choice_at = self._choosing.next_deadline(course.rendezvous.paused_until)
+        return min(course.allocation.stop_at, choice_at)

@@ -1,0 +1,46 @@
+"""Ending: the wait until every agent has the verdict. Nothing happens after that."""
+
+from __future__ import annotations
+
+from ...protocol.effects import Effect, Record
+from ...protocol.facts import JobEnded
+from ...protocol.stages import Stage
+from .stage import JobStage, Step
+
+
+class Ending(JobStage):
+    kind = Stage.ENDING
+
+    def enter(self, now: float) -> list[Effect]:
+        super().enter(now)
+        course = self.course
+        assert course.verdict is not None, "a job ends with a verdict"
+        unfit = {p.host: p.unfit for p in course.roster if p.unfit}
+        fact = JobEnded(course.round, course.verdict.moved(-now), tuple(unfit.items()))
+        return [Record(fact), *self.order_all(now)]
+
+    def order_all(self, now: float) -> list[Effect]:
+        # Lost agents are told how the job ended as well: some may be alive and hear it.
+        return [self.order(p, now) for p in self.course.roster if p.report is not None]
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        left = self.course.roster.all_have_left(but_for=self._never_arrived(now))
+        is_over = left or now >= self._next_deadline()
+        return Step(next=Stage.ENDED if is_over else None)
+
+    def _never_arrived(self, now: float) -> set[int]:
+        """Return the agents that the job began without; none while they may still be late."""
+        course = self.course
+        if now < course.tenure_since + course.timing.last_call:
+            return set()
+        return course.roster.absent - course.lease.configuration.agents
+
+    def _next_deadline(self) -> float:
+        return self.since + self.course.timing.goodbye
+
+
+class Ended(JobStage):
+    kind = Stage.ENDED
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        return Step()

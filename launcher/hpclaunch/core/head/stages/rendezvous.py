@@ -1,0 +1,33 @@
+"""Rendezvous: the wait until every agent is ready for a round."""
+
+from __future__ import annotations
+
+from ...protocol.effects import Effect
+from ...protocol.events import Diagnosed, Event
+from ...protocol.stages import Stage
+from .stage import JobStage, Step
+
+
+class RendezvousStage(JobStage):
+    kind = Stage.RENDEZVOUS
+
+    def event(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Diagnosed):
+            return self.course.rendezvous.explain(event, now)
+        return []
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        if (ended := self.end_without_round(now, ticked=ticked)) is not None:
+            return ended
+        ready, effects = self.course.can_begin_round(now)
+        if not ready:
+            return Step(effects + self.course.rendezvous.notice(now))
+        self.course.rendezvous.complete()
+        return Step(effects, Stage.CHOOSING)
+
+    def _next_deadline(self) -> float:
+        course = self.course
+        deadlines = [course.allocation.stop_at, course.rendezvous.next_deadline()]
+        if not course.knows_rounds:
+            deadlines.append(course.other_heads.next_deadline())
+        return min(deadlines)

@@ -1,0 +1,247 @@
+"""Running: the workers of a round are watched, and the reasons to end it are collected."""
+
+from __future__ import annotations
+
+from ...protocol.effects import Effect, Record, Send
+from ...protocol.events import CheckpointChosen, EndFound, Event, Requested, SearchFailed
+from ...protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin, RequestGranted
+from ...protocol.messages import Report
+from ...protocol.model import Grow, Origin, Phase, Request, Verdict
+from ...protocol.stages import GOAL, Stage
+from ...protocol.values import replace
+from ...protocol.wording import count
+from ..cordon import cordon
+from ..course import Course
+from ..growth import Growth
+from ..hang_watch import HangWatch
+from ..roster import Peer, all_in
+from ..round import Round
+from ..straggler_watch import Straggler, StragglerWatch
+from .stage import InRound, Step
+
+
+class Running(InRound):
+    kind = Stage.RUNNING
+
+    def __init__(self, course: Course) -> None:
+        super().__init__(course)
+        self._growth = Growth(course.job, course.roster, course.numbers)
+        self._hangs = HangWatch(course.timing, course.query_numbers)
+        self._stragglers = StragglerWatch(course.timing, course.query_numbers)
+        self._draining: tuple[str, ...] = ()  # hosts, as far as Slurm has said in this round
+        self._leaving: set[str] = set()  # those for which the workers are given notice
+
+    def enter(self, now: float) -> list[Effect]:
+        super().enter(now)
+        course = self.course
+        course.onlookers.begin()
+        self._stragglers.begin(course.current_round, now)
+        course.notices.begin(now)
+        course.reconfigure(now)
+        return self.order_all(now)
+
+    @property
+    def straggler(self) -> Straggler | None:
+        return self._stragglers.named
+
+    def report(self, peer: Peer, report: Report) -> None:
+        self._stragglers.hear(peer.place.index, report)
+
+    def event(self, event: Event, now: float) -> list[Effect]:
+        course = self.course
+        match event:
+            case CheckpointChosen(number=number) if self._growth.has_asked(number):
+                self._growth.chosen(event, now)
+                course.note_save(event, now)
+            case SearchFailed(number=number) if self._growth.has_asked(number):
+                self._growth.failed()
+                course.onlookers.search_failed()  # which this search has replaced
+            case EndFound(draining=draining):
+                return self._note_drains(draining, now)
+            case Requested(request=Request.RESTART):
+                course.current_round.ends.add(EndReason.ASKED)
+                return [Record(RequestGranted(event.request))]
+            case Requested(request=Request.NOTICE):
+                course.notices.give_soon()
+                return [Record(RequestGranted(event.request))]
+        return []
+
+    def show(self, now: float, *, wants_vitals: bool) -> list[Effect]:
+        """Ask for vitals and the newest checkpoint. The other agents are asked in answer to their
+        next reports.
+        """
+        course = self.course
+        own = course.roster[course.me]
+        effects: list[Effect] = [self.order(own, now)] if wants_vitals else []
+        idle = not self._growth.is_looking and not course.end.last_search.is_open
+        if course.job.saves and idle and course.onlookers.wants_search(now):
+            number = next(course.numbers)
+            course.onlookers.begin_search(number, now)
+            effects.append(replace(course.search, number=number))
+        return effects
+
+    def _refusal(self, request: Request) -> str:
+        has_notice = request is not Request.NOTICE or bool(self.course.timing.notice)
+        return "" if has_notice else "its workers are to have no notice (--notice off)"
+
+    def order(self, peer: Peer, now: float) -> Send:
+        course = self.course
+        return course.orders.order(
+            peer,
+            GOAL[self.kind],
+            course.round,
+            now,
+            verdict=course.verdict,
+            gather=self._hangs.gather,
+            sample=self._stragglers.number,
+            notice=course.notices.offer,
+            later=course.allocation.comes_later,
+            vitals=course.onlookers.wanted(now),
+        )
+
+    # Whether to end the round
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        """Collect the reasons to end the round, and end it if there is one that matters."""
+        course = self.course
+        current, notices, total = course.current_round, course.notices, course.budget.total
+        done = all_in(Phase.DONE, current.number, current.participants)
+        # Nobody waits any longer for what they have left behind, and the training is not repeated.
+        hurried = EndReason.LOSS in current.ends or course.allocation.is_over(now)
+        done = done or (hurried and current.has_ended_well)
+        if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
+            current.ends.add(EndReason.FAILURE)
+        if course.verdict is None and not done:
+            course.verdict = course.allocation.verdict_of_warning(total)
+            if course.verdict is None and course.allocation.is_over(now):
+                course.verdict = notices.verdict_of_end(None, now, total)
+                current.ends.add(EndReason.TIME)
+        if course.verdict is not None:
+            current.ends.add(EndReason.VERDICT)
+        if ticked and now >= course.lease.renewable_until:
+            current.ends.add(EndReason.QUORUM)
+        # Once all the work is done, a loss changes nothing, and no larger round is needed.
+        moot = {EndReason.LOSS, EndReason.GROWTH} if done else set()
+        if current.ends - moot:
+            return Step(next=Stage.STOPPING)
+        if not done or not course.lease.holds(now):
+            return Step(self._watch_workers(current, now) + self._give_notice(current, now))
+        if self._only_waits_for_slurm:
+            return Step()
+        return self._end_well(current, now)
+
+    def _end_well(self, current: Round, now: float) -> Step:
+        """End the job, or the round: all workers have ended with 0."""
+        course = self.course
+        last, notices, total = course.end.last_search, course.notices, course.budget.total
+        # A search takes time, in which what they have done does not change.
+        if last.has_begun or notices.have_left(now):
+            searched = last.ask(course.search, now, ended_well=True)
+            if searched is not None:
+                return Step(searched)
+            course.verdict = notices.verdict_of_leaving(last.found, now, total)
+            if course.verdict is not None and self._leaving and not notices.knows_end:
+                course.verdict = None
+                drained, effects = self._relievable(current), list[Effect]()
+                if drained:
+                    effects = cordon(course.roster, drained, CordonKind.DRAINING, course.round)
+                return Step(effects, Stage.STOPPING)
+            if course.verdict is not None:
+                return self.end(now)
+        again = f" after {count(total, 'restart')}" if total else ""
+        reason = f"all workers ended with 0{again}"
+        course.verdict = Verdict(0, reason, Origin.DONE, restarts=total)
+        return self.end(now)
+
+    @property
+    def _only_waits_for_slurm(self) -> bool:
+        """All workers are done, and Slurm has yet to say why it has ended them."""
+        current = self.course.current_round
+        return self.course.allocation.waits_for_slurm and all_in(
+            Phase.DONE, current.number, current.participants
+        )
+
+    # What is done meanwhile
+
+    def _watch_workers(self, current: Round, now: float) -> list[Effect]:
+        is_last = self.course.budget.is_last(saves=self.course.job.saves)
+        hang = self._hangs.check(current, now, is_last=is_last)
+        before = self._stragglers.named
+        straggler = self._stragglers.check(current, now)
+        if self._stragglers.named not in (before, None):
+            self._growth.begin(since=now)
+        if hang is None and straggler is None:
+            return []
+        return (hang or []) + (straggler or []) + self.order_all(now)
+
+    def _give_notice(self, current: Round, now: float) -> list[Effect]:
+        holds = self.course.lease.holds(now)
+        said = self.course.notices.check(current, now, holds=holds)
+        return [] if said is None else said + self.order_all(now)
+
+    def beat(self, now: float) -> list[Effect]:
+        """End the round if it is time to go on with other nodes: with newcomers in a larger one, or
+        with a spare in place of a straggler.
+        """
+        course = self.course
+        current, roster = course.current_round, course.roster
+        if current.ends or current.has_ended_well:
+            return []
+        hosts = self._growth.newcomers(current.groups, current.number)
+        slow, drained = self._replaceable_straggler(current), self._relievable(current)
+        if drained and self._growth.has_new_checkpoint:
+            effects = cordon(roster, drained, CordonKind.DRAINING, course.round)
+        elif slow and self._growth.has_new_checkpoint:
+            effects = cordon(roster, [slow], CordonKind.SLOW, course.round)
+        elif hosts and self._growth.is_worthwhile:
+            effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
+        elif drained or slow or (hosts and course.job.grow is Grow.CHECKPOINT):
+            return self._growth.look(course.search, now)
+        else:
+            return []
+        current.ends.add(EndReason.GROWTH)
+        return effects
+
+    def _note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
+        """Slurm drains these nodes: spares take the places of those that are in the round, once
+        the workers have saved.
+        """
+        self._draining = hosts
+        current = self.course.current_round
+        new = [host for host in self._relievable(current) if host not in self._leaving]
+        if not new:
+            return []
+        self._leaving.update(new)
+        self._growth.begin(since=now)
+        self.course.notices.give_soon()
+        return [Record(DrainFound(tuple(new)))]
+
+    def _relievable(self, current: Round) -> list[str]:
+        """The hosts of the round that Slurm drains, as far as there are spares for them now."""
+        roster = self.course.roster
+        if not (self._draining and self.course.job.saves):
+            return []
+        fit = {p.place.node for p in roster if p.host not in self._draining}
+        spares = (roster.nodes & fit).difference(current.groups)
+        used = dict.fromkeys(p.host for p in current.participants if p.host in self._draining)
+        return list(used)[: len(spares)]
+
+    def _replaceable_straggler(self, current: Round) -> str:
+        """Its host; "" if there is none, or no spare for it."""
+        job, roster, named = self.course.job, self.course.roster, self._stragglers.named
+        spares = roster.nodes.difference(current.groups)
+        if named is None or not (job.replaces_stragglers and job.saves and spares):
+            return ""
+        return roster[named.agent].host
+
+    # Time
+
+    def next_deadline(self) -> float:
+        return min(self.course.lease.renewable_until, super().next_deadline())
+
+    def _next_deadline(self) -> float:
+        course = self.course
+        if self._only_waits_for_slurm:
+            return super()._next_deadline()
+        watches = (self._hangs, self._stragglers, course.notices)
+        return min(course.allocation.stop_at, *(watch.next_deadline() for watch in watches))

@@ -1,0 +1,154 @@
+"""The base of all stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ...protocol.effects import Effect, Record, Send
+from ...protocol.events import Event
+from ...protocol.messages import Report
+from ...protocol.model import Request
+from ...protocol.stages import GOAL, Stage
+from ...protocol.values import value
+from ..course import Course
+from ..roster import Peer
+from ..straggler_watch import Straggler
+
+
+@value(frozen=True)
+class Step:
+    """The effects of one step, and the stage that follows; None: the same stage goes on."""
+
+    effects: Sequence[Effect] = ()
+    next: Stage | None = None
+
+
+class JobStage:
+    """One stage of the job, from `enter` until a `step` names the next one. It owns the timers and
+    flags that only matter in this stage.
+    """
+
+    kind: ClassVar[Stage]
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+        self.since = 0.0
+
+    def enter(self, now: float) -> list[Effect]:
+        self.since = now
+        return []
+
+    def report(self, peer: Peer, report: Report) -> None:
+        """Take in a report on the current round."""
+
+    def event(self, event: Event, now: float) -> list[Effect]:
+        """Take in an event that is not the same to all stages."""
+        return []
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        """Do what is to be done now. The head calls it until nothing is left. `ticked`: the event
+        was a tick, so every message that had arrived has been handled.
+        """
+        raise NotImplementedError
+
+    def beat(self, now: float) -> list[Effect]:
+        """Do what is to be done once in a beat."""
+        return []
+
+    def next_deadline(self) -> float:
+        end = self.course.end
+        return end.next_deadline() if end.is_waiting else self._next_deadline()
+
+    def _next_deadline(self) -> float:
+        """Return the deadline while the end of the job waits for nothing."""
+        return math.inf
+
+    # What the head shows
+
+    @property
+    def straggler(self) -> Straggler | None:
+        return None
+
+    @property
+    def needed_search(self) -> int:
+        """The number of a search without whose answer no round can begin; 0 for none."""
+        return 0
+
+    def show(self, now: float, *, wants_vitals: bool) -> list[Effect]:
+        """Ask for what is only wanted while somebody looks at the job."""
+        return []
+
+    def refusal(self, request: Request) -> str:
+        """Return why a request of the user cannot be granted now; "" if it can."""
+        if self.course.verdict is not None:
+            return f"the job is about to end: {self.course.verdict.reason}"
+        return "" if request is Request.STOP else self._refusal(request)
+
+    def _refusal(self, request: Request) -> str:
+        """Return why a request about the workers cannot be granted now; "" if it can."""
+        return "no round of the training is running"
+
+    # Orders
+
+    def order(self, peer: Peer, now: float) -> Send:
+        course = self.course
+        return course.orders.order(
+            peer,
+            GOAL[self.kind],
+            course.round,
+            now,
+            verdict=course.verdict,
+            later=course.allocation.comes_later,
+        )
+
+    def order_all(self, now: float) -> list[Effect]:
+        present = self.course.roster.present
+        return [self.order(p, now) for p in present if p.report is not None]
+
+    # The end of the job
+
+    def end(self, now: float) -> Step:
+        """End the job with the verdict, once it is known whether it is started again."""
+        course = self.course
+        assert course.verdict is not None, "a job ends with a verdict"
+        asked = course.end.ask(course.verdict, course.search, now)
+        if asked is not None:
+            return Step(asked)
+        course.verdict = course.end.decide(course.verdict, now)
+        return Step(self._last_facts(now), Stage.ENDING)
+
+    def _last_facts(self, now: float) -> list[Effect]:
+        """Return what is recorded of this stage when the job ends."""
+        return []
+
+    def end_in_time(self, now: float) -> Step:
+        """End the job before Slurm does, once it is known what was saved since the notice."""
+        course = self.course
+        last = course.end.last_search
+        searched = last.ask(course.search, now)
+        if searched is not None:
+            return Step(searched)
+        total = course.budget.total
+        course.verdict = course.notices.verdict_of_end(last.found, now, total)
+        return self.end(now)
+
+    def end_without_round(self, now: float, *, ticked: bool) -> Step | None:
+        """End the job if there can be no further round; None if there can be one."""
+        course = self.course
+        course.rendezvous.update(now, ticked=ticked)
+        total = course.budget.total
+        course.verdict = course.verdict or course.rendezvous.verdict(now, total)
+        course.verdict = course.verdict or course.allocation.verdict_of_warning(total)
+        is_over = course.end.last_search.is_open or course.allocation.is_over(now)
+        if course.verdict is None and is_over:
+            return self.end_in_time(now)
+        return None if course.verdict is None else self.end(now)
+
+
+class InRound(JobStage):
+    """A stage in which workers of a round are left."""
+
+    def _last_facts(self, now: float) -> list[Effect]:
+        return [Record(self.course.current_round.ended(now))]
