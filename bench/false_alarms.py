@@ -15,12 +15,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 from measuring import HPCLAUNCH, TORCHRUN, command, running
 from on_slurm import CPUS, PORTS, TOOLS, Cluster, allocation, remove_stale
-
-from hpclaunch.core.protocol.values import replace
 
 WORKERS = 2  # on each node
 BURN = "while True: pass"

@@ -15,12 +15,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from measuring import COLD, HPCLAUNCH, TORCHRUN, WORKER, Run, command, running, timed
 from side_by_side import Launcher, compare
-
-from hpclaunch.core.protocol.values import replace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from slurm.cluster import CONTROLLER, TOOLS, Cluster, remove_stale

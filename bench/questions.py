@@ -15,13 +15,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from idle_agent import REST, cpu, family, step
 from measuring import BIN, HPCLAUNCH, Command, Run, alone, running
 
-from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import view_client
 from hpclaunch.system.network.view_socket import LOOK
 

@@ -11,10 +11,9 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from measuring import HPCLAUNCH, TORCHRUN, Command, alone, running
-
-from hpclaunch.core.protocol.values import replace
 
 REST = 0.2  # seconds, at most, between two rounds
 
