@@ -286,7 +286,7 @@ def test_any_output_of_its_commands(outputs, code):
         patch.setattr(view_client, "looked_patiently", lambda _: [])
         patch.setenv("SLURM_JOB_ID", "7")
         _, found = job_end.ask(scontrol.shown("job", "7"), "1800000000", "0")
-        assert isinstance(found["state"], JobState)
+        assert JobState(found["state"])
         assert job_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
         assert job_end.kill_wait() >= 0
         assert isinstance(job_end.draining("n1", ()), tuple)
