@@ -37,14 +37,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import ALL
-from hpclaunch.system.checkpoints.client import (
-    Begun,
-    CheckpointServiceClient,
-    FoundCheckpoint,
-    Looked,
-    Reply,
-    Searched,
-)
+from hpclaunch.system.checkpoints.client import CheckpointServiceClient
+from hpclaunch.system.checkpoints.messages import Begun, FoundCheckpoint, Looked, Reply, Searched
 
 GB = 10**9
 TENSORS = 500  # of one checkpoint, each divided among files
