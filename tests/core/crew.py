@@ -255,8 +255,13 @@ class Crew:
 
     def _sees(self, agent: int, look: Look) -> Seen:
         if self.unseen.get(agent) == look.path:
-            return Seen(look.number, missing="there is no such file")
-        return Seen(look.number, damage="bad bytes" if look.path == self.damaged else "")
+            return Seen(look.number, look.mark, look.share, missing="there is no such file")
+        return Seen(
+            look.number,
+            look.mark,
+            look.share,
+            damage="bad bytes" if look.path == self.damaged else "",
+        )
 
     def _leave(self, *agents: int) -> None:
         for i in agents:

@@ -235,7 +235,10 @@ def _sees(head: Head, order: Send) -> Received:
     look, known = _look(order.message), head.roster[order.to].report
     assert look is not None, "it is asked to look"
     assert known is not None, "it was heard"
-    return Received(order.to, replace(known, serial=next(_serials), seen=Seen(look.number)))
+    return Received(
+        order.to,
+        replace(known, serial=next(_serials), seen=Seen(look.number, look.mark, look.share)),
+    )
 
 
 def orders(effects: list[Effect]) -> list[tuple[int, str, int]]:

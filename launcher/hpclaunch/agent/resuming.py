@@ -270,7 +270,7 @@ class Resuming:
             self.newest = SavedMoment(last.time / 1e9, last.step, last.size)
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
-        seen = Seen(look.number, missing, damage)
+        seen = Seen(look.number, look.mark, look.share, missing, damage)
         if seen == self._seen:
             return []
         self._seen = seen

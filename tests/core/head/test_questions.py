@@ -53,9 +53,9 @@ def test_the_answer_to_a_search_in_one_round_does_not_choose_for_the_next():
     looked = looks(head.handle(CheckpointChosen("/c/2.pt", age=5.0, number=for_next), 1.3))
     assert {look.path for look in looked} == {"/c/2.pt"}
     head.handle(CheckpointChosen("/c/1.pt", age=9.0, number=in_round), 1.4)
-    number = looked[0].number
-    head.handle(report(0, IDLE, 0, exits=failure, seen=Seen(number)), 1.5)
-    effects = head.handle(report(1, IDLE, 0, seen=Seen(number)), 1.8)
+    seen = Seen(looked[0].number, looked[0].mark)
+    head.handle(report(0, IDLE, 0, exits=failure, seen=seen), 1.5)
+    effects = head.handle(report(1, IDLE, 0, seen=seen), 1.8)
     (began,) = [e.fact for e in effects if isinstance(e, Record) and isinstance(e.fact, RoundBegan)]
     assert began.checkpoint == "/c/2.pt"
     assert began.age == pytest.approx(5.5)
@@ -78,11 +78,13 @@ def test_an_agent_that_has_looked_at_an_earlier_checkpoint_has_not_seen_this_one
     tell(head, 0.0, Started(), report(0, IDLE))
     number = ask(head, 0.1, report(1, IDLE), ChooseCheckpoint)
     look, _ = looks(head.handle(CheckpointChosen("/c/1.pt", number=number), 0.2))
+    # The second one is of an earlier start of this head, which has counted from 1 as well.
+    for number, mark in ((look.number - 1, look.mark), (look.number, "of another")):
+        for agent in (0, 1):
+            head.handle(report(agent, IDLE, seen=Seen(number, mark)), 0.3)
+        assert head.stage is Stage.CHOOSING
     for agent in (0, 1):
-        head.handle(report(agent, IDLE, seen=Seen(look.number - 1)), 0.3)
-    assert head.stage is Stage.CHOOSING
-    for agent in (0, 1):
-        head.handle(report(agent, IDLE, seen=Seen(look.number)), 0.4)
+        head.handle(report(agent, IDLE, seen=Seen(look.number, look.mark)), 0.4)
     assert head.stage is Stage.RUNNING
 
 

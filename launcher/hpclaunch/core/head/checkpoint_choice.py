@@ -205,10 +205,8 @@ class CheckpointChoice:
 
     def _seen(self, peer: Peer) -> Seen | None:
         """Return the agent's answer to what it is asked now; None if it has not answered yet."""
-        seen = None if peer.report is None else peer.report.seen
-        if self._look is None or seen is None or seen.number != self._look.number:
-            return None
-        return seen
+        seen, look = None if peer.report is None else peer.report.seen, self.look(peer)
+        return seen if look is not None and seen is not None and look.is_answered(seen) else None
 
     def look(self, peer: Peer) -> Look | None:
         """Return what the agent is asked to look at; None for nothing."""

@@ -332,5 +332,5 @@ class Looking:
         return [LookAt(look)]
 
     def saw(self, seen: Seen) -> None:
-        if self._look is not None and seen.number == self._look.number:
+        if self._look is not None and self._look.is_answered(seen):
             self.seen = seen

@@ -254,13 +254,17 @@ Rounds = tuple[tuple[int, int | None, int], ...]
 class Look:
     """A checkpoint that all agents of the next round must look at before the round begins."""
 
-    number: int  # of the question: no two of a job have the same
+    number: int  # of the question: no two of one start of a head have the same
     path: str
     mark: str  # differs for every save
     size: int  # bytes of its files
     time: int  # when it was saved: the time of its decisive file, in ns
     share: tuple[int, int] = (0, 0)  # (k, n): read the k-th of n shares of its bytes; n = 0: none
     rounds: Rounds = ()  # the rounds in which it was saved, as the head knows them
+
+    def is_answered(self, seen: Seen) -> bool:
+        """Return whether this is the answer. A head that was started anew counts from 1 again."""
+        return (seen.number, seen.mark, seen.share) == (self.number, self.mark, self.share)
 
 
 @value(frozen=True)
@@ -269,7 +273,9 @@ class Seen:
     as the head.
     """
 
-    number: int  # that of the Look
+    number: int  # these are of the Look
+    mark: str
+    share: tuple[int, int] = (0, 0)
     missing: str = ""  # why it does not see the checkpoint, perhaps only for a moment
     damage: str = ""  # which bytes are not what was written
 

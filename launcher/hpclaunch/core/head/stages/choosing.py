@@ -32,8 +32,10 @@ class Choosing(JobStage):
         return []
 
     @property
-    def needed_search(self) -> int:
-        return self._choosing.search_number if self.course.verdict is None else 0
+    def needed_search(self) -> int | None:
+        course = self.course
+        is_over = course.verdict is not None or course.end.is_waiting
+        return None if is_over else self._choosing.search_number
 
     def order(self, peer: Peer, now: float) -> Send:
         course = self.course

@@ -25,7 +25,7 @@ class Ending(JobStage):
 
     def step(self, now: float, *, ticked: bool) -> Step:
         left = self.course.roster.all_have_left(but_for=self._never_arrived(now))
-        is_over = left or now >= self._next_deadline()
+        is_over = left or now >= self.next_deadline()
         return Step(next=Stage.ENDED if is_over else None)
 
     def _never_arrived(self, now: float) -> set[int]:
@@ -35,7 +35,7 @@ class Ending(JobStage):
             return set()
         return course.roster.absent - course.lease.configuration.agents
 
-    def _next_deadline(self) -> float:
+    def next_deadline(self) -> float:
         return self.since + self.course.timing.goodbye
 
 

@@ -55,7 +55,6 @@ class Running(InRound):
                 course.note_save(event, now)
             case SearchFailed(number=number) if self._growth.has_asked(number):
                 self._growth.failed()
-                course.onlookers.search_failed()  # which this search has replaced
             case EndFound(draining=draining):
                 return self._note_drains(draining, now)
             case Requested(request=Request.RESTART):
@@ -196,7 +195,9 @@ class Running(InRound):
         elif hosts and self._growth.is_worthwhile:
             effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
         elif drained or slow or (hosts and course.job.grow is Grow.CHECKPOINT):
-            return self._growth.look(course.search, now)
+            if searching := self._growth.look(course.search, now):
+                course.onlookers.search_failed()  # this one replaces theirs
+            return searching
         else:
             return []
         current.ends.add(EndReason.GROWTH)

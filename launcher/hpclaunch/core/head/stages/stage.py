@@ -72,9 +72,9 @@ class JobStage:
         return None
 
     @property
-    def needed_search(self) -> int:
-        """The number of a search without whose answer no round can begin; 0 for none."""
-        return 0
+    def needed_search(self) -> int | None:
+        """The number of a search without whose answer no round can begin; None: no search is."""
+        return None
 
     def show(self, now: float, *, wants_vitals: bool) -> list[Effect]:
         """Ask for what is only wanted while somebody looks at the job."""
