@@ -18,6 +18,8 @@ from ..system.shared.errands import ANSWERS, Answer, Errand, Notify
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 
+MOST_HUNG = 8  # errands, each with a thread, before the process that runs them is replaced
+
 Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
 
 
@@ -46,8 +48,9 @@ class PendingErrand:
 
 class Errands:
     """Errands out, answers in. The process is started for the first errand, and replaced if it was
-    killed, or once it has nothing to do but errands that have hung. It does not end when it is
-    idle: when the next errand comes, a file system may have stalled, and a start would wait for it.
+    killed, or once it has nothing to do but MOST_HUNG errands that hang. It does not end when it is
+    idle, or for a single errand: when the next one comes, a file system may have stalled, and a
+    start would wait for it. The same holds for the end of a process that cannot be killed.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Errands:
         self._client: ErrandServiceClient | None = None
         self._number = 0
         self._pending: dict[int, PendingErrand] = {}
-        self._has_hung = False  # an errand of this process
+        self._hung: set[int] = set()  # errands of this process that are given up, and run on
 
     def run(self, errand: Callable[[int], Errand], done: Done) -> None:
         """Begin an errand, which is made with its number. `done` gets the answer, later; None if
@@ -78,7 +81,7 @@ class Errands:
         client.send(pending.errand)
 
     def _start(self) -> ErrandServiceClient:
-        self._client, self._has_hung = ErrandServiceClient(), False
+        self._client = ErrandServiceClient()
         self._poller.register(self._client.fileno(), zmq.POLLIN)
         return self._client
 
@@ -86,9 +89,10 @@ class Errands:
         return min((pending.until for pending in self._pending.values()), default=math.inf)
 
     def expire(self, now: float) -> list[events.Event]:
-        """Conclude errands that are too late. Call it after `receive`."""
+        """Give up errands that are too late. Call it after `receive`."""
         late = [number for number, pending in self._pending.items() if now >= pending.until]
-        self._has_hung = self._has_hung or bool(late)
+        if self._client is not None:
+            self._hung.update(late)
         return self._conclude(dict.fromkeys(late))
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
@@ -104,12 +108,14 @@ class Errands:
     def _hear(self) -> list[events.Event]:
         client = self._client
         assert client is not None, "the caller has looked"
-        found = self._conclude({answer.number: answer for answer in client.answers()})
+        answers = {answer.number: answer for answer in client.answers()}
+        self._hung -= answers.keys()
+        found = self._conclude(answers)
         return found + (self._replace(client) if client.lost else [])
 
     def _conclude(self, answers: Mapping[int, Answer | None]) -> list[events.Event]:
         over = [(self._pending.pop(n), a) for n, a in answers.items() if n in self._pending]
-        if self._has_hung and not self._pending:
+        if len(self._hung) >= MOST_HUNG and not self._pending:
             self.close()  # nobody else's errand is lost with it
         return [event for pending, answer in over for event in pending.done(answer)]
 
@@ -133,3 +139,4 @@ class Errands:
             self._poller.unregister(self._client.fileno())
             self._client.abandon()
             self._client = None
+            self._hung.clear()
