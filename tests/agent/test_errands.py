@@ -203,8 +203,39 @@ def test_one_that_is_not_replaced_leaves_errands_unanswered(poller, py_spy):
     asked.run("stacks", hanging(py_spy))
     helper().kill()
     assert asked.until(1) == [("stacks", None)]
+    asked.run("name", resolve())
+    assert errands.next_deadline() <= time.monotonic()
+    errands.expire(time.monotonic())
+    assert asked.over == [("stacks", None), ("name", None)]
     assert not helpers()
-    errands.close()
+
+
+def test_one_that_fails_leaves_the_others_alone(asked, py_spy, tmp_path, capfd):
+    """It has no answer, and is not tried again."""
+    end = tmp_path / "end"
+    asked.run("other", notify(f"while [ ! -e {end} ]; do sleep 0.01; done"))
+    first = helper()
+    asked.run("command", notify("a\0b"))
+    assert asked.until(1) == [("command", None)]
+    end.touch()
+    assert asked.until(2)[1] == ("other", Notified(1, ""))
+    assert helper() == first
+    assert capfd.readouterr().err.count("ValueError: embedded null byte") == 1
+
+
+def test_one_for_which_no_thread_is_left_fails(asked, capfd):
+    asked.run("command", notify("exec sleep 600"))  # so that no stack is free
+    first = helper()
+    while not first.children():
+        time.sleep(0.01)
+    first.rlimit(psutil.RLIMIT_AS, (first.memory_info().vms + (1 << 20), -1))
+    asked.run("name", resolve())
+    assert asked.until(1) == [("name", None)]
+    first.rlimit(psutil.RLIMIT_AS, (-1, -1))
+    asked.run("again", resolve())
+    assert asked.until(2)[1] == ("again", Resolved(3, ()))
+    assert helper() == first
+    assert "can't start new thread" in capfd.readouterr().err
 
 
 def test_one_that_cannot_be_started(asked, errands, monkeypatch):

@@ -29,16 +29,28 @@ class ErrandService:
         while True:
             for request in self._channel.read():
                 errand = decode(errands.ERRANDS, request)
-                threading.Thread(target=self._answer, args=[errand], daemon=True).start()
+                thread = threading.Thread(target=self._answer, args=[errand], daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the kernel grants no further thread
+                    self._fail(errand)
 
     def _answer(self, errand: errands.Errand) -> None:
         try:
             answer = self._run(errand)
-            with self._answering, contextlib.suppress(AgentGoneError):  # serve() sees it, too
-                self._channel.send(answer.encoded())
-        except BaseException:  # the agent replaces a process that has failed
-            traceback.print_exc()
-            os._exit(1)
+        except Exception:
+            self._fail(errand)
+        else:
+            self._send(answer)
+
+    def _fail(self, errand: errands.Errand) -> None:
+        """Print the exception that is being handled. Other errands continue."""
+        traceback.print_exc()
+        self._send(errands.Failed(errand.number))
+
+    def _send(self, answer: errands.Answer | errands.Failed) -> None:
+        with self._answering, contextlib.suppress(AgentGoneError):  # serve() sees it, too
+            self._channel.send(answer.encoded())
 
     def _run(self, errand: errands.Errand) -> errands.Answer:
         number = errand.number

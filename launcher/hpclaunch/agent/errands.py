@@ -14,7 +14,7 @@ import zmq
 
 from ..core.protocol import events
 from ..core.protocol.values import value
-from ..system.shared.errands import ANSWERS, Answer, Errand, Notify
+from ..system.shared.errands import ANSWERS, Answer, Errand, Failed, Notify
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 
@@ -30,7 +30,7 @@ class ErrandServiceClient(Helper):
     def __init__(self) -> None:
         super().__init__("hpclaunch.agent.errand_service", str(os.getpid()))
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Answer | Failed]:
         """Return those that are there; call it when the descriptor is readable."""
         return [decode(ANSWERS, reply) for reply in self.receive()]
 
@@ -58,13 +58,15 @@ class Errands:
     ) -> None:
         self._poller, self._is_replaced = poller, is_replaced
         self._client: ErrandServiceClient | None = None
+        self._is_refused = False  # a process, since the last one has no successor
         self._number = 0
         self._pending: dict[int, PendingErrand] = {}
         self._hung: set[int] = set()  # errands of this process that are given up, and run on
 
     def run(self, errand: Callable[[int], Errand], done: Done) -> None:
         """Begin an errand, which is made with its number. `done` gets the answer, later; None if
-        there is none in time, or the process is gone. It returns the events that follow.
+        there is none in time, the errand failed, or the process is gone. It returns the events that
+        follow.
         """
         self._number += 1
         made = errand(self._number)
@@ -73,16 +75,18 @@ class Errands:
 
     def _send(self, number: int) -> None:
         pending = self._pending[number]
-        try:
-            client = self._client or self._start()
-        except OSError:  # no process, or no descriptor, is left
+        client = self._client or self._start()
+        if client is None:
             pending.until = time.monotonic()
-            return
-        client.send(pending.errand)
+        else:
+            client.send(pending.errand)
 
-    def _start(self) -> ErrandServiceClient:
-        self._client = ErrandServiceClient()
-        self._poller.register(self._client.fileno(), zmq.POLLIN)
+    def _start(self) -> ErrandServiceClient | None:
+        """Return None if there can be no process."""
+        if not self._is_refused:
+            with contextlib.suppress(OSError):  # no process, or no descriptor, is left
+                self._client = ErrandServiceClient()
+                self._poller.register(self._client.fileno(), zmq.POLLIN)
         return self._client
 
     def next_deadline(self) -> float:
@@ -108,9 +112,9 @@ class Errands:
     def _hear(self) -> list[events.Event]:
         client = self._client
         assert client is not None, "the caller has looked"
-        answers = {answer.number: answer for answer in client.answers()}
-        self._hung -= answers.keys()
-        found = self._conclude(answers)
+        answers = client.answers()
+        self._hung -= {each.number for each in answers}
+        found = self._conclude({a.number: None if isinstance(a, Failed) else a for a in answers})
         return found + (self._replace(client) if client.lost else [])
 
     def _conclude(self, answers: Mapping[int, Answer | None]) -> list[events.Event]:
@@ -124,11 +128,10 @@ class Errands:
         twice for an event.
         """
         self.close()
-        again = self._is_replaced(lost)
-        if again:
-            with contextlib.suppress(OSError):
-                self._start()
-        ended = [n for n, p in self._pending.items() if not again or isinstance(p.errand, Notify)]
+        self._is_refused = not self._is_replaced(lost)
+        self._start()
+        interrupted = [n for n, p in self._pending.items() if isinstance(p.errand, Notify)]
+        ended = [*self._pending] if self._is_refused else interrupted
         for number in self._pending.keys() - set(ended):
             self._send(number)
         return self._conclude(dict.fromkeys(ended))
