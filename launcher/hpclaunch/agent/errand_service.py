@@ -1,17 +1,22 @@
 """The process that runs an agent's errands (`system/shared/errands.py`), each in a thread of its
 own: one that hangs holds up no other.
 
-What an errand needs is imported when the first of its kind is there. Standard library only.
+What errands need is imported at the start: a module that a file system holds up would hold up
+everyone who imports it. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  for the lookup of names
 import os
 import threading
 import traceback
 from collections.abc import Collection
 
+from hpclaunch.system.hosts import job_end
+from hpclaunch.system.network import reachability, route
+from hpclaunch.system.processes import commands
 from hpclaunch.system.shared import errands
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -56,27 +61,17 @@ class ErrandService:
         number = errand.number
         match errand:
             case errands.FindJobEnd():
-                from hpclaunch.system.hosts import job_end
-
                 return job_end.find(errand)
             case errands.Resolve(host=host):
-                from hpclaunch.system.network import route
-
                 addresses: list[str] = []
                 with contextlib.suppress(OSError):
                     addresses = route.resolve_node(host)
                 return errands.Resolved(number, tuple(addresses))
             case errands.Explain(host=host, addresses=tried, ports=ports):
-                from hpclaunch.system.network import reachability
-
                 return errands.Explained(number, reachability.explain(host, tried, ports))
             case errands.ReadStacks(py_spy=py_spy, pids=pids, until=until):
-                from hpclaunch.system.processes import commands
-
                 return errands.Stacks(number, commands.stacks(py_spy, pids, until))
             case errands.Notify(command=command, event=event):
-                from hpclaunch.system.processes import commands
-
                 return errands.Notified(number, commands.notify(command, event, self._mask))
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hpclaunch.system.shared.prctl import die_with
@@ -26,7 +27,6 @@ def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
 
     py-spy reads large libraries, and each process stands still meanwhile.
     """
-    from concurrent.futures import ThreadPoolExecutor  # the user's command needs none
 
     def stack_of(pid: int) -> str:
         left = until - time.monotonic()
