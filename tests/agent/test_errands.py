@@ -87,7 +87,14 @@ def asked(errands, poller):
 
 def helpers():
     children = psutil.Process().children()  # also those of other tests
-    return [child for child in children if "hpclaunch.agent.errand_service" in child.cmdline()]
+    return [child for child in children if is_helper(child)]
+
+
+def is_helper(child):
+    try:
+        return "hpclaunch.agent.errand_service" in child.cmdline()
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def helper():
