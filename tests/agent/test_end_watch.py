@@ -14,7 +14,10 @@ pytestmark = pytest.mark.starts
 SCONTROL = """#!/bin/sh
 echo begun >> {0}/begun
 while [ ! -e {0}/go ]; do sleep 0.01; done
-echo "JobId=7 UserId=me(1) StartTime=1600000000 EndTime=4000000000"
+case $2 in
+job) echo "JobId=7 UserId=me(1) StartTime=1600000000 EndTime=4000000000" ;;
+node) echo "NodeName=n1 State=IDLE+DRAIN" ;;
+esac
 """
 ANSWER_LIMIT = 60_000  # ms
 
@@ -36,7 +39,8 @@ def watch(tmp_path, monkeypatch, errands):
     (tmp_path / "scontrol").write_text(SCONTROL.format(tmp_path))
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return EndWatch(Job((Place(0, 0, "n0"),), slurm_id="7"), {}, errands)
+    job = Job((Place(0, 0, "n0"), Place(1, 1, "n1")), most=1, slurm_id="7")
+    return EndWatch(job, {"SLURM_STEP_NODELIST": "n[0-1]"}, errands)
 
 
 def answers(errands, poller):
@@ -57,4 +61,17 @@ def test_the_answer_to_an_earlier_question_is_of_use(watch, errands, poller, tmp
     assert watch.began == 1600000000
     (second,) = answers(errands, poller)
     assert second.number == 4
-    assert (tmp_path / "begun").read_text().split() == ["begun"] * 2  # not once for each
+    assert (tmp_path / "begun").read_text().split() == ["begun"] * 4  # two of each question
+
+
+def test_a_question_without_an_answer_leaves_drained_nodes_drained(
+    watch, errands, poller, tmp_path
+):
+    (tmp_path / "go").touch()
+    watch.ask(1)
+    (first,) = answers(errands, poller)
+    (tmp_path / "go").unlink()
+    watch.ask(2)
+    (second,) = errands.expire(errands.next_deadline())
+    assert (second.left, second.number) == (None, 2)
+    assert second.draining == first.draining == ("n1",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 import zmq
 
 from hpclaunch.agent import evidence
-from hpclaunch.agent.errands import Errands
+from hpclaunch.agent.errands import MOST_HUNG, Errands
 from hpclaunch.core.protocol import events
 from hpclaunch.system.shared.errands import (
     Explain,
@@ -86,7 +87,14 @@ def asked(errands, poller):
 
 def helpers():
     children = psutil.Process().children()  # also those of other tests
-    return [child for child in children if "hpclaunch.agent.errand_service" in child.cmdline()]
+    return [child for child in children if is_helper(child)]
+
+
+def is_helper(child):
+    try:
+        return "hpclaunch.agent.errand_service" in child.cmdline()
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def helper():
@@ -126,7 +134,7 @@ def find_job_end():
 
 @pytest.mark.parametrize("kind", ["scontrol", "name", "py-spy", "command"])
 def test_one_that_hangs_holds_up_no_other(asked, errands, py_spy, tmp_path, monkeypatch, kind):
-    """It is given up after its time, and the process with it."""
+    """It is given up after its time. The process stays: its start and end may hang as well."""
     stalls = hanging(py_spy)
     (tmp_path / "scontrol").symlink_to(py_spy)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # without an address, Slurm is asked for the node's
@@ -141,28 +149,42 @@ def test_one_that_hangs_holds_up_no_other(asked, errands, py_spy, tmp_path, monk
         "other command": Notified(2, "ended with 3"),
         "explanation": Explained(3, ""),
     }
-    below = first.children(recursive=True)
     errands.expire(errands.next_deadline())
     assert asked.over[2:] == [(kind, None)]
-    assert not any(process.is_running() for process in [first, *below])
     asked.run("again", notify("exit 4"))
     assert asked.until(4)[3] == ("again", Notified(4, "ended with 4"))
+    assert helper() == first
 
 
-def test_one_that_hangs_interrupts_no_other(asked, errands, py_spy, tmp_path):
-    """The process stays until what else it does is done."""
+def test_an_answer_that_is_too_late_is_dropped(asked, errands, poller):
+    """And its errand does not count as one that hangs."""
+    for number in range(MOST_HUNG):
+        asked.run(number, notify("exit 3"))
+        first = helper()
+        errands.expire(math.inf)
+        errands.receive(dict(poller.poll(LIMIT * 1000)))
+    assert asked.over == [(number, None) for number in range(MOST_HUNG)]
+    assert helper() == first
+
+
+def test_a_process_in_which_many_hang_is_replaced(asked, errands, py_spy, tmp_path):
+    """Once what else it does is done."""
     end = tmp_path / "end"
-    asked.run("stacks", hanging(py_spy))
+    for _ in range(MOST_HUNG):
+        asked.run("stacks", hanging(py_spy))
     asked.run("command", notify(f"while [ ! -e {end} ]; do sleep 0.01; done"))
     first = helper()
-    errands.expire(errands.next_deadline())
-    assert asked.over == [("stacks", None)]
-    asked.run("name", resolve())
-    assert asked.until(2)[1] == ("name", Resolved(3, ()))
+    while len(first.children()) <= MOST_HUNG:
+        time.sleep(0.01)
+    below = first.children(recursive=True)
+    errands.expire(time.monotonic() + 2 * ReadStacks.limit)
+    assert asked.over == [("stacks", None)] * MOST_HUNG
     assert helper() == first
     end.touch()
-    assert asked.until(3)[2] == ("command", Notified(2, ""))
-    assert not first.is_running()
+    assert asked.until(MOST_HUNG + 1)[-1] == ("command", Notified(MOST_HUNG + 1, ""))
+    assert not any(process.is_running() for process in [first, *below])
+    asked.run("again", notify("exit 4"))
+    assert asked.until(MOST_HUNG + 2)[-1] == ("again", Notified(MOST_HUNG + 2, "ended with 4"))
 
 
 def test_what_a_killed_process_has_not_answered_is_begun_again(asked, py_spy, tmp_path):
@@ -188,8 +210,39 @@ def test_one_that_is_not_replaced_leaves_errands_unanswered(poller, py_spy):
     asked.run("stacks", hanging(py_spy))
     helper().kill()
     assert asked.until(1) == [("stacks", None)]
+    asked.run("name", resolve())
+    assert errands.next_deadline() <= time.monotonic()
+    errands.expire(time.monotonic())
+    assert asked.over == [("stacks", None), ("name", None)]
     assert not helpers()
-    errands.close()
+
+
+def test_one_that_fails_leaves_the_others_alone(asked, py_spy, tmp_path, capfd):
+    """It has no answer, and is not tried again."""
+    end = tmp_path / "end"
+    asked.run("other", notify(f"while [ ! -e {end} ]; do sleep 0.01; done"))
+    first = helper()
+    asked.run("command", notify("a\0b"))
+    assert asked.until(1) == [("command", None)]
+    end.touch()
+    assert asked.until(2)[1] == ("other", Notified(1, ""))
+    assert helper() == first
+    assert capfd.readouterr().err.count("ValueError: embedded null byte") == 1
+
+
+def test_one_for_which_no_thread_is_left_fails(asked, capfd):
+    asked.run("command", notify("exec sleep 600"))  # so that no stack is free
+    first = helper()
+    while not first.children():
+        time.sleep(0.01)
+    first.rlimit(psutil.RLIMIT_AS, (first.memory_info().vms + (1 << 20), -1))
+    asked.run("name", resolve())
+    assert asked.until(1) == [("name", None)]
+    first.rlimit(psutil.RLIMIT_AS, (-1, -1))
+    asked.run("again", resolve())
+    assert asked.until(2)[1] == ("again", Resolved(3, ()))
+    assert helper() == first
+    assert "can't start new thread" in capfd.readouterr().err
 
 
 def test_one_that_cannot_be_started(asked, errands, monkeypatch):
@@ -255,6 +308,7 @@ def test_evidence_does_not_wait_for_stacks_for_ever(taken, errands, poller):
     assert errands.next_deadline() <= time.monotonic() + ReadStacks.limit
     assert errands.expire(errands.next_deadline()) == [events.EvidenceGathered(1, ())]
     assert taken == [of_hang(1)]
+    process.send_signal(signal.SIGCONT)
     taken.add(2)
     while len(taken) == 1:
         errands.receive(dict(poller.poll(LIMIT * 1000)))

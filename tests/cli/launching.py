@@ -133,10 +133,18 @@ def family(process):
     return [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
 
 
+def command_of(pid):
+    """The words of a process; none if it has just ended."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return []
+
+
 def fork_server(process):
     """The launcher's own, with all that it has started."""
     children = psutil.Process(process.pid).children()
-    (server,) = [p for p in children if any("worker.fork_server" in word for word in p.cmdline())]
+    (server,) = [p for p in children if "worker.fork_server" in " ".join(command_of(p.pid))]
     return [server.pid, *(p.pid for p in server.children(recursive=True))]
 
 

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from launching import LIMIT, fork_server, hpclaunch, living, script, start, until
+from launching import LIMIT, command_of, fork_server, hpclaunch, living, script, start, until
 
 pytestmark = pytest.mark.starts
 
@@ -234,11 +234,11 @@ def test_the_copier_of_pipes_is_stopped(tmp_path):
     job = start("--no-python", "--log-dir", "logs", "sh", "train.sh", cwd=tmp_path)
     file = tmp_path / "logs/round-0/rank-0.out"
     until(lambda: file.exists() and "line 1\n" in file.read_text())
-    server, *below = map(psutil.Process, fork_server(job))
-    (copier,) = [child for child in below if child.cmdline() == server.cmdline()]
-    copier.suspend()
+    server, *below = fork_server(job)
+    (copier,) = [pid for pid in below if command_of(pid) == command_of(server)]
+    psutil.Process(copier).suspend()
     (tmp_path / "go").touch()
     out, err = job.communicate(timeout=LIMIT)
     assert (job.returncode, out) == (0, OUTPUT), err
     assert STOPPED in err
-    assert not living([copier.pid])
+    assert not living([copier])

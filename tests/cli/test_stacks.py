@@ -9,9 +9,8 @@ import sys
 import textwrap
 from contextlib import contextmanager
 
-import psutil
 import pytest
-from launching import LIMIT, end, fork_server, hpclaunch, script, start, until
+from launching import LIMIT, command_of, end, fork_server, hpclaunch, script, start, until
 
 pytestmark = pytest.mark.starts
 
@@ -61,7 +60,7 @@ class Waiting:
 
     def pid(self, name):
         """Of the only process of that name below the fork server."""
-        (pid,) = [p for p in fork_server(self.process)[1:] if name in psutil.Process(p).cmdline()]
+        (pid,) = [p for p in fork_server(self.process)[1:] if name in command_of(p)]
         return pid
 
     def ends_in_order(self):

@@ -113,3 +113,16 @@ def test_the_stack_of_a_process_that_holds_pythons_lock(waiting):
 def test_what_is_in_the_way(tmp_path):
     (text,) = stacks(str(tmp_path / "missing"), [1], math.inf)
     assert text.endswith("/missing: No such file or directory\n")
+
+
+def test_a_py_spy_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
+    """What it has started holds its output, and may ignore that it has died."""
+    program, pids = tmp_path / "py-spy", tmp_path / "pids"
+    program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {pids}\nsleep 1000\n")
+    program.chmod(0o755)
+    while not pids.exists() or not pids.read_text():  # it was killed before it had begun
+        assert stacks(str(program), [1], time.monotonic() + 0.5) == ("",)
+    for pid in map(int, pids.read_text().split()):
+        deadline = time.monotonic() + LIMIT
+        while not is_gone(pid):
+            assert time.monotonic() < deadline

@@ -640,6 +640,17 @@ def test_a_stop_while_the_template_hangs(client):
     assert client.round() == ["started\n"]
 
 
+def test_the_agent_dies_while_the_template_hangs(client):
+    client.prepare("print('started')\n")
+    template = client.ready().template()
+    template.suspend()
+    client.ask(client.command(), warm=True)
+    client.server.close()
+    assert client.server._process.returncode == 0
+    assert not template.is_running()
+    assert not client.path(0, "out").exists()
+
+
 def test_a_killed_template_is_replaced(client):
     client.prepare("import sys; print(preloaded('torch'))\n")
     template = client.ready().template()

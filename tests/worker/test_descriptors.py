@@ -54,14 +54,36 @@ def test_who_has_closed_meanwhile_is_not_called(pipes):
         pipe.write()
     found.handle(found.wait(math.inf))
     assert called == []
-    assert found.wait(math.inf) == {pipes[0].fileno()}  # one without a descriptor is left out
+    assert [*found.wait(math.inf)] == pipes[:1]  # one without a descriptor is left out
 
 
 def test_owners_that_come_and_go(pipes):
     found, called, there = Descriptors(), [], []
     found.add_some(lambda: there, called.append)
     pipes[1].write()
-    assert found.wait(time.monotonic()) == set()
+    assert found.wait(time.monotonic()) == {}
     there.append(pipes[1])
     found.handle(found.wait(math.inf))
     assert called == [pipes[1]]
+
+
+def test_who_has_opened_a_number_that_was_ready_is_not_called(pipes):
+    found, called, there = Descriptors(), [], [pipes[1]]
+    found.add(pipes[0], lambda: there.append(reopened(there.pop())))
+    found.add_some(lambda: there, called.append)
+    number = pipes[1].fileno()
+    for pipe in pipes[:2]:
+        pipe.write()
+    found.handle(found.wait(math.inf))
+    (new,) = there
+    assert (new.fileno(), called) == (number, [])
+    new.write()
+    found.handle({new: new.fileno()})
+    assert called == [new]
+    new.close()
+
+
+def reopened(pipe):
+    """Close a pipe. Return another one with the same numbers."""
+    pipe.close()
+    return Pipe()

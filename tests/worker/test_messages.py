@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, get_args
 
 import pytest
@@ -66,8 +67,11 @@ def test_it_is_made_with_all_of_its_fields(wrong):
     [
         ({"op": "start"}, "unknown message 'start'"),
         ({"op": None}, "unknown message None"),
+        ({"op": ["stop"]}, "unknown message ['stop']"),
+        ({"op": {}}, "unknown message {}"),
         ({"seconds": 1.0}, "await-stillness.seconds"),
         ({"seconds": ["1"]}, "await-stillness.seconds: '1' is not float"),
+        ({"seconds": [10**400]}, "await-stillness.seconds: 1"),
         ({"seconds": [True]}, "await-stillness.seconds"),
         ({"places": [{"rank": "3"}]}, "place.rank: '3' is not int"),
         ({"places": [{"rank": True}]}, "place.rank: True is not int"),
@@ -80,10 +84,22 @@ def test_it_is_made_with_all_of_its_fields(wrong):
     ],
 )
 def test_what_does_not_fit_is_named(changed, named):
-    with pytest.raises(MessageError, match=named.replace(".", r"\.").replace("|", r"\|")):
+    with pytest.raises(MessageError, match=re.escape(named)):
         decode(REQUESTS, sent(EXAMPLE) | changed)
 
 
 def test_something_else_is_no_message():
     with pytest.raises(MessageError, match="not a message"):
         decode(REQUESTS, [1])
+
+
+@pytest.mark.parametrize("name", ["op", "fields", "encoded", "replaced", "of_fields"])
+def test_no_field_hides_what_every_message_has(name):
+    with pytest.raises(TypeError, match=f"Wrong.{name}: Message has this name"):
+        type("Wrong", (Message,), {"__annotations__": {name: int}})
+
+
+@pytest.mark.parametrize("bases", [(Stop,), (Message, str)])
+def test_all_fields_are_in_one_class(bases):
+    with pytest.raises(TypeError, match="Wrong is not directly below Message"):
+        type("Wrong", bases, {"__annotations__": {"more": int}})

@@ -54,7 +54,8 @@ class EndWatch:
         if number != self._number:
             self._begin()
         if not isinstance(answer, JobEnd):
-            return [events.EndFound(None, number=number)]
+            draining = () if self._last is None else self._last.draining
+            return [events.EndFound(None, draining=draining, number=number)]
         event = events.EndFound(
             left=answer.left,
             state=JobState(answer.state),

@@ -1,17 +1,22 @@
 """The process that runs an agent's errands (`system/shared/errands.py`), each in a thread of its
 own: one that hangs holds up no other.
 
-What an errand needs is imported when the first of its kind is there. Standard library only.
+What errands need is imported at the start: a module that a file system holds up would hold up
+everyone who imports it. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  for the lookup of names
 import os
 import threading
 import traceback
 from collections.abc import Collection
 
+from hpclaunch.system.hosts import job_end
+from hpclaunch.system.network import reachability, route
+from hpclaunch.system.processes import commands
 from hpclaunch.system.shared import errands
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -29,42 +34,44 @@ class ErrandService:
         while True:
             for request in self._channel.read():
                 errand = decode(errands.ERRANDS, request)
-                threading.Thread(target=self._answer, args=[errand], daemon=True).start()
+                thread = threading.Thread(target=self._answer, args=[errand], daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the kernel grants no further thread
+                    self._fail(errand)
 
     def _answer(self, errand: errands.Errand) -> None:
         try:
             answer = self._run(errand)
-            with self._answering, contextlib.suppress(AgentGoneError):  # serve() sees it, too
-                self._channel.send(answer.encoded())
-        except BaseException:  # the agent replaces a process that has failed
-            traceback.print_exc()
-            os._exit(1)
+        except Exception:
+            self._fail(errand)
+        else:
+            self._send(answer)
+
+    def _fail(self, errand: errands.Errand) -> None:
+        """Print the exception that is being handled. Other errands continue."""
+        traceback.print_exc()
+        self._send(errands.Failed(errand.number))
+
+    def _send(self, answer: errands.Answer | errands.Failed) -> None:
+        with self._answering, contextlib.suppress(AgentGoneError):  # serve() sees it, too
+            self._channel.send(answer.encoded())
 
     def _run(self, errand: errands.Errand) -> errands.Answer:
         number = errand.number
         match errand:
             case errands.FindJobEnd():
-                from hpclaunch.system.hosts import job_end
-
                 return job_end.find(errand)
             case errands.Resolve(host=host):
-                from hpclaunch.system.network import route
-
                 addresses: list[str] = []
                 with contextlib.suppress(OSError):
                     addresses = route.resolve_node(host)
                 return errands.Resolved(number, tuple(addresses))
             case errands.Explain(host=host, addresses=tried, ports=ports):
-                from hpclaunch.system.network import reachability
-
                 return errands.Explained(number, reachability.explain(host, tried, ports))
             case errands.ReadStacks(py_spy=py_spy, pids=pids, until=until):
-                from hpclaunch.system.processes import commands
-
                 return errands.Stacks(number, commands.stacks(py_spy, pids, until))
             case errands.Notify(command=command, event=event):
-                from hpclaunch.system.processes import commands
-
                 return errands.Notified(number, commands.notify(command, event, self._mask))
 
 

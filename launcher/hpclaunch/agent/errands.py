@@ -14,9 +14,11 @@ import zmq
 
 from ..core.protocol import events
 from ..core.protocol.values import value
-from ..system.shared.errands import ANSWERS, Answer, Errand, Notify
+from ..system.shared.errands import ANSWERS, Answer, Errand, Failed, Notify
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
+
+MOST_HUNG = 8  # errands, each with a thread, before the process that runs them is replaced
 
 Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
 
@@ -28,7 +30,7 @@ class ErrandServiceClient(Helper):
     def __init__(self) -> None:
         super().__init__("hpclaunch.agent.errand_service", str(os.getpid()))
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Answer | Failed]:
         """Return those that are there; call it when the descriptor is readable."""
         return [decode(ANSWERS, reply) for reply in self.receive()]
 
@@ -46,8 +48,9 @@ class PendingErrand:
 
 class Errands:
     """Errands out, answers in. The process is started for the first errand, and replaced if it was
-    killed, or once it has nothing to do but errands that have hung. It does not end when it is
-    idle: when the next errand comes, a file system may have stalled, and a start would wait for it.
+    killed, or once it has nothing to do but MOST_HUNG errands that hang. It does not end when it is
+    idle, or for a single errand: when the next one comes, a file system may have stalled, and a
+    start would wait for it. The same holds for the end of a process that cannot be killed.
     """
 
     def __init__(
@@ -55,13 +58,15 @@ class Errands:
     ) -> None:
         self._poller, self._is_replaced = poller, is_replaced
         self._client: ErrandServiceClient | None = None
+        self._is_refused = False  # a process, since the last one has no successor
         self._number = 0
         self._pending: dict[int, PendingErrand] = {}
-        self._has_hung = False  # an errand of this process
+        self._hung: set[int] = set()  # errands of this process that are given up, and run on
 
     def run(self, errand: Callable[[int], Errand], done: Done) -> None:
         """Begin an errand, which is made with its number. `done` gets the answer, later; None if
-        there is none in time, or the process is gone. It returns the events that follow.
+        there is none in time, the errand failed, or the process is gone. It returns the events that
+        follow.
         """
         self._number += 1
         made = errand(self._number)
@@ -70,25 +75,28 @@ class Errands:
 
     def _send(self, number: int) -> None:
         pending = self._pending[number]
-        try:
-            client = self._client or self._start()
-        except OSError:  # no process, or no descriptor, is left
+        client = self._client or self._start()
+        if client is None:
             pending.until = time.monotonic()
-            return
-        client.send(pending.errand)
+        else:
+            client.send(pending.errand)
 
-    def _start(self) -> ErrandServiceClient:
-        self._client, self._has_hung = ErrandServiceClient(), False
-        self._poller.register(self._client.fileno(), zmq.POLLIN)
+    def _start(self) -> ErrandServiceClient | None:
+        """Return None if there can be no process."""
+        if not self._is_refused:
+            with contextlib.suppress(OSError):  # no process, or no descriptor, is left
+                self._client = ErrandServiceClient()
+                self._poller.register(self._client.fileno(), zmq.POLLIN)
         return self._client
 
     def next_deadline(self) -> float:
         return min((pending.until for pending in self._pending.values()), default=math.inf)
 
     def expire(self, now: float) -> list[events.Event]:
-        """Conclude errands that are too late. Call it after `receive`."""
+        """Give up errands that are too late. Call it after `receive`."""
         late = [number for number, pending in self._pending.items() if now >= pending.until]
-        self._has_hung = self._has_hung or bool(late)
+        if self._client is not None:
+            self._hung.update(late)
         return self._conclude(dict.fromkeys(late))
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
@@ -104,12 +112,14 @@ class Errands:
     def _hear(self) -> list[events.Event]:
         client = self._client
         assert client is not None, "the caller has looked"
-        found = self._conclude({answer.number: answer for answer in client.answers()})
+        answers = client.answers()
+        self._hung -= {each.number for each in answers}
+        found = self._conclude({a.number: None if isinstance(a, Failed) else a for a in answers})
         return found + (self._replace(client) if client.lost else [])
 
     def _conclude(self, answers: Mapping[int, Answer | None]) -> list[events.Event]:
         over = [(self._pending.pop(n), a) for n, a in answers.items() if n in self._pending]
-        if self._has_hung and not self._pending:
+        if len(self._hung) >= MOST_HUNG and not self._pending:
             self.close()  # nobody else's errand is lost with it
         return [event for pending, answer in over for event in pending.done(answer)]
 
@@ -118,11 +128,10 @@ class Errands:
         twice for an event.
         """
         self.close()
-        again = self._is_replaced(lost)
-        if again:
-            with contextlib.suppress(OSError):
-                self._start()
-        ended = [n for n, p in self._pending.items() if not again or isinstance(p.errand, Notify)]
+        self._is_refused = not self._is_replaced(lost)
+        self._start()
+        interrupted = [n for n, p in self._pending.items() if isinstance(p.errand, Notify)]
+        ended = [*self._pending] if self._is_refused else interrupted
         for number in self._pending.keys() - set(ended):
             self._send(number)
         return self._conclude(dict.fromkeys(ended))
@@ -133,3 +142,4 @@ class Errands:
             self._poller.unregister(self._client.fileno())
             self._client.abandon()
             self._client = None
+            self._hung.clear()

@@ -172,8 +172,8 @@ class Births:
             self._on.reap()
 
     def drop(self) -> None:
-        """Forget what waits: this process is about to end."""
-        self._request = None
+        """Forget what waits, or is being forked: this process is about to end."""
+        self._request, self.is_forking = None, False
 
     def hear_template(self, wait: float = 0.0) -> None:
         for reply in self.template.receive(wait):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 
@@ -35,20 +35,22 @@ class Descriptors:
         is called before and after every wait, since others may be among them by then."""
         self._entries.append((owners, call))
 
-    def wait(self, until: float) -> set[int]:
+    def wait(self, until: float) -> dict[Readable, int]:
         """Wait until a descriptor is readable, or until this time on the monotonic clock. Return
-        those that are."""
+        the owners of those that are, with their descriptors."""
         poll = select.poll()
-        for owners, _ in self._entries:
-            for owner in owners():
-                if owner.fileno() >= 0:
-                    poll.register(owner, select.POLLIN)
+        owned = {owner: owner.fileno() for owners, _ in self._entries for owner in owners()}
+        for fd in owned.values():
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
         left = max(0.0, 1000 * (until - time.monotonic()))
-        return {fd for fd, _ in poll.poll(None if until == math.inf else math.ceil(left))}
+        found = dict(poll.poll(None if until == math.inf else math.ceil(left)))
+        return {owner: fd for owner, fd in owned.items() if fd in found}
 
-    def handle(self, ready: set[int]) -> None:
-        """Call what belongs to these descriptors, as far as they still have an owner."""
+    def handle(self, ready: Mapping[Readable, int]) -> None:
+        """Call what belongs to these owners, as far as they are still registered and have the same
+        descriptor. Its number alone says nothing: another owner may have opened it meanwhile."""
         for owners, call in self._entries:
             for owner in [*owners()]:
-                if owner.fileno() in ready:
+                if ready.get(owner) == owner.fileno():
                     call(owner)

@@ -21,6 +21,7 @@ others.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Iterable, Mapping
@@ -51,12 +52,18 @@ class MessageError(ValueError):
 
 @dataclass_transform(frozen_default=True)
 class Message:
-    """The base of all messages. A class directly below it lists all of its fields."""
+    """The base of all messages. A class directly below it lists all of its fields; none has a name
+    that the base has."""
 
     op: ClassVar[str]  # the name of the class: "await-stillness" for AwaitStillness
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
+        if cls.__bases__ != (Message,):
+            raise TypeError(f"{cls.__name__} is not directly below Message")
+        for name in cls.__annotations__:
+            if name == "op" or hasattr(Message, name):
+                raise TypeError(f"{cls.__name__}.{name}: Message has this name")
         cls.op = "".join(f"-{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("-")
         cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
 
@@ -129,7 +136,7 @@ def decode(kinds: Kinds[M], raw: object) -> M:
         raise MessageError(f"not a message: {raw!r}")
     fields = dict(raw)
     op = fields.pop("op", None)
-    if op not in kinds:
+    if not isinstance(op, str) or op not in kinds:
         raise MessageError(f"unknown message {op!r}")
     return kinds[op].of_fields(fields)
 
@@ -178,7 +185,8 @@ def _checked(where: str, kind: Any, value: object) -> Any:
         if isinstance(value, dict):
             return kind.of_fields(value)
     elif kind is float and type(value) in (int, float):
-        return float(value)  # type: ignore[arg-type]
+        with contextlib.suppress(OverflowError):
+            return float(value)  # type: ignore[arg-type]
     elif type(value) is kind:
         return value
     raise MessageError(f"{where}: {value!r} is not {getattr(kind, '__name__', kind)}")

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hpclaunch.system.shared.prctl import die_with
 
 LIMIT = 30.0  # seconds for the user's command
-KILLED_LIMIT = 5.0  # seconds to wait for the end of one that was killed
+KILLED_LIMIT = 1.0  # seconds to wait for the end of one that was killed
 MOST_READ = 4096  # bytes of its errors
 MOST = 4  # processes that py-spy reads at a time
 
@@ -26,22 +27,28 @@ def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
 
     py-spy reads large libraries, and each process stands still meanwhile.
     """
-    from concurrent.futures import ThreadPoolExecutor  # the user's command needs none
 
     def stack_of(pid: int) -> str:
-        command = [py_spy, "dump", "--native", "--pid", str(pid)]
         left = until - time.monotonic()
         if left <= 0:
             return ""
-        try:
-            done = subprocess.run(
-                command, capture_output=True, stdin=subprocess.DEVNULL, timeout=left
-            )
-        except subprocess.TimeoutExpired:
-            return ""
-        except OSError as e:
-            return f"{py_spy}: {e.strerror}\n"
-        return (done.stdout or done.stderr).decode(errors="replace")
+        with _file() as output, _file() as errors:
+            try:
+                process = subprocess.Popen(
+                    [py_spy, "dump", "--native", "--pid", str(pid)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            except OSError as e:
+                return f"{py_spy}: {e.strerror}\n"
+            try:
+                process.wait(left)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                return ""
+            return (_content(output) or _content(errors)).decode(errors="replace")
 
     with ThreadPoolExecutor(MOST) as pool:
         return tuple(pool.map(stack_of, pids))
@@ -61,7 +68,7 @@ def notify(
         die_with(me)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Files, not pipes: a command need not read, and what it leaves running holds up nobody.
+    # A command need not read.
     with _file(json.dumps(event).encode() + b"\n") as event_file, _file() as errors:
         try:
             process = subprocess.Popen(
@@ -77,10 +84,7 @@ def notify(
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(KILLED_LIMIT)  # a file system may hold it
+            _kill(process)
             return f"was killed: it took longer than {limit:g} s"
         if not code:
             return ""
@@ -91,9 +95,24 @@ def notify(
         return f"{how}: {said}" if said else how
 
 
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, with what it has started there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILLED_LIMIT)  # a file system may hold it
+
+
 def _file(content: bytes = b"") -> Any:
-    """Return a file in memory, to be read from its begin."""
-    file = os.fdopen(os.memfd_create("hpclaunch notify", os.MFD_CLOEXEC), "w+b", buffering=0)
+    """Return a file in memory, to be read from its begin. Unlike a pipe, it keeps nobody waiting
+    for what a command leaves running.
+    """
+    file = os.fdopen(os.memfd_create("hpclaunch", os.MFD_CLOEXEC), "w+b", buffering=0)
     file.write(content)
     file.seek(0)
     return file
+
+
+def _content(file: Any) -> bytes:
+    file.seek(0)
+    return bytes(file.read())

@@ -97,7 +97,13 @@ class Notified(Message):
     why: str  # what was wrong; "" if nothing
 
 
+class Failed(Message):
+    """There is no answer, since running the errand raised an exception."""
+
+    number: int
+
+
 Errand: TypeAlias = FindJobEnd | Resolve | Explain | ReadStacks | Notify
 Answer: TypeAlias = JobEnd | Resolved | Explained | Stacks | Notified
 ERRANDS: Kinds[Errand] = by_op(get_args(Errand))
-ANSWERS: Kinds[Answer] = by_op(get_args(Answer))
+ANSWERS: Kinds[Answer | Failed] = by_op([*get_args(Answer), Failed])
