@@ -251,9 +251,10 @@ def _on_one_clock(heads: Iterable[Sequence[DatedFact]]) -> list[list[DatedFact]]
     found = []
     ran = 0.0  # when a round ran last, as far as it is known
     for head in heads:
-        behind = max(0.0, ran - head[0][0])
-        times = itertools.accumulate((at + behind for at, _ in head), max)
-        dated = [(at, fact) for at, (_, fact) in zip(times, head, strict=True)]
+        # A fact is no later than those after it, also if the clock was ahead for a while.
+        times = [*itertools.accumulate((at for at, _ in reversed(head)), min)][::-1]
+        behind = max(0.0, ran - times[0])
+        dated = [(at + behind, fact) for at, (_, fact) in zip(times, head, strict=True)]
         ran = max((at for at, fact in dated if _is_running(fact)), default=ran)
         found.append(dated)
     return found

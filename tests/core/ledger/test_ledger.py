@@ -233,6 +233,11 @@ def test_a_clock_that_steps_back_changes_no_order():
     assert spent(launch) == pytest.approx({TRAINING: 2 * 150})
 
 
+def test_a_clock_that_is_ahead_for_a_while_books_no_years():
+    run = [*begins(0), *ends(1e9, 0, 100), *begins(102, 1), *ends(150, 1, 48, then=END)]
+    assert spent(launch_of(run)) == pytest.approx({TRAINING: 2 * 150})
+
+
 def test_of_a_head_before_one_whose_clock_is_behind_nothing_is_lost():
     first = [*begins(1000), *ends(1100, 0, 100), *begins(1100, 1)]
     first.append((1190, SeatUse(0, {UNKNOWN: 2.0}, 1)))
