@@ -10,7 +10,7 @@ import pytest
 from crew import Crew
 
 from hpclaunch.agent.ledger_keeping import LedgerKeeping
-from hpclaunch.core.protocol.facts import SeatUse
+from hpclaunch.core.protocol.facts import Category, HeadChanged, NodesAllocated, SeatUse
 from hpclaunch.observe.ledger import KINDS
 from hpclaunch.system.logs import fact_files
 from hpclaunch.system.logs.fact_files import FactFile
@@ -104,6 +104,38 @@ def test_it_asks_again_as_long_as_it_does_not_know_them(tmp_path):
     assert len(service.asked) == 3
     ledger.finish(service)
     assert service.written == {}
+
+
+def test_a_head_before_that_recorded_only_that_it_leads(tmp_path):
+    crew, now = training(), time.time()
+    crew.kill(0)
+    crew.until(110.0)
+    ledger, _ = keeping(crew, 1, tmp_path)
+    ledger.note(HeadChanged("n0", "n1", 9, 0.0), now - 5)
+    ledger.note(SeatUse(9, {Category.RESTART: 2.0}), now - 5)
+    file, lines = FactFile(tmp_path, "0", "71.0", "n0"), []
+    file._lines.add = lines.append
+    file.record(HeadChanged("n2", "n0", 8, 0.0), now - 10)
+    ledger.take_earlier(b"".join(lines).decode())
+    assert ledger.launch().begin == now - 5
+
+
+def test_a_head_that_nobody_follows_yet_does_not_record_since_when_it_has_its_nodes(monkeypatch):
+    crew = training()
+    control, reaches = crew.agents[1], crew._reaches
+    monkeypatch.setattr(crew, "_reaches", lambda a, b: a != 1 and reaches(a, b))
+    crew.kill(0)
+    while not control.leads:
+        crew.until(crew.now + 0.1)
+    recorded = []
+    config = SimpleNamespace(logs=None, allocation=SimpleNamespace(name="71.0"))
+    ledger = LedgerKeeping(config, control, recorded.append)
+    ledger.keep(Service(), 1e9, time.monotonic())
+    assert recorded == []
+    monkeypatch.undo()
+    crew.until(crew.now + 5.0)
+    ledger.keep(Service(), 1e9, time.monotonic())
+    assert [type(fact) for fact in recorded] == [NodesAllocated]
 
 
 def test_since_when_the_job_has_its_nodes_is_recorded_once(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, living, script, start, until
 from long_jobs import write_facts
 
-from hpclaunch.cli import log_directories
+from hpclaunch.cli import launch_ledgers, log_directories
 from hpclaunch.cli.logs import _changed, _is_over
 from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.summing import Launch
@@ -240,6 +241,18 @@ def test_a_launch_that_was_killed_is_over_after_a_while(tmp_path):
     assert (code, said) == (0, killed)
     os.utime(logs / "facts.jsonl")
     assert not is_over(str(logs))
+
+
+def test_facts_are_read_again_only_when_there_are_others(tmp_path, monkeypatch):
+    logs, read, seen = tmp_path / "logs", launch_ledgers.read, []
+    monkeypatch.setattr(launch_ledgers, "read", lambda of: seen.append(of) or read(of))
+    written(logs, over=False)
+    assert not any(is_over(str(logs)) for _ in range(3))
+    assert seen == [logs]
+    shutil.rmtree(logs)
+    written(logs, over=True)
+    assert all(is_over(str(logs)) for _ in range(3))
+    assert seen == [logs, logs]
 
 
 @pytest.mark.parametrize(("running", "over"), [("71.10", "71.9"), ("71_1.0", "71_2.0")])

@@ -12,10 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_journal import OLD_NAME, anything
 
-from hpclaunch.core.protocol.facts import HeadAwaited, HeadChanged, NodeHeard, NodeLost
+from hpclaunch.core.protocol.facts import (
+    Category,
+    HeadAwaited,
+    HeadChanged,
+    NodeHeard,
+    NodeLost,
+    RoundEnded,
+    RoundShares,
+    SeatUse,
+)
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.observe.ledger import ledger_of
 from hpclaunch.system.logs import fact_files
 from hpclaunch.system.logs.fact_files import KINDS, FactFile
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.worker import private_files
 
 
 def written(file):
@@ -88,6 +100,48 @@ def test_what_is_no_file_of_ours_is_left_out(tmp_path):
     (tmp_path / "facts.jsonl").mkdir()
     os.symlink("/dev/zero", tmp_path / "facts-agent-1.jsonl")
     assert fact_files.read(tmp_path) == ([], ["facts-agent-1.jsonl", "facts.jsonl"])
+
+
+def test_the_lines_of_a_launch_in_spite_of_what_cannot_be_read(tmp_path):
+    """A directory in place of a file, one that is too large, and lines that are no objects."""
+    (tmp_path / "facts-agent-1.jsonl").mkdir()
+    with (tmp_path / "facts-agent-2.jsonl").open("wb") as f:
+        os.fchmod(f.fileno(), 0o600)
+        f.truncate(private_files.MOST + 1)
+    file = FactFile(tmp_path, "0", "71.0", "n1")
+    file.record(NodeHeard("n2"), 1.7e9)
+    title, line = written(file).splitlines(keepends=True)
+    path = tmp_path / "facts.jsonl"
+    path.touch(0o600)
+    path.write_bytes(b"".join([b"17\n", title, b'null\n[1]\n"format"\n\xff\n', line]))
+    text = fact_files.lines_of(tmp_path, "71.0", ["NodeHeard"])
+    (run,) = fact_files.of_lines(text)
+    assert run.facts == [(1.7e9, NodeHeard("n2"))]
+
+
+def test_the_lines_of_two_weeks_are_not_too_many(tmp_path):
+    """Only the first and the last SeatUse of those that say the same are there."""
+    hosts = tuple(f"node-{i:04}" for i in range(64))
+    file, lines = FactFile(tmp_path, "0", "71.0", "n1"), []
+    file._lines.add = lines.append
+    before, after = (
+        SeatUse(0, {Category.UNKNOWN: 512.0}, number, hosts=hosts, are_gpus=True)
+        for number in (0, 1)
+    )
+    recorded = [(1.7e9, before)]
+    for i in range(1, 5000):
+        last = RoundEnded(0, -1.0, 0.0, (), shares=RoundShares(300.0 * i, {}))
+        recorded.append((1.7e9 + 300 * i, replace(before, last=last)))
+    recorded += [(1.71e9, RoundEnded(0, 0.0, 0.0, ())), (1.71e9, after)]
+    for at, fact in recorded:
+        file.record(fact, at)
+    path = tmp_path / "facts.jsonl"
+    path.touch(0o600)
+    path.write_bytes(b"".join(lines))
+    assert path.stat().st_size > fact_files.MOST
+    (run,) = fact_files.of_lines(fact_files.lines_of(tmp_path, "71.0", ["SeatUse", "RoundEnded"]))
+    assert run.facts == recorded[:2] + recorded[-3:]
+    assert ledger_of([run.facts]) == ledger_of([recorded])
 
 
 def test_without_a_directory_there_is_none():

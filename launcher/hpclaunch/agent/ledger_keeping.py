@@ -64,7 +64,9 @@ class LedgerKeeping:
 
     def keep(self, service: LogServiceClient, began: float | None, now: float) -> None:
         """Call it after every turn of the loop. `began`: when the job did, if that is known."""
-        if began is not None and not self._is_allocated and self._control.leads:
+        is_new = not self._is_allocated and self._control.leads
+        # What is recorded before HeadChanged counts for no head.
+        if began is not None and is_new and self._control.seat_use(now) is not None:
             self._is_allocated = True
             self._record(NodesAllocated(began - time.time()))
         if now >= self._due and self._control.leads:
@@ -86,7 +88,7 @@ class LedgerKeeping:
         from ..observe.ledger import ledger_of
 
         earlier = ledger_of((run.facts for run in fact_files.of_lines(lines)), self._term)
-        if earlier.use is not None:
+        if earlier.since > 0:  # something is known of what the seats did
             self._ledger, self._new, self._own = earlier, self._own, None
             self._is_whole = True
 

@@ -27,12 +27,17 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
     return sorted(filter(None, found), key=lambda launch: launch.begin), unknown
 
 
-def date(directory: Path) -> float:
-    """Return when a fact was recorded in it last; 0 if there is none."""
+def state(directory: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the name, the size and the time of each file with facts. Another fact changes it."""
     from hpclaunch.system.logs import fact_files
 
     try:
-        files = fact_files.in_directory(directory)
-        return max((os.lstat(file).st_mtime for file in files), default=0.0)
+        found = [(file.name, os.lstat(file)) for file in fact_files.in_directory(directory)]
     except OSError:
-        return 0.0
+        return ()
+    return tuple((name, seen.st_size, seen.st_mtime_ns) for name, seen in found)
+
+
+def date(directory: Path) -> float:
+    """Return when a fact was recorded in it last; 0 if there is none."""
+    return max((at for _, _, at in state(directory)), default=0) / 1e9

@@ -148,12 +148,20 @@ def _tell_of_killed(directories: Iterable[Path]) -> None:
             say(f"{directory}: its launcher was killed, or its nodes are gone")
 
 
-def _launches(directory: Path) -> list[Launch]:
+def _launches(directory: Path) -> Sequence[Launch]:
+    return _launches_by(directory, launch_ledgers.state(directory))
+
+
+@lru_cache(maxsize=64)
+def _launches_by(directory: Path, _state: object) -> Sequence[Launch]:
+    """Return the launches by the files that are in this state: they are read again only if some
+    have changed.
+    """
     try:
         launches, _ = launch_ledgers.read(directory)
     except OSError:
-        return []
-    return launches
+        return ()
+    return tuple(launches)
 
 
 def _moment(at: float) -> tuple[str, str]:

@@ -5,6 +5,7 @@ The same for a job that runs and for one that is over. All times are seconds sin
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -32,10 +33,11 @@ from ..core.protocol.facts import (
     SeatUse,
 )
 from ..core.protocol.model import Verdict
-from ..core.protocol.values import field, fields, is_value, replace, value
+from ..core.protocol.values import field, is_value, names, replace, value
 
 MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
 MOST_ENDS = 50
+SHORTEST = 0.001  # seconds, or seat seconds, that something is divided by
 KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocated, JobEnded)
 
 DatedFact = tuple[float, Fact]  # with the time when it was recorded
@@ -76,6 +78,7 @@ class Ledger:
                 if self.running is not None:  # of a head that was killed, and started anew
                     self._close(at)
                     self._end_round(self.last)
+                self.verdict = None
                 self.ended = min(self.ended, number - 1)
                 never = fact.saves and not checkpoint
                 known = None if age is None or not fact.saves else at - age
@@ -174,7 +177,7 @@ class Ledger:
     def _insert(self, end: RoundEnded, at: float) -> None:
         """Note a round that has just ended in place of what was noted since its begin."""
         shares = end.shares
-        if shares is not None and self.entries and shares.elapsed > 0:
+        if shares is not None and self.entries and shares.elapsed >= SHORTEST:
             begin = max(self.entries[0].begin, at - shares.elapsed)
             before = [entry for entry in self.entries if entry.begin < begin]
             self.entries = [cut_off(e, begin) if e.end > begin else e for e in before]
@@ -199,7 +202,7 @@ def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
     """Return the entry of a round with what its workers did in place of what is UNKNOWN."""
     whole = 0.0 if shares is None else sum(shares.spent.values())
     unknown = entry.spent.get(Category.UNKNOWN, 0.0)
-    if shares is None or whole <= 0 or unknown <= 0:
+    if shares is None or whole < SHORTEST or unknown <= 0:
         return entry
     beside = {**entry.spent}
     del beside[Category.UNKNOWN]
@@ -229,30 +232,50 @@ def ledger_of(runs: Iterable[Sequence[DatedFact]], before: int | None = None) ->
             if term is not None and isinstance(fact, KINDS) and is_sound(at, fact):
                 tenures[term].append((at, fact))
     ledger = Ledger()
-    terms = sorted(term for term in tenures if before is None or term < before)
-    begins = {term: min(at for at, _ in tenures[term]) for term in terms}
-    for i, term in enumerate(terms):
-        until = min((begins[later] for later in terms[i + 1 :]), default=LATEST)
-        for at, fact in sorted(tenures[term], key=lambda dated: dated[0]):
+    heads = _on_one_clock(tenures[t] for t in sorted(tenures) if before is None or t < before)
+    for i, head in enumerate(heads):
+        until = min((later[0][0] for later in heads[i + 1 :]), default=LATEST)
+        for at, fact in head:
             if at < until:
                 ledger.note(fact, at)
     return ledger
 
 
+def _on_one_clock(heads: Iterable[Sequence[DatedFact]]) -> list[list[DatedFact]]:
+    """Return the facts of each head, in the order in which it has recorded them, with times that
+    never decrease.
+
+    No head begins to lead while a round runs under an earlier one. If it seems so, its clock is
+    behind.
+    """
+    found = []
+    ran = 0.0  # when a round ran last, as far as it is known
+    for head in heads:
+        # A fact is no later than those after it, also if the clock was ahead for a while.
+        times = [*itertools.accumulate((at for at, _ in reversed(head)), min)][::-1]
+        behind = max(0.0, ran - times[0])
+        dated = [(at + behind, fact) for at, (_, fact) in zip(times, head, strict=True)]
+        ran = max((at for at, fact in dated if _is_running(fact)), default=ran)
+        found.append(dated)
+    return found
+
+
+def _is_running(fact: Fact) -> bool:
+    return isinstance(fact, RoundBegan) or (isinstance(fact, SeatUse) and fact.round is not None)
+
+
 def is_sound(at: float, fact: Fact) -> bool:
     """Whether an agent may have recorded this. If not, it is damaged."""
-    return 0 <= at < LATEST and all(-LATEST < number < LATEST for number in _numbers(fact))
+    return 0 <= at < LATEST and _is_possible(fact)
 
 
-def _numbers(value: object) -> Iterable[float]:
+def _is_possible(value: object) -> bool:
     if isinstance(value, float):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _numbers(each)
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _numbers(each)
-    elif is_value(value):
-        for each in fields(value):
-            yield from _numbers(getattr(value, each.name))
+        return -LATEST < value < LATEST
+    if isinstance(value, dict):  # of seats, or of seat seconds
+        return all(0 <= each < LATEST for each in value.values())
+    if isinstance(value, tuple):
+        return all(map(_is_possible, value))
+    if isinstance(value, RoundShares) and value.elapsed < 0:
+        return False
+    return not is_value(value) or all(_is_possible(getattr(value, n)) for n in names(value))

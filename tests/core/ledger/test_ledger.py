@@ -220,6 +220,34 @@ def test_a_launch_is_over_when_the_head_that_leads_says_so():
     assert launch_of(cut_off, takes_over(30)).verdict is None
 
 
+def test_a_launch_goes_on_with_a_round_that_begins_after_its_end():
+    assert (
+        launch_of([*begins(0), *ends(10, 0, 10, then=END), *over(10), *begins(20)]).verdict is None
+    )
+
+
+def test_a_clock_that_steps_back_changes_no_order():
+    run = [*begins(0), *ends(100, 0, 100), *begins(98, 1), *ends(97, 1, 0), *begins(97, 2)]
+    launch = launch_of([*run, *ends(150, 2, 50, then=END)])
+    assert [each.round for each in launch.ends] == [0, 1, 2]
+    assert spent(launch) == pytest.approx({TRAINING: 2 * 150})
+
+
+def test_a_clock_that_is_ahead_for_a_while_books_no_years():
+    run = [*begins(0), *ends(1e9, 0, 100), *begins(102, 1), *ends(150, 1, 48, then=END)]
+    assert spent(launch_of(run)) == pytest.approx({TRAINING: 2 * 150})
+
+
+def test_of_a_head_before_one_whose_clock_is_behind_nothing_is_lost():
+    first = [*begins(1000), *ends(1100, 0, 100), *begins(1100, 1)]
+    first.append((1190, SeatUse(0, {UNKNOWN: 2.0}, 1)))
+    second = [*takes_over(500, end(1, 90)), *begins(510, 2, term=1), *ends(560, 2, 50, term=1)]
+    launch = launch_of(first, second)
+    assert (launch.begin, launch.until) == (1000, 1250)
+    assert [each.round for each in launch.ends] == [0, 1, 2]
+    assert spent(launch) == pytest.approx({TRAINING: 2 * 240, RESTART: 2 * 10})
+
+
 def test_since_when_the_job_has_its_nodes():
     run = [*begins(20.25), (21.4, NodesAllocated(-11.4001)), *ends(30.25, 0, 10)]
     assert launch_of(run).allocated == 10.0
@@ -236,6 +264,31 @@ def test_a_fact_of_no_possible_time_is_damaged(at):
     assert launch_of([*begins(at), *ends(at, 0, 10)]) is None
     fine = [*begins(0), *ends(10, 0, 10)]
     assert launch_of([*fine, (20, SeatUse(0, {END: 1e300}))]) == launch_of(fine)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        SeatUse(0, {END: -2.0}),
+        RoundEnded(0, 0.0, 0.0, (), shares=RoundShares(-1.0, {TRAINING: 2.0})),
+        RoundEnded(0, 0.0, 0.0, (), shares=RoundShares(1.0, {TRAINING: -2.0})),
+        SeatUse(0, {END: 2.0}, last=RoundEnded(0, 0.0, 0.0, (), shares=RoundShares(-1.0, {}))),
+    ],
+)
+def test_a_fact_of_less_than_nothing_is_damaged(fact):
+    fine = [*begins(0), *ends(10, 0, 10)]
+    assert launch_of([*fine, (20, fact)]) == launch_of(fine)
+
+
+@pytest.mark.parametrize("lasted", [0.0, 5e-324])
+def test_a_round_of_no_time_at_all(lasted):
+    """Nothing is divided by so little."""
+    tiny = RoundEnded(
+        0, 0.0, 0.0, (EndReason.LOSS,), shares=RoundShares(lasted, {TRAINING: lasted})
+    )
+    waits = [(0, SeatUse(0, {WAITING: 2.0})), (10, SeatUse(0, {WAITING: 2.0}))]
+    assert spent(launch_of(waits, takes_over(10, tiny))) == {WAITING: 20}
+    assert spent(launch_of([*begins(0), (10, tiny), (10, SeatUse(0, {END: 2.0}))])) == {UNKNOWN: 20}
 
 
 def test_a_ledger_is_of_bounded_size_and_loses_no_second():

@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -133,24 +133,53 @@ def _runs(lines: list[bytes]) -> list[AgentFacts]:
 
 def lines_of(directory: Path, launch: str, kinds: Collection[str]) -> str:
     """Return the lines with facts of these kinds, and the titles above them, of all agents of a
-    launch. Raises OSError, also if they are too many.
+    launch. Files that cannot be read are left out. Raises OSError for the directory itself, or if
+    the lines are too many.
     """
-    found = []
+    found: list[bytes] = []
     for path in in_directory(directory):
-        is_ours = False
-        for line in private_files.read_file(path).splitlines():
-            try:
-                value = bounded_json.loads(line.decode())
-            except ValueError:
-                continue
-            if isinstance(value, dict) and "format" in value:
-                is_ours = value.get("launch") == launch
-            if is_ours and (value.get("fact") in kinds or "format" in value):
-                found.append(line.decode())
-    text = "\n".join(found)
-    if len(text) > MOST:
+        try:
+            lines = private_files.read_file(path).splitlines()
+        except OSError:
+            continue
+        found += _without_repeats(_chosen(lines, launch, kinds))
+    if sum(map(len, found)) + len(found) > MOST:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), directory)
-    return text
+    return b"\n".join(found).decode()
+
+
+def _chosen(
+    lines: Iterable[bytes], launch: str, kinds: Collection[str]
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    is_ours = False
+    for line in lines:
+        try:
+            value = bounded_json.loads(line.decode())
+        except ValueError:
+            continue
+        if not isinstance(value, dict):
+            continue
+        if "format" in value:
+            is_ours = value.get("launch") == launch
+        if is_ours and (value.get("fact") in kinds or "format" in value):
+            yield line, value
+
+
+def _without_repeats(lines: Iterable[tuple[bytes, dict[str, Any]]]) -> list[bytes]:
+    """Leave out each SeatUse between two that say the same: a ledger is the same without it. A job
+    of two weeks records 4 MB of them.
+    """
+    found: list[bytes] = []
+    before, repeats = None, 0
+    for line, fields in lines:
+        is_use = fields.get("fact") == "SeatUse"
+        use = {**fields, "time": 0, "last": fields.get("last") is not None} if is_use else None
+        repeats = repeats + 1 if is_use and use == before else 0
+        if repeats > 1:
+            found.pop()
+        found.append(line)
+        before = use
+    return found
 
 
 def of_lines(text: str) -> list[AgentFacts]:
