@@ -415,7 +415,7 @@ class Agent:
             return
         there = self.sim.training.sees(self.index, look.path)
         missing = "" if there else "there is no such file"
-        self.deliver(events.CheckpointSeen(Seen(look.number, missing)))
+        self.deliver(events.CheckpointSeen(Seen(look.number, look.mark, look.share, missing)))
         if missing:
             self.sim.after(1.0, lambda: self._look_at(look))
 
