@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Doing, Phase
-from ..protocol.stages import Stage
 from ..protocol.values import replace
 from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from .roster import Peer
+from .seat_use import IN_ROUND
 
 if TYPE_CHECKING:
     from .head import Head
@@ -23,7 +23,6 @@ OF_PHASE = {
     Phase.DONE: AgentState.DONE,
     Phase.ENDED: AgentState.LEFT,
 }
-IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
 
 
 def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:

@@ -8,7 +8,19 @@ from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Send
 from ..protocol.messages import Order, Report
 from ..protocol.model import Goal, Look, StepNotice, Verdict
+from ..protocol.values import value
 from .roster import Peer
+
+
+@value(frozen=True)
+class Asks:
+    """The questions in an order."""
+
+    look: Look | None = None  # the checkpoint to look at, for a WAIT; the others are for a RUN
+    gather: int = 0  # the number of the evidence to gather; 0: none
+    sample: int = 0  # the number of the sample to take
+    notice: StepNotice | None = None  # to offer or to give
+    vitals: int = 0  # the number of the vitals to report
 
 
 class Orders:
@@ -45,21 +57,14 @@ class Orders:
         number: int,
         now: float,
         *,
-        verdict: Verdict | None = None,
-        look: Look | None = None,
-        gather: int = 0,
-        sample: int = 0,
-        notice: StepNotice | None = None,
-        later: bool = False,
-        vitals: int = 0,
+        verdict: Verdict | None,
+        asks: Asks,
+        later: bool,
     ) -> Send:
         """Return the next order for an agent: `goal` for round `number`.
 
         `verdict` is how the job ends, for an END, or for a STOP after which no round will follow.
-        `look` is the checkpoint to look at, for a WAIT; `gather` and `sample` are the numbers of
-        the evidence to gather and of the sample to take, and `notice` is what to offer or to give,
-        for a RUN. `later`: a SIGTERM means an end that comes later. `vitals` is the number of the
-        vitals to tell, for a RUN.
+        `later`: a SIGTERM means an end that comes later.
         """
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
@@ -84,12 +89,12 @@ class Orders:
             keep=self.lease.for_workers(presence, now),
             configuration=None if has_it else configuration,
             tenure=self.lease.tenure,
-            look=look if goal is Goal.WAIT else None,
-            gather=gather if goal is Goal.RUN else 0,
-            sample=sample if goal is Goal.RUN else 0,
-            notice=notice if goal is Goal.RUN else None,
+            look=asks.look if goal is Goal.WAIT else None,
+            gather=asks.gather if goal is Goal.RUN else 0,
+            sample=asks.sample if goal is Goal.RUN else 0,
+            notice=asks.notice if goal is Goal.RUN else None,
             later=later and bool(report.warned),
-            vitals=vitals if goal is Goal.RUN else 0,
+            vitals=asks.vitals if goal is Goal.RUN else 0,
             start=self.start,
         )
         presence.answered.send(self._serial, now)

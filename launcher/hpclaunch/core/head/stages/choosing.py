@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ...placement.assigning import assign
-from ...protocol.effects import Effect, Record, Send
+from ...protocol.effects import Effect, Record
 from ...protocol.events import CheckpointChosen, Event
-from ...protocol.stages import GOAL, Stage
+from ...protocol.stages import Stage
 from ..checkpoint_choice import CheckpointChoice
 from ..course import Course
+from ..orders import Asks
 from ..roster import Peer
 from ..round import Round
 from ..round_beginnings import began
@@ -37,17 +38,8 @@ class Choosing(JobStage):
         is_over = course.verdict is not None or course.end.is_waiting
         return None if is_over else self._choosing.search_number
 
-    def order(self, peer: Peer, now: float) -> Send:
-        course = self.course
-        return course.orders.order(
-            peer,
-            GOAL[self.kind],
-            course.round,
-            now,
-            verdict=course.verdict,
-            look=self._choosing.look(peer),
-            later=course.allocation.comes_later,
-        )
+    def asks(self, peer: Peer, now: float) -> Asks:
+        return Asks(look=self._choosing.look(peer))
 
     def step(self, now: float, *, ticked: bool) -> Step:
         course, choosing = self.course, self._choosing

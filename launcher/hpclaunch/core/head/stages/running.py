@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from ...protocol.effects import Effect, Record, Send
+from ...protocol.effects import Effect, Record
 from ...protocol.events import CheckpointChosen, EndFound, Event, Requested, SearchFailed
 from ...protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin, RequestGranted
 from ...protocol.messages import Report
 from ...protocol.model import Grow, Origin, Phase, Request, Verdict
-from ...protocol.stages import GOAL, Stage
+from ...protocol.stages import Stage
 from ...protocol.values import replace
 from ...protocol.wording import count
 from ..cordon import cordon
 from ..course import Course
 from ..growth import Growth
 from ..hang_watch import HangWatch
+from ..orders import Asks
 from ..roster import Peer, all_in
 from ..round import Round
 from ..straggler_watch import Straggler, StragglerWatch
@@ -83,19 +84,12 @@ class Running(InRound):
         has_notice = request is not Request.NOTICE or bool(self.course.timing.notice)
         return "" if has_notice else "its workers are to have no notice (--notice off)"
 
-    def order(self, peer: Peer, now: float) -> Send:
-        course = self.course
-        return course.orders.order(
-            peer,
-            GOAL[self.kind],
-            course.round,
-            now,
-            verdict=course.verdict,
+    def asks(self, peer: Peer, now: float) -> Asks:
+        return Asks(
             gather=self._hangs.gather,
             sample=self._stragglers.number,
-            notice=course.notices.offer,
-            later=course.allocation.comes_later,
-            vitals=course.onlookers.wanted(now),
+            notice=self.course.notices.offer,
+            vitals=self.course.onlookers.wanted(now),
         )
 
     # Whether to end the round

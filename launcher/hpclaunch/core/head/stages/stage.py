@@ -13,6 +13,7 @@ from ...protocol.model import Request
 from ...protocol.stages import GOAL, Stage
 from ...protocol.values import value
 from ..course import Course
+from ..orders import Asks
 from ..roster import Peer
 from ..straggler_watch import Straggler
 
@@ -100,8 +101,13 @@ class JobStage:
             course.round,
             now,
             verdict=course.verdict,
+            asks=self.asks(peer, now),
             later=course.allocation.comes_later,
         )
+
+    def asks(self, peer: Peer, now: float) -> Asks:
+        """Return the questions in the order for an agent."""
+        return Asks()
 
     def order_all(self, now: float) -> list[Effect]:
         present = self.course.roster.present
