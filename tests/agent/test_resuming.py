@@ -39,7 +39,7 @@ def resuming(tmp_path, poller, said):
         job=Job((Place(0, 0, "n0"),)),
         allocation=SimpleNamespace(index=0),
     )
-    resuming = Resuming(config, poller, lambda _: None, said.append, lambda _: True)
+    resuming = Resuming(config, poller, lambda _: None, said.append, lambda _: None, lambda _: True)
     yield resuming
     resuming.close()
 
