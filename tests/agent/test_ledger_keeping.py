@@ -16,6 +16,7 @@ from hpclaunch.system.logs import fact_files
 from hpclaunch.system.logs.fact_files import FactFile
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.messages import Facts
+from hpclaunch.system.shared.steady_date import SteadyDate
 
 NAMES = [kind.__name__ for kind in KINDS]
 
@@ -41,11 +42,15 @@ def training():
     return crew
 
 
-def keeping(crew, agent, directory):
+def keeping(crew, agent, directory, *, anew=False):
     """The ledger of an agent, which has had all that this agent has recorded."""
     logs = SimpleNamespace(path=directory)
-    config = SimpleNamespace(logs=logs, allocation=SimpleNamespace(name="71.0"))
-    made = LedgerKeeping(config, crew.agents[agent], lambda fact: made.note(fact, time.time()))
+    config = SimpleNamespace(logs=logs, anew=anew, allocation=SimpleNamespace(name="71.0"))
+
+    def record(fact):
+        made.note(fact, time.time())
+
+    made = LedgerKeeping(*(config, crew.agents[agent], SteadyDate(), str(agent)), record)
     ahead = time.time() - crew.now
     for at, fact in crew.facts.get(agent, []):
         made.note(fact, at + ahead)
@@ -54,7 +59,7 @@ def keeping(crew, agent, directory):
 
 def written(crew, agents, directory, ahead):
     for agent in agents:
-        file, lines = FactFile(directory, str(agent), "71.0", f"n{agent}"), []
+        file, lines = FactFile(directory, str(agent), "71.0", f"n{agent}", str(agent)), []
         file._lines.add = lines.append
         for at, fact in crew.facts[agent]:
             file.record(fact, at + ahead)
@@ -94,6 +99,44 @@ def test_a_new_head_asks_for_the_facts_of_those_before(tmp_path):
     assert len(ledger.launch().entries) == len(launch.entries)
 
 
+def test_a_first_agent_that_was_started_anew_knows_what_the_start_before_has_recorded(tmp_path):
+    """Also if it still leads term 0, and its own facts are in the file by then."""
+    crew, service = training(), Service()
+    before = [(at, fact) for at, fact in crew.facts[0] if at < 50]
+    ledger, ahead = keeping(crew, 0, tmp_path, anew=True)
+    assert ledger.launch() is None
+    ledger.keep(service, None, time.monotonic())
+    assert service.asked == [(str(tmp_path), "71.0")]
+    lines = []
+    for incarnation, facts in (("earlier", before), ("0", crew.facts[0])):
+        file = FactFile(tmp_path, "0", "71.0", "n0", incarnation)
+        file._lines.add = lines.append
+        for at, fact in facts:
+            file.record(fact, at + ahead - (200 if incarnation == "earlier" else 0))
+    ledger.take_earlier(b"".join(lines).decode())
+    launch = ledger.launch()
+    assert 290 < launch.until - launch.begin < 310
+    assert len({entry.begin for entry in launch.entries}) == len(launch.entries)
+    ledger.finish(service)
+    assert json.loads(service.written["report.json"])["begin"] == pytest.approx(launch.begin)
+
+
+def test_an_earlier_start_may_have_recorded_nothing(tmp_path):
+    crew = training()
+    ledger, _ = keeping(crew, 0, tmp_path, anew=True)
+    ledger.take_earlier("")
+    assert ledger.launch() is not None
+
+
+def test_a_clock_that_is_set_forward_books_no_time(tmp_path, monkeypatch):
+    crew = training()
+    ledger, _ = keeping(crew, 0, tmp_path)
+    lasted = ledger.launch().until - ledger.launch().begin
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+    assert ledger.launch().until - ledger.launch().begin < lasted + 60
+
+
 def test_it_asks_again_as_long_as_it_does_not_know_them(tmp_path):
     crew, service = training(), Service()
     crew.kill(0)
@@ -113,7 +156,7 @@ def test_a_head_before_that_recorded_only_that_it_leads(tmp_path):
     ledger, _ = keeping(crew, 1, tmp_path)
     ledger.note(HeadChanged("n0", "n1", 9, 0.0), now - 5)
     ledger.note(SeatUse(9, {Category.RESTART: 2.0}), now - 5)
-    file, lines = FactFile(tmp_path, "0", "71.0", "n0"), []
+    file, lines = FactFile(tmp_path, "0", "71.0", "n0", "0"), []
     file._lines.add = lines.append
     file.record(HeadChanged("n2", "n0", 8, 0.0), now - 10)
     ledger.take_earlier(b"".join(lines).decode())
@@ -128,8 +171,8 @@ def test_a_head_that_nobody_follows_yet_does_not_record_since_when_it_has_its_no
     while not control.leads:
         crew.until(crew.now + 0.1)
     recorded = []
-    config = SimpleNamespace(logs=None, allocation=SimpleNamespace(name="71.0"))
-    ledger = LedgerKeeping(config, control, recorded.append)
+    config = SimpleNamespace(logs=None, anew=False, allocation=SimpleNamespace(name="71.0"))
+    ledger = LedgerKeeping(config, control, SteadyDate(), "1", recorded.append)
     ledger.keep(Service(), 1e9, time.monotonic())
     assert recorded == []
     monkeypatch.undo()
@@ -150,8 +193,8 @@ def test_since_when_the_job_has_its_nodes_is_recorded_once(tmp_path):
 def test_what_the_seats_do_is_recorded_now_and_then():
     """Of a job that is killed, more is not lost."""
     crew, recorded = training(), []
-    config = SimpleNamespace(logs=None, allocation=SimpleNamespace(name="71.0"))
-    ledger = LedgerKeeping(config, crew.agents[0], recorded.append)
+    config = SimpleNamespace(logs=None, anew=False, allocation=SimpleNamespace(name="71.0"))
+    ledger = LedgerKeeping(config, crew.agents[0], SteadyDate(), "0", recorded.append)
     for _ in range(3):
         ledger.keep(Service(), None, ledger.next_deadline())
     assert [(type(use), use.round, use.last.round) for use in recorded] == [(SeatUse, 0, 0)] * 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
+import zipfile
 from types import SimpleNamespace
 
 import psutil
@@ -14,6 +16,7 @@ from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.resuming import Resuming
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
+from hpclaunch.core.protocol.facts import CheckpointSaved
 from hpclaunch.core.protocol.model import Job, Place
 
 pytestmark = pytest.mark.starts
@@ -32,14 +35,21 @@ def said():
 
 
 @pytest.fixture
-def resuming(tmp_path, poller, said):
+def recorded():
+    return []
+
+
+@pytest.fixture
+def resuming(tmp_path, poller, said, recorded):
     config = SimpleNamespace(
         checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
         command=(),
         job=Job((Place(0, 0, "n0"),)),
         allocation=SimpleNamespace(index=0),
     )
-    resuming = Resuming(config, poller, lambda _: None, said.append, lambda _: True)
+    resuming = Resuming(
+        config, poller, lambda _: None, said.append, recorded.append, lambda _: True
+    )
     yield resuming
     resuming.close()
 
@@ -78,3 +88,22 @@ def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming, poller):
         resuming.receive(dict(poller.poll(ANSWER_LIMIT)))
     assert process_of(resuming) != helper
     assert resuming.next_deadline() == math.inf
+
+
+def test_a_new_checkpoint_is_recorded_once_and_decides_nothing(
+    resuming, poller, recorded, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("hpclaunch.agent.resuming.NEWEST_AGAIN", 0.0)
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming, poller)
+    assert recorded == []
+    file = tmp_path / "step-10.pt"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("step-10/data.pkl", pickle.dumps({"step": 10}, protocol=2))
+        archive.writestr("step-10/version", "3")
+    for _ in range(2):
+        resuming.seek_newest()
+        assert resuming.seeks_newest
+        while resuming.seeks_newest:
+            assert resuming.receive(dict(poller.poll(ANSWER_LIMIT))) == []
+    assert [(type(fact), fact.path) for fact in recorded] == [(CheckpointSaved, str(file))]

@@ -68,7 +68,7 @@ ALLOWED = {
     "core.ledger": NOUNS,
     "core.source": NOUNS,
     "core.snapshot": NOUNS,
-    "core.history": NOUNS | {"core.snapshot"},
+    "core.history": NOUNS,
     "core.views": NOUNS | {"core.snapshot", "core.history", "core.ledger"},
     "core.head": NOUNS | RULES | {"core.snapshot"},
     "core.member": NOUNS | RULES | {"core.history"},
@@ -83,7 +83,7 @@ ALLOWED = {
         "core.member",
     },
     "core": set(),
-    "observe": NOUNS | {"core.snapshot", "core.ledger", "core.head"},
+    "observe": NOUNS | {"core.snapshot", "core.history", "core.ledger", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE
     | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}

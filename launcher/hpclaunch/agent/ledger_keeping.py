@@ -1,4 +1,5 @@
-"""The ledger of an agent that leads: the facts that it has recorded, after those of earlier heads.
+"""The ledger of an agent that leads: the facts that it has recorded, after those of earlier heads
+and of an earlier start of the first agent.
 
 The earlier ones are in the log directory, from which the log service reads them. Nothing is decided
 from a ledger.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
@@ -17,11 +18,14 @@ from ..core.protocol.wording import harmless_json
 from ..system.logs import fact_files
 from ..system.logs.log_client import LogServiceClient
 from ..system.shared import packing
+from ..system.shared.steady_date import SteadyDate
 from .config import Config
 
 if TYPE_CHECKING:
     from ..core.ledger.summing import Launch
-    from ..observe.ledger import DatedFact, Ledger
+    from ..observe.head_facts import DatedFact
+    from ..observe.ledger import Ledger
+    from ..system.logs.fact_files import AgentFacts
 
 SHORTEST, LONGEST = 30.0, 300.0  # seconds between two times that what the seats do is recorded,
 PER_AGE = 100  # and no more than this part of the job's age
@@ -31,18 +35,26 @@ MOST_KEPT = 1000  # facts, until they are folded, or until those of earlier head
 class LedgerKeeping:
     """`record` has a fact recorded, which then comes with `note`."""
 
-    def __init__(self, config: Config, control: Control, record: Callable[[Fact], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        control: Control,
+        date: SteadyDate,
+        incarnation: str,
+        record: Callable[[Fact], None],
+    ) -> None:
         self._directory = None if config.logs is None else config.logs.path
         self._launch = config.allocation.name
-        self._control, self._record = control, record
+        self._control, self._date, self._record = control, date, record
+        self._incarnation = incarnation
         self._began = time.monotonic()
         self._due = self._began + SHORTEST
         self._ledger: Ledger | None = None  # None: nobody has looked yet
         self._new: list[DatedFact] = []  # that are not in it yet
-        self._is_whole = True  # it has the facts of all heads
+        self._is_whole = not config.anew  # it has the facts of all heads
         # All that were recorded under this head, until the facts of earlier ones come; None: they
         # are there, or too late.
-        self._own: list[DatedFact] | None = None
+        self._own: list[DatedFact] | None = [] if config.anew else None
         self._term = 0  # in which this head began to lead
         self._is_asked = False  # for the facts of earlier heads
         self._is_allocated = False  # it is recorded since when the job has its nodes
@@ -68,14 +80,15 @@ class LedgerKeeping:
         # What is recorded before HeadChanged counts for no head.
         if began is not None and is_new and self._control.seat_use(now) is not None:
             self._is_allocated = True
-            self._record(NodesAllocated(began - time.time()))
+            self._record(NodesAllocated(began - self._date.now()))
         if now >= self._due and self._control.leads:
             age = now - self._began
             self._due = now + min(LONGEST, max(SHORTEST, age / PER_AGE))
             self._is_asked = False
             if (use := self._control.seat_use(now)) is not None:
                 self._record(use)
-        if self._own is not None and self._directory is not None and not self._is_asked:
+        is_wanted = self._own is not None and not self._is_asked and self._control.leads
+        if is_wanted and self._directory is not None:
             from ..observe.ledger import KINDS  # no start of an agent pays for it
 
             self._is_asked = True  # until it is due again: the answer may be lost with the process
@@ -87,10 +100,18 @@ class LedgerKeeping:
             return
         from ..observe.ledger import ledger_of
 
-        earlier = ledger_of((run.facts for run in fact_files.of_lines(lines)), self._term)
-        if earlier.since > 0:  # something is known of what the seats did
+        earlier = ledger_of(map(self._before, fact_files.of_lines(lines)))
+        # An earlier start of the first agent, in the term that it leads, may have recorded nothing.
+        if earlier.since > 0 or not self._term:
             self._ledger, self._new, self._own = earlier, self._own, None
             self._is_whole = True
+
+    def _before(self, run: AgentFacts) -> Sequence[DatedFact]:
+        """Return the facts of a run that are not of this head."""
+        if run.incarnation != self._incarnation:
+            return run.facts
+        own = [isinstance(fact, HeadChanged) and fact.term == self._term for _, fact in run.facts]
+        return run.facts[: own.index(True)] if self._term and True in own else []
 
     def launch(self) -> Launch | None:
         """Return the launch until now; None if this agent does not lead, or does not know all of
@@ -99,7 +120,7 @@ class LedgerKeeping:
         use = self._control.seat_use(time.monotonic())
         if use is None or not self._is_whole:
             return None
-        return self._folded().launch(self._launch, use, time.time())
+        return self._folded().launch(self._launch, use, self._date.now())
 
     def ends(self) -> list[RoundEnded]:
         """Return the rounds that have ended early, as far as they are known here."""

@@ -49,6 +49,7 @@ from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
 from ..system.shared.disk import DiskSeen
 from ..system.shared.helper import CONTINUES, StoppedHelpers
+from ..system.shared.steady_date import SteadyDate
 from ..worker import fork_server_messages as replies
 from ..worker.messages import never
 from . import evidence, post_mortem, sampling
@@ -120,24 +121,24 @@ class Agent:
         logs_at = None if config.logs is None else config.logs.path
         self.journal = Journal(logs_at, label)
         self.journal.began(made)
-        self.facts = FactFile(logs_at, label, config.allocation.name, host)
-        self.ledger = LedgerKeeping(config, self.control, self._record)
+        self.facts = FactFile(logs_at, label, config.allocation.name, host, incarnation)
+        self.date = SteadyDate()
+        self.ledger = LedgerKeeping(config, self.control, self.date, incarnation, self._record)
         says = (self.output.say, self._note, self._is_replaced)
         self.health = HealthWatch(config, self._poller, *says)
         self.sharing = GpuSharing(config, environ, self._poller, *says)
-        self.resuming = Resuming(
-            config, self._poller, self._look_at_disk, self.output.say, self._is_replaced
-        )
+        tells = (self.output.say, self._record, self._is_replaced)
+        self.resuming = Resuming(config, self._poller, self._look_at_disk, *tells)
         self.end_watch = EndWatch(config.job, environ, self.errands)
         self.native_stacks = evidence.NativeStacks(self.errands)
-        seen = (self.output, self.ledger, self.health, self._deliver)
+        seen = (self.output, self.ledger, self.health, self.resuming, self.date, self._deliver)
         self.viewing = Viewing(config, self.control, self._poller, *seen)
         self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
         self.metrics = Metrics(
             config, self.viewing.name, self._poller, self.output.say, self._is_replaced
         )
         self.notifying = Notifying(config, self.errands, self.output.say)
-        self.history = HistoryKeeping(config, self.control, self._look_for_history)
+        self.history = HistoryKeeping(config, self.control, self.date, self._look_for_history)
         self.later_imports = LaterImports()
         self.last_words = LastWords()
         self.console = Console()
@@ -233,7 +234,7 @@ class Agent:
             self._deliver(events.Tick())
         now = time.monotonic()
         self.ledger.keep(self.output.service, self.end_watch.began, now)
-        self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
+        self.history.keep(self.output.service, now, self.health.use)
         self.waiting.update(now)
         self.journal.flush(self.output.service)
         self.facts.flush(self.output.service)
@@ -543,10 +544,10 @@ class Agent:
 
     def _record(self, fact: Fact, ago: float = 0.0) -> None:
         """Let all observers note a fact, which happened so many seconds ago."""
-        at = round(time.time() - ago, 3)
+        at = round(self.date.now() - ago, 3)
         self.facts.record(fact, at)
         self.ledger.note(fact, at)
-        self.history.note(fact)
+        self.viewing.note(fact, at)
         for line in self.console.lines(fact):
             self.output.say(line)
         self.notifying.note(fact, self.ledger.goodput)
@@ -555,7 +556,7 @@ class Agent:
         self.health.ask_use()
         self.forkserver.vitals(VITALS)
         if self.control.leads:
-            self.resuming.ask_newest()
+            self.resuming.seek_newest()
 
     def _make_notice_file(self) -> None:
         """Once all workers have taken it: one that looks for the file has come to the step."""

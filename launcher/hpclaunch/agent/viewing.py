@@ -16,15 +16,19 @@ import zmq
 
 from ..core.control import Control
 from ..core.protocol import events
+from ..core.protocol.facts import CheckpointSaved, Fact
 from ..core.protocol.model import Request
 from ..core.protocol.values import replace
+from ..observe.launch_past import newest_checkpoint
 from ..observe.past_rounds import past_rounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
+from ..system.shared.steady_date import SteadyDate
 from .config import Config
 from .health_watch import HealthWatch
 from .ledger_keeping import LedgerKeeping
 from .output import Output
+from .resuming import Resuming
 
 if TYPE_CHECKING:
     import socket
@@ -81,10 +85,14 @@ class Viewing:
         output: Output,
         ledger: LedgerKeeping,
         health: HealthWatch,
+        resuming: Resuming,
+        date: SteadyDate,
         deliver: Callable[[events.Event], None],
     ) -> None:
         self._config, self._control, self._output = config, control, output
-        self._ledger, self._health = ledger, health
+        self._ledger, self._health, self._resuming = ledger, health, resuming
+        self._date = date
+        self._saved: tuple[float, CheckpointSaved] | None = None  # the newest, and when recorded
         self._poller, self._deliver = poller, deliver
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
@@ -133,6 +141,11 @@ class Viewing:
         self._keep_at = time.monotonic() + KEPT
         self._output.service.keep(logs.path, {STATUS: self._snapshot().decode()})
 
+    def note(self, fact: Fact, at: float) -> None:
+        """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
+        if isinstance(fact, CheckpointSaved):
+            self._saved = at, fact
+
     def receive(self, ready: Mapping[Any, int]) -> None:
         if self._socket is None or self._socket.fileno() not in ready:
             return
@@ -166,6 +179,7 @@ class Viewing:
             self._looked_at = now
             if self._control.leads:
                 self._deliver(events.LookedAt())
+                self._resuming.seek_newest()
             else:
                 self._health.ask_use()
         return self._snapshots.newest()
@@ -180,8 +194,14 @@ class Viewing:
         config, control, now = self._config, self._control, time.monotonic()
         job = control.snapshot(now)
         if job is not None:
-            past = past_rounds(self._ledger.ends(), time.time())
-            job = replace(job, past=past, goodput=self._ledger.goodput())
+            date, ends = self._date.now(), self._ledger.ends()
+            job = replace(
+                job,
+                checkpoint=None if self._saved is None else newest_checkpoint(*self._saved, date),
+                past=past_rounds(ends, date),
+                goodput=self._ledger.goodput(),
+                is_complete=job.is_complete and not self._resuming.seeks_newest,
+            )
         launch = LaunchSnapshot(
             name=config.allocation.name,
             slurm_id=config.job.slurm_id,

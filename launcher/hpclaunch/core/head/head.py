@@ -73,7 +73,7 @@ class Head:
         self.course = course = Course(job, me, term, configuration, anew=anew)
         self.roster, self.lease, self.budget = course.roster, course.lease, course.budget
         self.allocation, self.notices = course.allocation, course.notices
-        self.onlookers = course.onlookers
+        self.viewers = course.viewers
         self.losses = LossDetector(self.roster, job.timing)
         self._stage: JobStage = RendezvousStage(course)
         self._strangers = Strangers(course)
@@ -188,7 +188,7 @@ class Head:
                 effects += self._note_losses(self.losses.died(self.roster[index], now))
                 effects += course.renew(now)
             case CheckpointChosen() | SearchFailed():
-                course.hear_search(event, now)
+                course.hear_search(event)
                 effects += self._stage.event(event, now)
             case EndFound():
                 effects += self.allocation.found(event, now) + course.end.found(event)
@@ -196,8 +196,8 @@ class Head:
                 effects += self._stage.event(event, now)
                 effects += self._stage.order_all(now) if self.allocation.comes_later else []
             case LookedAt():
-                wants_vitals = self.onlookers.look(now)
-                effects += self._stage.show(now, wants_vitals=wants_vitals)
+                if self.viewers.look(now):
+                    effects += self._stage.show(now)
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
@@ -265,7 +265,6 @@ class Head:
         course, current = self.course, self.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
-            self.onlookers.hear(peer, report, now)
             self._stage.report(peer, report)
         self.allocation.hear(report, now)
         self.notices.hear(peer.place.index, report, self.round, now)

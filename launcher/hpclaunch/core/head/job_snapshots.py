@@ -29,7 +29,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
     current = head.current if head.stage in IN_ROUND else None
     groups = current.groups if current is not None else []
     agents = tuple(_agent(head, peer, groups, now) for peer in head.roster)
-    wanted = head.onlookers.wanted(now)
+    wanted = head.viewers.vitals(now)
     told = (p.report for p in current.participants) if current is not None else ()
     job, notices, straggler = head.job, head.notices, head.straggler
     return JobSnapshot(
@@ -45,8 +45,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         restarts=head.budget.total,
         max_restarts=job.max_restarts,
         agents=agents,
-        checkpoint=head.onlookers.checkpoint(now),
-        pace=None if current is None else head.onlookers.pace,
+        pace=None if current is None else current.pace,
         straggler=_straggler(head),
         straggler_host="" if straggler is None else head.roster[straggler.agent].host,
         end=head.allocation.left(now),
@@ -55,7 +54,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
         verdict="" if head.verdict is None else head.verdict.reason,
         code=None if head.verdict is None else head.verdict.code,
-        is_complete=not head.onlookers.searching and all(_has_told(r, wanted) for r in told),
+        is_complete=all(_has_told(r, wanted) for r in told),
     )
 
 

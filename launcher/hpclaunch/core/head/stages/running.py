@@ -8,7 +8,6 @@ from ...protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin, Requ
 from ...protocol.messages import Report
 from ...protocol.model import Grow, Origin, Phase, Request, Verdict
 from ...protocol.stages import Stage
-from ...protocol.values import replace
 from ...protocol.wording import count
 from ..cordon import cordon
 from ..course import Course
@@ -35,7 +34,6 @@ class Running(InRound):
     def enter(self, now: float) -> list[Effect]:
         super().enter(now)
         course = self.course
-        course.onlookers.begin()
         self._stragglers.begin(course.current_round, now)
         course.notices.begin(now)
         course.reconfigure(now)
@@ -53,7 +51,7 @@ class Running(InRound):
         match event:
             case CheckpointChosen(number=number) if self._growth.has_asked(number):
                 self._growth.chosen(event, now)
-                course.note_save(event, now)
+                course.notices.learn(event.took)
             case SearchFailed(number=number) if self._growth.has_asked(number):
                 self._growth.failed()
             case EndFound(draining=draining):
@@ -66,19 +64,9 @@ class Running(InRound):
                 return [Record(RequestGranted(event.request))]
         return []
 
-    def show(self, now: float, *, wants_vitals: bool) -> list[Effect]:
-        """Ask for vitals and the newest checkpoint. The other agents are asked in answer to their
-        next reports.
-        """
-        course = self.course
-        own = course.roster[course.me]
-        effects: list[Effect] = [self.order(own, now)] if wants_vitals else []
-        idle = not self._growth.is_looking and not course.end.last_search.is_open
-        if course.job.saves and idle and course.onlookers.wants_search(now):
-            number = next(course.numbers)
-            course.onlookers.begin_search(number, now)
-            effects.append(replace(course.search, number=number))
-        return effects
+    def show(self, now: float) -> list[Effect]:
+        """Ask this agent for vitals. The others are asked in answer to their next reports."""
+        return [self.order(self.course.roster[self.course.me], now)]
 
     def _refusal(self, request: Request) -> str:
         has_notice = request is not Request.NOTICE or bool(self.course.timing.notice)
@@ -89,7 +77,7 @@ class Running(InRound):
             gather=self._hangs.gather,
             sample=self._stragglers.number,
             notice=self.course.notices.offer,
-            vitals=self.course.onlookers.wanted(now),
+            vitals=self.course.viewers.vitals(now),
         )
 
     # Whether to end the round
@@ -189,9 +177,7 @@ class Running(InRound):
         elif hosts and self._growth.is_worthwhile:
             effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
         elif drained or slow or (hosts and course.job.grow is Grow.CHECKPOINT):
-            if searching := self._growth.look(course.search, now):
-                course.onlookers.search_failed()  # this one replaces theirs
-            return searching
+            return self._growth.look(course.search, now)
         else:
             return []
         current.ends.add(EndReason.GROWTH)
