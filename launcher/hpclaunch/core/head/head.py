@@ -134,6 +134,10 @@ class Head:
         stage_at = self._stage.next_deadline()
         return min(beat_at, self.losses.check_at, self.allocation.ask_at, stage_at)
 
+    def _beat(self, now: float) -> float:
+        is_quiet = self.stage is Stage.RUNNING and not self.viewers.vitals(now)
+        return self.timing.quiet_beat if is_quiet else self.timing.beat
+
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
         self.lease.miss(seconds, now)
@@ -147,7 +151,7 @@ class Head:
         self.course.take_over(election, now, heard)
         for peer in self.roster:
             self.losses.expect(peer)
-        self._beat_at = now + self.timing.beat
+        self._beat_at = now + self._beat(now)
         return self._begin(now) + self._stage.order_all(now)
 
     def _begin(self, now: float) -> list[Effect]:
@@ -168,7 +172,7 @@ class Head:
             case Started():
                 course.rendezvous.begin(now)
                 effects += self._begin(now)
-                self._beat_at = now + self.timing.beat if self.roster.others else math.inf
+                self._beat_at = now + self._beat(now) if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
                 strange = self._strangers.answer(sender, report, now)
                 effects += strange or []
@@ -198,6 +202,7 @@ class Head:
             case LookedAt():
                 if self.viewers.look(now):
                     effects += self._stage.show(now)
+                self._beat_at = min(self._beat_at, now + self._beat(now))
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
@@ -212,7 +217,7 @@ class Head:
             effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
         beat = is_fresh and now >= self._beat_at
         if beat:
-            self._beat_at = now + self.timing.beat
+            self._beat_at = now + self._beat(now)
             effects += course.renew(now)
             if self.stage is not Stage.ENDING and course.reconfigure(now):
                 # This agent learns of it at once: it may have to vote with it.
@@ -226,7 +231,7 @@ class Head:
         if beat and (more := self._stage.beat(now)):
             effects += more + self._advance(now, ticked=False)
         if beat:  # most agents have had an order since the last beat, in answer to a report
-            before = now - self.timing.beat
+            before = now - self._beat(now)
             others = (p for p in self.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._stage.order(peer, now) for peer in waiting]
