@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import zmq
+from polling import receive
 
 from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.resuming import Resuming
@@ -18,13 +18,6 @@ from hpclaunch.core.protocol.model import Job, Place
 
 pytestmark = pytest.mark.starts
 
-ANSWER_LIMIT = 60_000  # ms
-
-
-@pytest.fixture
-def poller():
-    return zmq.Poller()
-
 
 @pytest.fixture
 def said():
@@ -32,14 +25,14 @@ def said():
 
 
 @pytest.fixture
-def resuming(tmp_path, poller, said):
+def resuming(tmp_path, said):
     config = SimpleNamespace(
         checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
         command=(),
         job=Job((Place(0, 0, "n0"),)),
         allocation=SimpleNamespace(index=0),
     )
-    resuming = Resuming(config, poller, lambda _: None, said.append, lambda _: True)
+    resuming = Resuming(config, lambda _: None, said.append, lambda _: True)
     yield resuming
     resuming.close()
 
@@ -48,33 +41,33 @@ def process_of(resuming):
     return psutil.Process(resuming._service._process.pid)
 
 
-def answer(resuming, poller):
+def answer(resuming):
     found = []
     while not found:
-        found = resuming.receive(dict(poller.poll(ANSWER_LIMIT)))
+        found = receive(resuming)
     return found
 
 
-def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, poller, said, tmp_path):
+def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, said, tmp_path):
     assert resuming.choose(ChooseCheckpoint(number=7)) == []
     helper = process_of(resuming)
     helper.suspend()
-    assert resuming.expire(time.monotonic()) == []
-    assert resuming.expire(resuming.next_deadline()) == []
+    assert resuming.update(time.monotonic()) == []
+    assert resuming.update(resuming.deadline()) == []
     assert not helper.is_running()
     assert said == [
         "the process that searches for checkpoints on n0 does not answer and is replaced: does the "
         f"file system of {tmp_path} answer?"
     ]
-    assert answer(resuming, poller) == [events.CheckpointChosen("", number=7)]
+    assert answer(resuming) == [events.CheckpointChosen("", number=7)]
 
 
-def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming, poller):
+def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming):
     resuming.choose(ChooseCheckpoint(number=7))
-    answer(resuming, poller)
+    answer(resuming)
     helper = process_of(resuming)
     helper.kill()
     while helper.is_running():
-        resuming.receive(dict(poller.poll(ANSWER_LIMIT)))
+        receive(resuming)
     assert process_of(resuming) != helper
-    assert resuming.next_deadline() == math.inf
+    assert resuming.deadline() == math.inf

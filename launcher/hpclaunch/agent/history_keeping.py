@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
+from ..core.protocol.events import Event
 from ..core.protocol.facts import Fact, SeatUse
-from ..core.protocol.gpu_use import GpuUse
 from ..core.protocol.model import Phase, RankVitals
-from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import HISTORIES
+from .adapter import Adapter
 from .config import Config
+from .fork_server import ForkServer
+from .health_watch import HealthWatch
 from .later_imports import AFTER
+from .logs import Logs
+from .resuming import Resuming
 
 if TYPE_CHECKING:
     from ..core.history.moment import SavedMoment, WorkersMoment
@@ -27,19 +31,25 @@ ASKS = 10.0  # seconds at least between two times that workers and GPUs are aske
 SLACK = 1.5  # seconds that a moment may be late: to wake up for it costs more than to note it
 ANSWER = 1.0  # seconds for those who are asked
 MOST_CHANGES = 2000  # that are noted at once; later ones with the next moment
-VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
 
 
-class HistoryKeeping:
-    """`ask` has the workers and the GPUs looked at, and the newest checkpoint if this agent leads.
-    What they tell comes with `heard`, and with the arguments of `keep`.
-    """
+class HistoryKeeping(Adapter):
+    """Has the workers and the GPUs looked at, and the newest checkpoint if this agent leads."""
 
-    def __init__(self, config: Config, control: Control, ask: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        control: Control,
+        logs: Logs,
+        fork_server: ForkServer,
+        health: HealthWatch,
+        resuming: Resuming,
+    ) -> None:
         self._directory = None if config.logs is None else config.logs.path
         self._name = HISTORIES.name(config.allocation.label, time.time())
         self._launch, self._places = config.allocation.name, config.job.places
-        self._control, self._ask = control, ask
+        self._control, self._logs = control, logs
+        self._fork_server, self._health, self._resuming = fork_server, health, resuming
         self._began = time.monotonic()
         self._due = self._began + AFTER
         self._ask_at, self._take_at = self._began, math.inf
@@ -50,11 +60,11 @@ class HistoryKeeping:
         self._noted: SeatUse | None = None  # the same, when the last moment was noted
         self._left = MOST_CHANGES
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         due = math.inf if self._directory is None else min(self._due, self._take_at)
         return due + SLACK  # most often, something else wakes the loop before
 
-    def note(self, fact: Fact) -> None:
+    def note(self, fact: Fact, at: float) -> None:
         """Note a fact that this agent has recorded."""
         if isinstance(fact, SeatUse) and not self._is_known(fact):
             self._use = fact
@@ -63,19 +73,22 @@ class HistoryKeeping:
         known = self._use
         return known is not None and (known.round, known.seats) == (use.round, use.seats)
 
-    def heard(self, vitals: Sequence[RankVitals]) -> None:
+    def _ask(self) -> None:
+        self._health.ask_use()
+        self._fork_server.ask_vitals(self._hear)
+        if self._control.leads:
+            self._resuming.ask_newest()
+
+    def _hear(self, vitals: Sequence[RankVitals]) -> None:
         self._vitals = vitals
 
-    def keep(
-        self,
-        service: LogServiceClient,
-        now: float,
-        gpus: Sequence[GpuUse],
-        saved: SavedMoment | None,
-    ) -> None:
-        """Call it after every turn of the loop. `gpus` and `saved` are what was told last."""
-        if self._directory is None:
-            return
+    def update(self, now: float) -> tuple[Event, ...]:
+        if self._directory is not None:
+            self._keep(now)
+        return ()
+
+    def _keep(self, now: float) -> None:
+        saved = self._resuming.newest
         leads, phase = self._control.leads, self._control.member.phase
         here = phase in (Phase.RUNNING, Phase.STOPPING)
         is_gone = self._round == (self._control.member.round, True) and not here
@@ -90,13 +103,13 @@ class HistoryKeeping:
                 self._ask()
             elif phase is Phase.RUNNING or leads:
                 workers = self._control.workers_moment(now) if here or is_gone else None
-                self._write(service, workers, saved)
+                self._write(workers, saved)
                 noted = True
         if now >= self._take_at:
             self._take_at = math.inf
             if phase is Phase.RUNNING:
-                workers = self._control.workers_moment(now, self._vitals, gpus)
-                self._write(service, workers, saved)
+                workers = self._control.workers_moment(now, self._vitals, self._health.use)
+                self._write(workers, saved)
         seen = (self._control.member.round, here)
         if seen != self._round or self._use is not self._noted:
             self._round = seen
@@ -106,14 +119,9 @@ class HistoryKeeping:
             if self._left and (leads or is_gone) and not noted:
                 self._left -= 1
                 workers = self._control.workers_moment(now) if here or is_gone else None
-                self._write(service, workers, saved)
+                self._write(workers, saved)
 
-    def _write(
-        self,
-        service: LogServiceClient,
-        workers: WorkersMoment | None,
-        saved: SavedMoment | None,
-    ) -> None:
+    def _write(self, workers: WorkersMoment | None, saved: SavedMoment | None) -> None:
         from ..core.history import moment
         from ..system.logs import history_files
 
@@ -126,6 +134,7 @@ class HistoryKeeping:
             job = moment.of_job(snapshot, saved, is_first=not self._is_named)
         noted = moment.AgentMoment(round(time.time(), 2), control.member.round, workers, job)
         assert self._directory is not None, "the caller has looked"
-        if service.append(self._directory, self._name, text + history_files.line(noted)):
+        lines = text + history_files.line(noted)
+        if self._logs.service.append(self._directory, self._name, lines):
             self._is_titled = True
             self._is_named = self._is_named or job is not None
