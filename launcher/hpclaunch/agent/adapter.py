@@ -45,13 +45,13 @@ class Adapter:
         """Return when to wake the loop at the latest, on the monotonic clock."""
         return math.inf
 
-    def ready(self, fds: Collection[Fd], now: float) -> Iterable[Event]:
+    def ready(self, fds: Collection[Fd], now: float) -> Iterable[Event] | None:
         """Read what has arrived at those of `fds` that are this adapter's."""
-        return ()
+        return None
 
-    def update(self, now: float) -> Iterable[Event]:
+    def update(self, now: float) -> Iterable[Event] | None:
         """Act on a deadline that has passed, or on a change of the core's state."""
-        return ()
+        return None
 
     def conclude(self, end: Exit) -> None:
         """Finish what people see of the job, which is over."""

@@ -72,9 +72,7 @@ class Channels(Adapter):
         self._shared = shared
         self._errands = errands
         self._inquiries: death_notices.Inquiries | None = None
-        self._notice_left: tuple[PostsOnDeath, str] | None = (
-            None  # with whom, for which incarnation
-        )
+        self._notice: tuple[PostsOnDeath, str] | None = None  # who posts it, of which incarnation
         self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         self.server: zmq_channel.HeadChannel | None = None
@@ -121,8 +119,8 @@ class Channels(Adapter):
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
-        if self._notice_left is not None:
-            self.leave_notice(*self._notice_left)
+        if self._notice is not None:
+            self.leave_notice(*self._notice)
 
     @property
     def port(self) -> int:
@@ -134,7 +132,7 @@ class Channels(Adapter):
 
     def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
         """Leave the notice of this agent's death, and again once it has another place."""
-        self._notice_left = server, incarnation
+        self._notice = server, incarnation
         index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
         notice = death_notices.notice(index, incarnation)

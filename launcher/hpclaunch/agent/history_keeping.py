@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.protocol.events import Event
 from ..core.protocol.facts import Fact, SeatUse
 from ..core.protocol.model import Phase, RankVitals
 from ..system.logs.log_directory import HISTORIES
@@ -82,12 +81,9 @@ class HistoryKeeping(Adapter):
     def _hear(self, vitals: Sequence[RankVitals]) -> None:
         self._vitals = vitals
 
-    def update(self, now: float) -> tuple[Event, ...]:
-        if self._directory is not None:
-            self._keep(now)
-        return ()
-
-    def _keep(self, now: float) -> None:
+    def update(self, now: float) -> None:
+        if self._directory is None:
+            return
         saved = self._resuming.newest
         leads, phase = self._control.leads, self._control.member.phase
         here = phase in (Phase.RUNNING, Phase.STOPPING)

@@ -8,7 +8,6 @@ import math
 import time
 from importlib import import_module
 
-from ..core.protocol.events import Event
 from .adapter import Adapter
 
 AFTER = 1.0  # seconds
@@ -30,9 +29,8 @@ class LaterImports(Adapter):
     def deadline(self) -> float:
         return self._due
 
-    def update(self, now: float) -> tuple[Event, ...]:
+    def update(self, now: float) -> None:
         if now >= self._due:
             self._due = math.inf
             for module in MODULES:
                 import_module(f"hpclaunch.{module}")
-        return ()

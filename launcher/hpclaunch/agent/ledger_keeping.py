@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol.effects import Exit
-from ..core.protocol.events import Event
 from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
 from ..core.protocol.wording import harmless_json
 from ..system.logs import fact_files
@@ -74,7 +73,7 @@ class LedgerKeeping(Adapter):
             self._own.append((at, fact))
             self._own = self._own if len(self._own) <= MOST_KEPT else None
 
-    def update(self, now: float) -> tuple[Event, ...]:
+    def update(self, now: float) -> None:
         began = self._end_watch.began  # when the job did, if that is known
         is_new = not self._is_allocated and self._control.leads
         # What is recorded before HeadChanged counts for no head.
@@ -93,7 +92,6 @@ class LedgerKeeping(Adapter):
             self._is_asked = True  # until it is due again: the answer may be lost with the process
             kinds = [kind.__name__ for kind in KINDS]
             self._logs.read_facts(self._directory, self._launch, kinds, self._take_earlier)
-        return ()
 
     def _take_earlier(self, lines: str) -> None:
         """Take the facts of this launch that the log service has read."""

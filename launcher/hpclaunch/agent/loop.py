@@ -66,7 +66,7 @@ class Loop:
         # Messages are read before deadlines are checked: after a pause of this process, those of
         # the others are there, and prove that they were never silent.
         for adapter in self._adapters:
-            self._deliver(adapter.ready(fds, now))
+            self._deliver(adapter.ready(fds, now) or ())
         now = time.monotonic()
         if now >= deadline + LATE:
             self._patient_until = now + PATIENCE
@@ -78,7 +78,7 @@ class Loop:
         now = time.monotonic()
         for adapter in self._adapters:
             if not adapter.limits_helper or now >= self._patient_until:
-                self._deliver(adapter.update(now))
+                self._deliver(adapter.update(now) or ())
 
     def _deadline(self) -> float:
         """Return when there is something to do, even if nothing arrives."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.protocol.effects import Exit
-from ..core.protocol.events import Event
 from ..core.protocol.wording import plain
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
@@ -102,10 +101,10 @@ class Metrics(Adapter):
     def fds(self) -> Iterable[Fd]:
         return () if self._client is None else (self._client.fileno(),)
 
-    def ready(self, fds: Collection[Fd], now: float) -> tuple[Event, ...]:
+    def ready(self, fds: Collection[Fd], now: float) -> None:
         client = self._client
         if client is None or client.fileno() not in fds:
-            return ()
+            return
         for why in client.complaints():
             self._complain(why)
         if client.lost:
@@ -113,7 +112,6 @@ class Metrics(Adapter):
             self._client = None
             if self._is_replaced(client):
                 self._start()
-        return ()
 
     def conclude(self, end: Exit) -> None:
         """Have the last file written, with the last answers to those who look."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from ..core.protocol import effects
-from ..core.protocol.events import Event
 from ..core.protocol.facts import Fact
 from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
@@ -38,10 +37,9 @@ class Recording(Adapter):
         for note in self.observers:
             note(fact, at)
 
-    def update(self, now: float) -> tuple[Event, ...]:
+    def update(self, now: float) -> None:
         self.journal.flush(self._logs.service)
         self._facts.flush(self._logs.service)
-        return ()
 
     def close(self) -> None:
         self._facts.finish(self._logs.service)

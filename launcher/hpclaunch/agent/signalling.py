@@ -35,10 +35,9 @@ class Signalling(Adapter):
             else:
                 yield events.Signalled(signum)
 
-    def update(self, now: float) -> tuple[events.Event, ...]:
+    def update(self, now: float) -> None:
         if now >= self._stopped.next_deadline():
             self._stopped.look(now)
-        return ()
 
     def conclude(self, end: effects.Exit) -> None:
         self._signals.ignore()

@@ -114,12 +114,11 @@ class Viewing(Adapter):
     def deadline(self) -> float:
         return min(self._read_at, self._keep_at if self._control.leads else math.inf)
 
-    def update(self, now: float) -> tuple[events.Event, ...]:
+    def update(self, now: float) -> None:
         if now >= self._keep_at and self._control.leads:
             self._keep()
         if now >= self._read_at:
             self._read_at = math.inf
-        return ()
 
     def conclude(self, end: effects.Exit) -> None:
         self._keep()
