@@ -51,59 +51,63 @@ def agent():
     return Member()
 
 
-def keeping(agent, ask=lambda: None, *, logs=True):
+def keeping(service, agent, *, logs=True, asked=None):
+    """`asked` gets what is to take the vitals of the workers, each time that they are asked."""
     allocation = Allocation("71.0", "identity", PLACES, 0)
     log_directory = SimpleNamespace(path="logs") if logs else None
     config = SimpleNamespace(logs=log_directory, allocation=allocation, job=Job(PLACES))
-    return HistoryKeeping(config, agent, SteadyDate(), ask)
+    fork_server = SimpleNamespace(ask_vitals=[].append if asked is None else asked.append)
+    health = SimpleNamespace(use=(), ask_use=lambda: None)
+    written = SimpleNamespace(service=service)
+    return HistoryKeeping(config, agent, SteadyDate(), written, fork_server, health, None)
 
 
 def test_workers_are_asked_each_period_and_what_they_answer_is_noted(service, agent):
     asked = []
-    history = keeping(agent, lambda: asked.append(1))
-    history.keep(service, time.monotonic(), ())
+    history = keeping(service, agent, asked=asked)
+    history.update(time.monotonic())
     assert service.lines == []  # no start waits for it
-    history.keep(service, history.next_deadline(), ())
-    assert asked == [1]
-    history.heard([RankVitals(0, "step", 7, 7, 1.0, 100)])
-    history.keep(service, history.next_deadline(), ())
+    history.update(history.deadline())
+    (take,) = asked
+    take([RankVitals(0, "step", 7, 7, 1.0, 100)])
+    history.update(history.deadline())
     title, *_, moment = service.lines
     assert (title["launch"], title["index"], title["host"]) == ("71.0", 0, "n1")
     assert moment["workers"]["memory"] == 100
 
 
 def test_the_end_of_a_round_is_noted_at_once(service, agent):
-    history = keeping(agent)
+    history = keeping(service, agent)
     now = time.monotonic()
-    history.keep(service, now, ())
+    history.update(now)
     agent.member.phase = Phase.PREPARING
     for _ in range(2):  # nothing has changed
-        history.keep(service, now + 0.1, ())
+        history.update(now + 0.1)
     assert [line.get("round") for line in service.lines] == [None, 0]
 
 
 def test_what_a_stalled_directory_does_not_take_has_its_title_later(service, agent):
-    history = keeping(agent)
-    now = history.next_deadline()
+    history = keeping(service, agent)
+    now = history.deadline()
     service.stalled = True
-    history.keep(service, now, ())
+    history.update(now)
     service.stalled = False
     agent.member.round = 1
-    history.keep(service, now, ())
+    history.update(now)
     title, moment = service.lines
     assert (title["launch"], moment["round"]) == ("71.0", 1)
 
 
 def test_an_agent_without_workers_notes_nothing(service, agent):
     agent.member.phase = Phase.PREPARING
-    history = keeping(agent)
-    history.keep(service, time.monotonic(), ())
-    history.keep(service, history.next_deadline(), ())
+    history = keeping(service, agent)
+    history.update(time.monotonic())
+    history.update(history.deadline())
     assert service.lines == []
 
 
 def test_without_logs_there_is_none(service, agent):
-    history = keeping(agent, logs=False)
-    assert history.next_deadline() == float("inf")
-    history.keep(service, time.monotonic() + 100, ())
+    history = keeping(service, agent, logs=False)
+    assert history.deadline() == float("inf")
+    history.update(time.monotonic() + 100)
     assert service.lines == []

@@ -223,7 +223,8 @@ def test_only_workers_know_torch(file):
 @pytest.mark.starts
 def test_an_agent_does_not_load_torch():
     """It would cost the agent over a second and hundreds of megabytes."""
-    program = "import sys, hpclaunch.agent.loop, hpclaunch.cli; sys.exit('torch' in sys.modules)"
+    modules = "sys, hpclaunch.agent.assembly, hpclaunch.cli"
+    program = f"import {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

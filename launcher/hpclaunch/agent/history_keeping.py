@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.protocol.gpu_use import GpuUse
 from ..core.protocol.model import Phase, RankVitals
-from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import HISTORIES
 from ..system.shared.steady_date import SteadyDate
+from .adapter import Adapter
 from .config import Config
+from .fork_server import ForkServer
+from .health_watch import HealthWatch
 from .later_imports import AFTER
+from .logs import Logs
+from .resuming import Resuming
 
 if TYPE_CHECKING:
     from ..core.history.moment import WorkersMoment
@@ -26,21 +29,26 @@ if TYPE_CHECKING:
 ASKS = 10.0  # seconds at least between two times that workers and GPUs are asked: that costs most
 SLACK = 1.5  # seconds that a moment may be late: to wake up for it costs more than to note it
 ANSWER = 1.0  # seconds for those who are asked
-VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
 
 
-class HistoryKeeping:
-    """`ask` asks the workers and the GPUs, and for the newest checkpoint if this agent leads. The
-    answers come with `heard`, and with the arguments of `keep`.
-    """
+class HistoryKeeping(Adapter):
+    """Asks the workers and the GPUs, and for the newest checkpoint if this agent leads."""
 
     def __init__(
-        self, config: Config, control: Control, date: SteadyDate, ask: Callable[[], None]
+        self,
+        config: Config,
+        control: Control,
+        date: SteadyDate,
+        logs: Logs,
+        fork_server: ForkServer,
+        health: HealthWatch,
+        resuming: Resuming,
     ) -> None:
         self._directory = None if config.logs is None else config.logs.path
         self._name = HISTORIES.name(config.allocation.label, time.time())
         self._launch, self._places = config.allocation.name, config.job.places
-        self._control, self._date, self._ask = control, date, ask
+        self._control, self._date, self._logs = control, date, logs
+        self._fork_server, self._health, self._resuming = fork_server, health, resuming
         self._began = time.monotonic()
         self._due = self._began + AFTER
         self._ask_at, self._take_at = self._began, math.inf
@@ -48,15 +56,20 @@ class HistoryKeeping:
         self._is_titled = False  # the file says whose it is
         self._round = (-1, False)  # that is noted: which, and whether its workers are there
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         due = math.inf if self._directory is None else min(self._due, self._take_at)
         return due + SLACK  # most often, something else wakes the loop before
 
-    def heard(self, vitals: Sequence[RankVitals]) -> None:
+    def _ask(self) -> None:
+        self._health.ask_use()
+        self._fork_server.ask_vitals(self._hear)
+        if self._control.leads:
+            self._resuming.seek_newest()
+
+    def _hear(self, vitals: Sequence[RankVitals]) -> None:
         self._vitals = vitals
 
-    def keep(self, service: LogServiceClient, now: float, gpus: Sequence[GpuUse]) -> None:
-        """Call it after every turn of the loop. `gpus` are as they were seen last."""
+    def update(self, now: float) -> None:
         if self._directory is None:
             return
         number, phase = self._control.member.round, self._control.member.phase
@@ -77,13 +90,14 @@ class HistoryKeeping:
             self._ask()
             is_due = False
         if (is_due or is_new) and (here or is_gone):
-            self._write(service, self._control.workers_moment(now))
+            self._write(self._control.workers_moment(now))
         if now >= self._take_at:
             self._take_at = math.inf
             if phase is Phase.RUNNING:
-                self._write(service, self._control.workers_moment(now, self._vitals, gpus))
+                gpus = self._health.use
+                self._write(self._control.workers_moment(now, self._vitals, gpus))
 
-    def _write(self, service: LogServiceClient, workers: WorkersMoment | None) -> None:
+    def _write(self, workers: WorkersMoment | None) -> None:
         from ..core.history.moment import AgentMoment
         from ..system.logs import history_files
 
@@ -94,5 +108,6 @@ class HistoryKeeping:
         if not self._is_titled:  # now that this agent has its place
             text = history_files.title(self._launch, index, self._places[index].host)
         noted = AgentMoment(round(self._date.now(), 2), self._control.member.round, workers)
-        if service.append(self._directory, self._name, text + history_files.line(noted)):
+        lines = text + history_files.line(noted)
+        if self._logs.service.append(self._directory, self._name, lines):
             self._is_titled = True

@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
+from ..core.protocol.effects import Exit
 from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
 from ..core.protocol.wording import harmless_json
 from ..system.logs import fact_files
-from ..system.logs.log_client import LogServiceClient
 from ..system.shared import packing
 from ..system.shared.steady_date import SteadyDate
+from .adapter import Adapter
 from .config import Config
+from .end_watch import EndWatch
+from .logs import Logs
 
 if TYPE_CHECKING:
     from ..core.ledger.summing import Launch
@@ -32,7 +35,7 @@ PER_AGE = 100  # and no more than this part of the job's age
 MOST_KEPT = 1000  # facts, until they are folded, or until those of earlier heads are known
 
 
-class LedgerKeeping:
+class LedgerKeeping(Adapter):
     """`record` has a fact recorded, which then comes with `note`."""
 
     def __init__(
@@ -41,12 +44,15 @@ class LedgerKeeping:
         control: Control,
         date: SteadyDate,
         incarnation: str,
+        logs: Logs,
+        end_watch: EndWatch,
         record: Callable[[Fact], None],
     ) -> None:
         self._directory = None if config.logs is None else config.logs.path
         self._launch = config.allocation.name
         self._control, self._date, self._record = control, date, record
         self._incarnation = incarnation
+        self._logs, self._end_watch = logs, end_watch
         self._began = time.monotonic()
         self._due = self._began + SHORTEST
         self._ledger: Ledger | None = None  # None: nobody has looked yet
@@ -59,7 +65,7 @@ class LedgerKeeping:
         self._is_asked = False  # for the facts of earlier heads
         self._is_allocated = False  # it is recorded since when the job has its nodes
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         return self._due if self._control.leads else math.inf
 
     def note(self, fact: Fact, at: float) -> None:
@@ -74,8 +80,8 @@ class LedgerKeeping:
             self._own.append((at, fact))
             self._own = self._own if len(self._own) <= MOST_KEPT else None
 
-    def keep(self, service: LogServiceClient, began: float | None, now: float) -> None:
-        """Call it after every turn of the loop. `began`: when the job did, if that is known."""
+    def update(self, now: float) -> None:
+        began = self._end_watch.began  # when the job did, if that is known
         is_new = not self._is_allocated and self._control.leads
         # What is recorded before HeadChanged counts for no head.
         if began is not None and is_new and self._control.seat_use(now) is not None:
@@ -92,9 +98,10 @@ class LedgerKeeping:
             from ..observe.ledger import KINDS  # no start of an agent pays for it
 
             self._is_asked = True  # until it is due again: the answer may be lost with the process
-            service.read_facts(self._directory, self._launch, [kind.__name__ for kind in KINDS])
+            kinds = [kind.__name__ for kind in KINDS]
+            self._logs.read_facts(self._directory, self._launch, kinds, self._take_earlier)
 
-    def take_earlier(self, lines: str) -> None:
+    def _take_earlier(self, lines: str) -> None:
         """Take the facts of this launch that the log service has read."""
         if self._own is None:
             return
@@ -138,7 +145,7 @@ class LedgerKeeping:
         launch = self.launch()
         return b"" if launch is None else packing.pack(launch)
 
-    def finish(self, service: LogServiceClient) -> None:
+    def conclude(self, end: Exit) -> None:
         """Record what the seats did until the end, and write the report, if this agent leads and
         knows all of the launch.
         """
@@ -151,7 +158,7 @@ class LedgerKeeping:
         from ..core.ledger.job_report import report
 
         text = harmless_json(packing.to_json(report([launch])).decode())
-        service.keep(self._directory, {"report.json": text})
+        self._logs.service.keep(self._directory, {"report.json": text})
 
     def _folded(self) -> Ledger:
         """Return the ledger with all facts so far."""

@@ -12,10 +12,8 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import zmq
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import ClassVar
 
 from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointSaved, Fact
@@ -32,6 +30,7 @@ from ..system.checkpoints.messages import (
     Suggested,
 )
 from ..system.shared.disk import DiskSeen
+from .adapter import Adapter, Fd, Performs
 from .config import Checkpoints, Config
 
 MOST_ROUNDS = 256  # that are remembered
@@ -43,13 +42,14 @@ NAMES = 4
 NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
 
 
-class Resuming:
+class Resuming(Adapter):
     """One search at a time, and one look: `choose` and `look` begin them, events answer them."""
+
+    limits_helper: ClassVar[bool] = True
 
     def __init__(
         self,
         config: Config,
-        poller: zmq.Poller,
         look_at_disk: Callable[[DiskSeen], None],
         say: Callable[[str], None],
         record: Callable[[Fact], None],
@@ -60,7 +60,6 @@ class Resuming:
         self._command = config.command
         self._say, self._record = say, record
         self._suggests = config.checkpoints is None  # at the first restart
-        self._poller = poller
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
         self._local = config.job.local
@@ -83,9 +82,14 @@ class Resuming:
         self._newest_at = -math.inf  # when the next one may begin
         self._newest: FoundCheckpoint | None = None  # that is recorded
 
+    def performs(self) -> Performs:
+        return {
+            effects.ChooseCheckpoint: self.choose,
+            effects.LookAt: lambda effect: self.look(effect.look),
+        }
+
     def close(self) -> None:
         if self._service is not None:
-            self._poller.unregister(self._service.fileno())
             self._service.close()
             self._service = None
         self._newest_number = 0
@@ -195,18 +199,17 @@ class Resuming:
             self._service = CheckpointServiceClient(
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
-            self._poller.register(self._service.fileno(), zmq.POLLIN)
             if self._watches:
                 self._watch(on=True)
         return self._service
 
     # Time
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         return min(self._look_at, math.inf if self._service is None else self._service.deadline)
 
-    def expire(self, now: float) -> list[events.Event]:
-        """Call it after `receive`. A process that hangs is replaced."""
+    def update(self, now: float) -> list[events.Event]:
+        """Look again if it is time, and replace a process that hangs."""
         told: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
             self._look_tries = TRIES
@@ -238,9 +241,12 @@ class Resuming:
 
     # Replies
 
-    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+    def fds(self) -> Iterable[Fd]:
+        return () if self._service is None else (self._service.fileno(),)
+
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         service = self._service
-        if service is None or service.fileno() not in ready:
+        if service is None or service.fileno() not in fds:
             return []
         told: list[events.Event] = []
         for reply in service.replies():
