@@ -16,7 +16,7 @@ from ..core.consensus.rotation import Rotation
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
-from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Place, Trouble, with_place
+from ..core.protocol.model import HEAD, Allocation, Origin, Place, Trouble, with_place
 from ..core.protocol.values import replace
 from ..system.hosts import machines
 from ..system.network import death_notices, route, wire, zmq_channel
@@ -265,7 +265,7 @@ class Channels:
                 if self.server is not None and reported_to:
                     self.server.send(item.sender, wire.hello())  # so that it learns the same
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
-                yield events.TroubleFound(Trouble(EXIT_LOST, reason))
+                yield events.TroubleFound(Trouble(Origin.TROUBLE, reason))
             except wire.WireError as e:
                 self._say(f"ignored from {item.address}: {e}")
 

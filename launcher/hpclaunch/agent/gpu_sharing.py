@@ -9,7 +9,7 @@ import zmq
 
 from ..core.placement import worker_environment
 from ..core.protocol import events
-from ..core.protocol.model import EXIT_USAGE, HEAD, Assignment, Trouble
+from ..core.protocol.model import HEAD, Assignment, Origin, Trouble
 from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
@@ -168,7 +168,7 @@ class GpuSharing:
 
     def _cannot(self, why: str) -> list[events.Event]:
         reason = f"on {self._host}: {why}"
-        return [events.TroubleFound(Trouble(EXIT_USAGE, reason)), events.WorkersGone()]
+        return [events.TroubleFound(Trouble(Origin.USAGE, reason)), events.WorkersGone()]
 
     def _crowded(self, present: int) -> str:
         from ..core.placement import mps_shares

@@ -26,12 +26,12 @@ from ..core.protocol.errors import UsageError
 from ..core.protocol.facts import Fact
 from ..core.protocol.model import (
     EXIT_FAILED,
-    EXIT_USAGE,
     HEAD,
     OUT_OF_MEMORY,
     Assignment,
     Leftover,
     NoticeAnswer,
+    Origin,
     RankVitals,
     Trouble,
     Verdict,
@@ -497,7 +497,7 @@ class Agent:
                 try:
                     self._prepare_workers(part)
                 except UsageError as e:
-                    trouble = Trouble(EXIT_USAGE, f"on {self.place.host}: {e}")
+                    trouble = Trouble(Origin.USAGE, f"on {self.place.host}: {e}")
                     self._events += [events.TroubleFound(trouble), events.WorkersGone()]
             case effects.KeepWorkers(until=until):
                 self.forkserver.keep(until)
@@ -568,7 +568,7 @@ class Agent:
         try:
             self.channels.take_place(index)
         except UsageError as e:
-            trouble = Trouble(EXIT_USAGE, f"on {self.place.host}: {e}")
+            trouble = Trouble(Origin.USAGE, f"on {self.place.host}: {e}")
             self._events.append(events.TroubleFound(trouble))
             return
         self._leave_notice()

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
-from ..ledger.last_lines import EndCause
 from ..ledger.summing import Launch, job_entries, round_ends
 from ..protocol.facts import Category, RoundEnded
+from ..protocol.model import EndCause
 from ..protocol.values import value
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
