@@ -22,7 +22,7 @@ from launching import (
     until,
 )
 
-from hpclaunch.core.protocol.model import ENDING
+from hpclaunch.core.protocol.model import END_SIGNALS
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
@@ -41,7 +41,7 @@ for _ in range(6000):
 """
 
 
-@pytest.mark.parametrize("signum", ENDING)
+@pytest.mark.parametrize("signum", END_SIGNALS)
 def test_a_signal_ends_the_job_in_order(tmp_path, signum):
     """The workers get the same signal."""
     job = start("--nproc", 2, script(tmp_path, WAIT), cwd=tmp_path)

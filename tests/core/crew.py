@@ -54,6 +54,7 @@ class Crew:
         self._observers: dict[int, tuple[Console, Notifications]] = {}
         self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
         self.older: list[str] = []  # the newest first
+        self.searches = 0  # for a checkpoint, that were answered
         self.unseen: dict[int, str] = {}  # agents that do not see one that is named like this
         self.silent: set[int] = set()  # agents that do not answer when they are asked to look
         self.reads = False  # each is to read a share of it
@@ -187,6 +188,7 @@ class Crew:
             case effects.OpenStore():
                 self._todo.append((i, events.StoreListening(4000 + i)))
             case effects.ChooseCheckpoint(number=number) if self.checkpoint is not None:
+                self.searches += 1
                 not_to = dict(effect.avoid)
                 there = (path for path in (self.checkpoint, *self.older) if path)
                 newest = next((path for path in there if checksum(path) not in not_to), "")

@@ -32,7 +32,7 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble
+from hpclaunch.core.protocol.model import EXIT_USAGE, Origin, Phase, Trouble
 from hpclaunch.core.protocol.values import replace
 
 IDLE, ENDED = Phase.IDLE, Phase.ENDED
@@ -113,7 +113,7 @@ def test_the_head_ends_although_its_own_fork_server_has_not_answered():
 
 @pytest.mark.parametrize(
     ("event", "code"),
-    [(Signalled(2), 130), (TroubleFound(Trouble(EXIT_USAGE, "no script on n0")), EXIT_USAGE)],
+    [(Signalled(2), 130), (TroubleFound(Trouble(Origin.USAGE, "no script on n0")), EXIT_USAGE)],
 )
 def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
     control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
@@ -125,7 +125,7 @@ def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
 
 
 def test_a_search_that_fails_ends_a_job_that_cannot_begin():
-    failed = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints"))
+    failed = SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints"))
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
     tell(control, 0.0, Started(), StoreListening(4000))
     (left,) = [e for e in tell(control, 0.2, failed) if isinstance(e, Exit)]
@@ -134,7 +134,7 @@ def test_a_search_that_fails_ends_a_job_that_cannot_begin():
 
 def test_a_search_that_fails_while_workers_run_is_nobodys_matter():
     """It was to find out whether to go on with more nodes."""
-    failed = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints"))
+    failed = SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints"))
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
     tell(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
     assert tell(control, 5.0, failed) == []

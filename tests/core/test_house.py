@@ -43,7 +43,7 @@ PURE = {
 # What each room may import of the package.
 PARTS = (
     *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "ledger", "source"),
-    *("snapshot", "history", "views", "head", "member", "control"),
+    *("snapshot", "history", "views", "ending", "head", "member", "control"),
 )
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
@@ -65,13 +65,14 @@ ALLOWED = {
     "core.health": NOUNS,
     "core.hangs": NOUNS,
     "core.stragglers": NOUNS,
-    "core.ledger": NOUNS,
+    "core.ending": NOUNS,
+    "core.ledger": NOUNS | {"core.ending"},
     "core.source": NOUNS,
     "core.snapshot": NOUNS,
     "core.history": NOUNS,
     "core.views": NOUNS | {"core.snapshot", "core.history", "core.ledger"},
-    "core.head": NOUNS | RULES | {"core.snapshot"},
-    "core.member": NOUNS | RULES | {"core.history"},
+    "core.head": NOUNS | RULES | {"core.ending", "core.snapshot"},
+    "core.member": NOUNS | RULES | {"core.ending", "core.history"},
     "core.control": NOUNS
     | {
         "core.consensus",
@@ -79,11 +80,12 @@ ALLOWED = {
         "core.stragglers",
         "core.ledger",
         "core.history",
+        "core.ending",
         "core.head",
         "core.member",
     },
     "core": set(),
-    "observe": NOUNS | {"core.snapshot", "core.history", "core.ledger", "core.head"},
+    "observe": NOUNS | {"core.snapshot", "core.history", "core.ledger", "core.ending", "core.head"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE
     | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}

@@ -14,6 +14,7 @@ import pytest
 
 from hpclaunch.cli import COMMANDS, main, options, run
 from hpclaunch.cli.parser import Parser
+from hpclaunch.core.ending.table import ENDS, Code, NextRun
 from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
 from hpclaunch.core.protocol.model import Origin
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
@@ -23,7 +24,7 @@ from hpclaunch.system.logs.fact_files import KINDS
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-INNER = (Origin.SIGTERM,)  # no verdict has it in the end
+INNER = (Origin.SIGTERM, Origin.NOTICE, Origin.DRAIN)  # no verdict has it in the end
 INDEX = DOCS / "README.md"
 PAGES = [
     README,
@@ -216,3 +217,28 @@ def test_every_fact_is_described_with_all_of_its_fields() -> None:
         assert not missing, f"{name}: {missing}"
     for kinds in (CordonKind, EndReason, LeftoverStep, Origin):
         assert not [each for each in kinds if f"`{each.value}`" not in table and each not in INNER]
+
+
+def test_the_table_of_what_ends_a_job() -> None:
+    described = {
+        re.findall(r"`([^`]+)`", first)[0]: rest
+        for first, *rest in rows(section(DOCS / "ending.md", "What ends a job"))[2:]
+    }
+    assert described.keys() == {origin.value for origin in Origin} - {Origin.SIGTERM.value}
+    for name, (notice, code, next_run) in described.items():
+        row = ENDS[Origin(name)]
+        assert notice == row.notice.value, name
+        match row.code:
+            case None:
+                assert code.startswith("none"), name
+            case int():
+                assert code == str(row.code), name
+            case Code():
+                assert code == row.code.value, name
+        wanted = f"with `--requeue-on {row.kind.value}`"
+        runs = {
+            NextRun.NEVER: "never",
+            NextRun.WANTED: wanted,
+            NextRun.WANTED_OR_KILLED: f"{wanted}, or by Slurm itself",
+        }
+        assert next_run == runs[row.next_run], name

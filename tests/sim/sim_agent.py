@@ -15,8 +15,6 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
-    EXIT_LOST,
-    EXIT_USAGE,
     HEAD,
     Assignment,
     Doing,
@@ -25,6 +23,7 @@ from hpclaunch.core.protocol.model import (
     Load,
     Look,
     NoticeAnswer,
+    Origin,
     Phase,
     RankState,
     RankVitals,
@@ -397,7 +396,7 @@ class Agent:
 
     def _choose(self, avoid: dict[int, str], number: int) -> None:
         if not self.searches:
-            trouble = Trouble(EXIT_LOST, f"{self.host} cannot look")
+            trouble = Trouble(Origin.TROUBLE, f"{self.host} cannot look")
             self.deliver(events.SearchFailed(trouble, number))
             return
         file = self.sim.training.newest_complete(self.index, avoid)
@@ -632,7 +631,7 @@ class Agent:
 
     def trouble(self) -> None:
         """Something on this node is not as the job needs it."""
-        self.deliver(events.TroubleFound(Trouble(EXIT_USAGE, f"no script on {self.host}")))
+        self.deliver(events.TroubleFound(Trouble(Origin.USAGE, f"no script on {self.host}")))
 
     def break_node(self) -> None:
         """Noticed at once, or by the next look at it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sim_plan import Kind
 
+from hpclaunch.core.ending.table import ENDS
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.head.roster import Peer
 from hpclaunch.core.head.round import Round
@@ -25,7 +26,7 @@ from hpclaunch.core.protocol.model import (
     NO_RANK,
     Assignment,
     Culprit,
-    Ending,
+    EndKind,
     Grow,
     Phase,
     Place,
@@ -224,7 +225,9 @@ class Checker:
         """An agent leaves, and does what comes after the end."""
         wanted = self.sim.plan.job.requeueing
         goes_on = verdict.sequel is Sequel.REQUEUE
-        self._require(not goes_on or verdict.ending in wanted.on, agent, f"is requeued: {verdict}")
+        self._require(
+            not goes_on or ENDS[verdict.origin].kind in wanted.on, agent, f"is requeued: {verdict}"
+        )
         if wanted.on and not wanted.is_chain:
             tells = (verdict.code == EXIT_SAVED) == goes_on
             self._require(tells, agent, f"leaves with a code that says something else: {verdict}")
@@ -519,7 +522,7 @@ class Checker:
         they count as not finished.
         """
         signalled = self.sim.plan.saves and Kind.USR1 in self.sim.plan.kinds
-        return verdict.code == 0 or (signalled and verdict.ending is Ending.TIME_LIMIT)
+        return verdict.code == 0 or (signalled and ENDS[verdict.origin].kind is EndKind.TIME_LIMIT)
 
     def _fair(self, head: Agent) -> None:
         """Where only workers and fork servers failed, the outcome follows from how often they did.

@@ -15,7 +15,7 @@ from random import Random
 from hpclaunch.core.hangs.suspicion import PATIENCE
 from hpclaunch.core.protocol.model import (
     GOES_ON,
-    Ending,
+    EndKind,
     Grow,
     Job,
     Phase,
@@ -277,7 +277,7 @@ def _ending(rng: Random, plan: Plan) -> Plan:
 def _requeued(rng: Random, plan: Plan) -> Plan:
     """There may be another run, or not."""
     requeueing = Requeueing(
-        on=rng.choice((GOES_ON, (*GOES_ON, Ending.FAILURE))),
+        on=rng.choice((GOES_ON, (*GOES_ON, EndKind.FAILURE))),
         most=rng.choice((0, 5)),
         before=rng.randrange(2),
         is_chain=rng.random() < 0.3,

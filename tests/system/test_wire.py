@@ -46,7 +46,7 @@ REPORT = Report(
     phase=Phase.STOPPING,
     exits=(WorkerExit(4, 137, 9, 0.25, False, "Killed\n"),),
     stop_signal=0,
-    trouble=Trouble(1, "no disk"),
+    trouble=Trouble(Origin.TROUBLE, "no disk"),
 )
 CONFIGURATION = Configuration(
     8,
@@ -104,7 +104,7 @@ ORDERS = [
 
 OLD_NAME = os.fsdecode(b"/c/gr\xf6\xdfe.pt")  # in Latin-1
 OF_OLD_NAMES = [
-    replace(REPORT, trouble=Trouble(2, f"on n2: no script {OLD_NAME}")),
+    replace(REPORT, trouble=Trouble(Origin.USAGE, f"on n2: no script {OLD_NAME}")),
     Order(1, 2, "f00d", Goal.RUN, 1, assignment=replace(ASSIGNMENT, checkpoint=OLD_NAME)),
 ]
 

@@ -17,10 +17,9 @@ from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import (
-    EXIT_LOST,
-    EXIT_USAGE,
     HEAD,
     Allocation,
+    Origin,
     Place,
     Trouble,
     with_place,
@@ -168,7 +167,7 @@ class Channels(Adapter):
         try:
             self.take_place(effect.index)
         except UsageError as e:
-            trouble = Trouble(EXIT_USAGE, f"on {host}: {e}")
+            trouble = Trouble(Origin.USAGE, f"on {host}: {e}")
             return [events.TroubleFound(trouble)]
         return [events.PlaceTaken(self.port)]
 
@@ -285,7 +284,7 @@ class Channels(Adapter):
                 if self.server is not None and reported_to:
                     self.server.send(item.sender, wire.hello())  # so that it learns the same
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
-                yield events.TroubleFound(Trouble(EXIT_LOST, reason))
+                yield events.TroubleFound(Trouble(Origin.TROUBLE, reason))
             except wire.WireError as e:
                 self._say(f"ignored from {item.address}: {e}")
 

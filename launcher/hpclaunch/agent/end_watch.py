@@ -10,7 +10,7 @@ from ..core.protocol import effects, events
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import Job
 from ..system.hosts import slurm
-from ..system.shared.errands import Answer, FindJobEnd, JobEnd
+from ..system.shared.errands import Answer, FindJobEnd, JobEndFound
 from .adapter import Adapter, Performs
 from .errands import Errands
 
@@ -33,7 +33,7 @@ class EndWatch(Adapter):
         )
         self._number = 0  # of the last question
         self._waits = False  # for the answer to one of them; further ones are asked then, as one
-        self._last: JobEnd | None = None
+        self._last: JobEndFound | None = None
         self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
 
     def performs(self) -> Performs:
@@ -52,12 +52,12 @@ class EndWatch(Adapter):
 
     def _found(self, number: int, answer: Answer | None) -> list[events.Event]:
         self._waits = False
-        if isinstance(answer, JobEnd):
+        if isinstance(answer, JobEndFound):
             self._last = answer
             self.began = self.began or answer.began
         if number != self._number:
             self._begin()
-        if not isinstance(answer, JobEnd):
+        if not isinstance(answer, JobEndFound):
             draining = () if self._last is None else self._last.draining
             return [events.EndFound(None, draining=draining, number=number)]
         event = events.EndFound(

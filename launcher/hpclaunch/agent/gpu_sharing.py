@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
-from ..core.protocol.model import EXIT_USAGE, HEAD, Assignment, Trouble
+from ..core.protocol.model import HEAD, Assignment, Origin, Trouble
 from .adapter import Adapter, Fd, Performs
 from .config import Config
 
@@ -168,7 +168,7 @@ class GpuSharing(Adapter):
 
     def _cannot(self, why: str) -> list[events.Event]:
         reason = f"on {self._host}: {why}"
-        return [events.TroubleFound(Trouble(EXIT_USAGE, reason)), events.WorkersGone()]
+        return [events.TroubleFound(Trouble(Origin.USAGE, reason)), events.WorkersGone()]
 
     def _crowded(self, present: int) -> str:
         from ..core.placement import mps_shares

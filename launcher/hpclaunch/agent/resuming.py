@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointSaved, Fact
-from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
+from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
 from ..system.checkpoints.client import CheckpointServiceClient
@@ -346,7 +346,7 @@ class Resuming(Adapter):
         self._search_number = 0
         where = self._settings.where if self._settings else ""
         reason = f"cannot look for checkpoints in {where}: {why}"
-        return events.SearchFailed(Trouble(EXIT_LOST, reason), self._question)
+        return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._question)
 
 
 def _save(found: FoundCheckpoint) -> tuple[str, int]:

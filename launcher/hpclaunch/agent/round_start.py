@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.protocol import events
 from ..core.protocol.errors import UsageError
-from ..core.protocol.model import EXIT_USAGE, Assignment, Trouble
+from ..core.protocol.model import Assignment, Origin, Trouble
 from ..core.protocol.values import replace
 from ..system.logs import error_file, messages
 from ..system.processes.fork_server_client import ForkServerClient
@@ -59,7 +59,7 @@ class RoundStart:
         try:
             self._make_files(part, server, self._config.logs.round(part.round))
         except UsageError as e:
-            trouble = Trouble(EXIT_USAGE, f"on {self._host}: {e}")
+            trouble = Trouble(Origin.USAGE, f"on {self._host}: {e}")
             return [events.TroubleFound(trouble), events.WorkersGone()]
         return []
 

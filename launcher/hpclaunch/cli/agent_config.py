@@ -22,12 +22,12 @@ from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import (
-    EXIT_USAGE,
     GOES_ON,
     HEAD,
     Allocation,
     Grow,
     Job,
+    Origin,
     Requeueing,
     Trouble,
 )
@@ -230,7 +230,7 @@ def _examine(
         if where.alone:
             raise
         host = where.places[where.index].host
-        task.trouble = Trouble(EXIT_USAGE, f"on {host}: {e}")
+        task.trouble = Trouble(Origin.USAGE, f"on {host}: {e}")
     return task
 
 

@@ -15,13 +15,13 @@ import msgspec
 
 from hpclaunch.core.health.task_reports import Row
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import ENDING
+from hpclaunch.core.protocol.model import END_SIGNALS
 from hpclaunch.system.logs.log_directory import make_temporary
 
 from . import options, run
 
 SCRIPT = Path(__file__).parent.parent / "worker" / "measurement.py"
-STOPPED = tuple(128 + signum for signum in ENDING)  # codes of a launch that a user has stopped
+STOPPED = tuple(128 + signum for signum in END_SIGNALS)  # codes of a launch that a user has stopped
 LOSS = 30  # seconds of silence after which a node counts as lost
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hpclaunch import __version__
 from hpclaunch.core.placement.binding import Mode
 from hpclaunch.core.placement.streams import parse_filters
-from hpclaunch.core.protocol.model import ENDING, FORWARDED, GOES_ON, PLACEHOLDER
+from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, GOES_ON, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import values
@@ -128,10 +128,10 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     add(
         "--signals-to-handle",
         type=values.signals,
-        default=ENDING,
+        default=END_SIGNALS,
         metavar="NAMES",
         help="more signals that end the job, workers first, separated by commas. These always do: "
-        f"{', '.join(s.name for s in ENDING)}. {' and '.join(s.name for s in FORWARDED)} are "
+        f"{', '.join(s.name for s in END_SIGNALS)}. {' and '.join(s.name for s in FORWARDED)} are "
         "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
     add(
@@ -160,7 +160,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.endings,
         metavar="CAUSES",
         help="the causes for which this is done, separated by commas: "
-        f"{', '.join(values.ENDINGS)} (default: {','.join(e.value for e in GOES_ON)})",
+        f"{', '.join(values.REQUEUE_CAUSES)} (default: {','.join(e.value for e in GOES_ON)})",
     )
     add(
         "--max-requeues",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
+from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _without_collections() -> Iterator[None]:
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
     """Of the signals to handle, those that an agent does not handle anyway."""
-    return tuple(s for s in options.signals_to_handle if s not in (*ENDING, *FORWARDED))
+    return tuple(s for s in options.signals_to_handle if s not in (*END_SIGNALS, *FORWARDED))
 
 
 def another_run(options: argparse.Namespace) -> str:

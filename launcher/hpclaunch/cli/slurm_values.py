@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 
-from hpclaunch.core.protocol.model import ENDING, FORWARDED
+from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED
 
 MOST_HOURS = 1_000_000  # a century
 
@@ -72,7 +72,7 @@ def capacity(text: str) -> str:
 def warning(text: str) -> str:
     """NAME@SECONDS: a signal that the agents handle, and how long before the limit it comes."""
     name, _, seconds = text.removeprefix("SIG").partition("@")
-    useful = [s.name.removeprefix("SIG") for s in (*FORWARDED, *ENDING)]
+    useful = [s.name.removeprefix("SIG") for s in (*FORWARDED, *END_SIGNALS)]
     if text.startswith("B:"):
         raise ArgumentTypeError(f"{text!r} would reach the batch shell only: leave B: out")
     if name not in useful or not seconds.isdecimal() or not 0 < int(seconds) < 65536:

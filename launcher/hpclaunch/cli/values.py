@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpclaunch.core.ending.table import REQUEUEABLE
 from hpclaunch.core.protocol import ranges
-from hpclaunch.core.protocol.model import GOES_ON, NOTICE_SIGNALS, Ending
+from hpclaunch.core.protocol.model import NOTICE_SIGNALS, EndKind
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
 
 if TYPE_CHECKING:
@@ -115,18 +116,18 @@ def notice_signal(text: str) -> signal.Signals | None:
     return found
 
 
-ENDINGS = {e.value: e for e in (*GOES_ON, Ending.FAILURE)}
+REQUEUE_CAUSES = {kind.value: kind for kind in REQUEUEABLE}
 
 
-def endings(text: str) -> tuple[Ending, ...]:
+def endings(text: str) -> tuple[EndKind, ...]:
     """For which ends of a job there is another run."""
     names = [name for name in text.split(",") if name]
     for name in names:
-        if name not in ENDINGS:
-            raise ArgumentTypeError(f"{name!r} is none of {', '.join(ENDINGS)}")
+        if name not in REQUEUE_CAUSES:
+            raise ArgumentTypeError(f"{name!r} is none of {', '.join(REQUEUE_CAUSES)}")
     if not names:
-        raise ArgumentTypeError(f"no cause named: {', '.join(ENDINGS)}")
-    return tuple(dict.fromkeys(ENDINGS[name] for name in names))
+        raise ArgumentTypeError(f"no cause named: {', '.join(REQUEUE_CAUSES)}")
+    return tuple(dict.fromkeys(REQUEUE_CAUSES[name] for name in names))
 
 
 def interval(text: str) -> float:

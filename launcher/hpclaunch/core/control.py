@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
+from .ending.table import verdict
 from .head.head import Head
 from .head.seat_use import seat_use
 from .member.member import Member
@@ -184,9 +185,9 @@ class Control:
         self._deliver(self._ask_around(now), outside, now)
         if self._left is not None or self._is_over():
             self.exited = True
-            verdict = self._left or self.member.verdict
-            assert verdict is not None, "an agent ends with a verdict"
-            outside.append(Exit(verdict, alone=self._left is not None))
+            ended = self._left or self.member.verdict
+            assert ended is not None, "an agent ends with a verdict"
+            outside.append(Exit(ended, alone=self._left is not None))
         effects = [self._in_real_time(effect, real) for effect in outside]
         if isinstance(event, LeaseOver) and self._lease_until > real:
             effects.append(KeepWorkers(self._lease_until))  # what was left out
@@ -305,7 +306,7 @@ class Control:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host
-        self._left = trouble.verdict()
+        self._left = verdict(trouble.origin, trouble.reason)
         return [Record(HeadLeaves(here, trouble.reason))]
 
     # Who leads

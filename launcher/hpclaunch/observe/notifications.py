@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 
+from ..core.ending.table import ENDS
 from ..core.head.restarts import how
 from ..core.head.roster import CORDONED
 from ..core.ledger.end_causes import of_job, of_round
 from ..core.ledger.job_report import OF_NODES
-from ..core.ledger.last_lines import EndCause
 from ..core.protocol import facts
-from ..core.protocol.model import NO_RANK
+from ..core.protocol.model import NO_RANK, EndCause
 from ..core.protocol.values import value
 from ..core.protocol.wording import count
 from .console import words
@@ -146,7 +146,7 @@ def _job_ended(fact: facts.JobEnded) -> tuple[Topic, str, int, dict[str, Detail]
     verdict = fact.verdict
     topic = Topic.JOB_REQUEUED if verdict.sequel.goes_on else Topic.JOB_OVER
     details: dict[str, Detail] = {
-        "result": verdict.ending.value,
+        "result": ENDS[verdict.origin].kind.value,
         "exit_code": verdict.code,
         "cause": of_job(verdict).cause.value,
         "restarts": verdict.restarts,

@@ -16,7 +16,7 @@ from hpclaunch.core.protocol.events import (
     Tick,
 )
 from hpclaunch.core.protocol.facts import NodesJoin
-from hpclaunch.core.protocol.model import EXIT_LOST, Grow, Phase, Trouble, WorkerExit
+from hpclaunch.core.protocol.model import Grow, Origin, Phase, Trouble, WorkerExit
 from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING = Phase.IDLE, Phase.RUNNING
@@ -75,7 +75,7 @@ def test_a_search_that_takes_long_is_not_begun_again():
 def test_a_search_that_failed_is_begun_again():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)
-    tell(head, 1.2, SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints")))
+    tell(head, 1.2, SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints")))
     assert ChooseCheckpoint() not in beat(head, 2.1)
     assert ChooseCheckpoint() in beat(head, 6.2)
 

@@ -8,10 +8,9 @@ import pytest
 from crew import Crew
 
 from hpclaunch.core.ledger.job_report import report
-from hpclaunch.core.ledger.last_lines import EndCause
 from hpclaunch.core.protocol.events import Requested, WorkerExited
 from hpclaunch.core.protocol.facts import HeadChanged, SeatUse
-from hpclaunch.core.protocol.model import Request
+from hpclaunch.core.protocol.model import EndCause, Request
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
 

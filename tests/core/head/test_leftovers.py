@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_notices import REQUEUED, leave, training, verdict
+from endings import REQUEUED, leave, training, verdict
 
 from hpclaunch.core.protocol.events import LeftBehind, NoticeTaken, WorkerExited, WorkersGone
 from hpclaunch.core.protocol.model import EXIT_SAVED, Leftover

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
+from endings import SETTINGS, leave
 from story import seen
 from test_hang_watch import stand_still
 from test_hang_watch import training as about_to_hang
-from test_notices import SETTINGS, leave
 from test_straggler_watch import keep_pace, make_steps
 from test_straggler_watch import training as keeping_pace
 
@@ -25,7 +25,7 @@ from hpclaunch.core.protocol.facts import (
     RoundBegan,
     RoundEnded,
 )
-from hpclaunch.core.protocol.model import Ending, Failure, Grow, Request, Requeueing
+from hpclaunch.core.protocol.model import EndKind, Failure, Grow, Request, Requeueing
 from hpclaunch.observe.notifications import STORM, Notifications, Topic
 
 
@@ -263,7 +263,7 @@ def test_notice_is_told_once_in_a_round():
 
 
 def test_a_job_that_is_requeued_says_so_in_place_of_its_end():
-    crew = near_the_end(requeueing=Requeueing(on=(Ending.TIME_LIMIT,), most=9))
+    crew = near_the_end(requeueing=Requeueing(on=(EndKind.TIME_LIMIT,), most=9))
     crew.until(1000.0)
     requeued = crew.told[-1]
     assert requeued.topic is Topic.JOB_REQUEUED

@@ -22,7 +22,7 @@ from hpclaunch.core.protocol.events import (
 )
 from hpclaunch.core.protocol.facts import NodeLost, RoundBegan
 from hpclaunch.core.protocol.messages import Order
-from hpclaunch.core.protocol.model import EXIT_LOST, Phase, Seen, Trouble, WorkerExit
+from hpclaunch.core.protocol.model import Origin, Phase, Seen, Trouble, WorkerExit
 from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING = Phase.IDLE, Phase.RUNNING
@@ -66,7 +66,7 @@ def test_an_earlier_search_that_fails_does_not_end_the_job():
     control = Control(job, 0, 1, "127.0.0.1", "a0")
     tell(control, 0.0, Started())
     number = ask(control, 0.1, StoreListening(4000), ChooseCheckpoint)
-    trouble = Trouble(EXIT_LOST, "cannot look for checkpoints")
+    trouble = Trouble(Origin.TROUBLE, "cannot look for checkpoints")
     assert control.handle(SearchFailed(trouble, number - 1), 0.2) == []
     assert control.head.stage is Stage.CHOOSING
     control.handle(SearchFailed(trouble, number), 0.3)

@@ -17,9 +17,10 @@ from hpclaunch.core.protocol.events import (
 )
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
-    ENDING,
+    END_SIGNALS,
     EXIT_LOST,
     EXIT_USAGE,
+    Origin,
     Phase,
     Trouble,
     WorkerExit,
@@ -376,7 +377,7 @@ def test_a_new_agent_is_answered_at_once():
 
 def test_a_late_agent_hears_the_end():
     head = Head(a_job("n0 n1 n2"))
-    trouble = Trouble(EXIT_USAGE, "no script on n1")
+    trouble = Trouble(Origin.USAGE, "no script on n1")
     tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, trouble=trouble))
     assert head.stage is Stage.ENDING
     late = sent(tell(head, 5.0, report(2, PREPARING)))[2]
@@ -422,7 +423,7 @@ def test_after_a_pause_what_was_heard_comes_before_the_clock():
 # The end
 
 
-@pytest.mark.parametrize("signum", ENDING)
+@pytest.mark.parametrize("signum", END_SIGNALS)
 def test_a_signal_ends_the_job_everywhere(signum):
     head = running()
     effects = tell(head, 3.0, report(1, STOPPING, 0, stop_signal=signum))
@@ -436,7 +437,7 @@ def test_a_signal_ends_the_job_everywhere(signum):
 def test_the_end_waits_for_workers_elsewhere_whatever_the_trouble():
     """Trouble on one node does not shorten the grace that workers on another have to save."""
     head = running()
-    trouble = Trouble(EXIT_LOST, "the fork server on n1 was killed")
+    trouble = Trouble(Origin.TROUBLE, "the fork server on n1 was killed")
     tell(head, 3.0, report(1, PREPARING, 0, trouble=trouble))
     assert head.stage is Stage.STOPPING
     tell(head, 3.1, report(0, STOPPING, 0))

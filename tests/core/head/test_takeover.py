@@ -71,7 +71,9 @@ def searching(hosts, **settings):
     return crew
 
 
-FAILED = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints in /c: Input/output error"))
+FAILED = SearchFailed(
+    Trouble(Origin.TROUBLE, "cannot look for checkpoints in /c: Input/output error")
+)
 
 
 def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():

@@ -6,9 +6,9 @@ import pytest
 
 from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
 from hpclaunch.core.ledger.job_report import end_report
-from hpclaunch.core.ledger.last_lines import EndCause as Cause
 from hpclaunch.core.protocol.facts import EndReason, LostNode, RoundEnded
 from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Failure, Origin, Verdict
+from hpclaunch.core.protocol.model import EndCause as Cause
 
 TRACEBACK = """\
 [rank1]: Traceback (most recent call last):

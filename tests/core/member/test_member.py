@@ -194,7 +194,7 @@ def test_a_lost_round_does_not_wait_for_workers_that_save_nothing():
         ([stop(0, serial=900_000)], []),
         ([TERM], []),
         ([end(143, "ended by SIGTERM on n0", serial=900_000)], []),
-        ([TroubleFound(Trouble(EXIT_LOST, "the disk is full"))], []),
+        ([TroubleFound(Trouble(Origin.TROUBLE, "the disk is full"))], []),
     ],
     ids=["failed here", "failed elsewhere", "head", "ended elsewhere", "signal", "end", "trouble"],
 )
@@ -465,11 +465,11 @@ def test_a_notice_is_withdrawn():
 
 def test_trouble_is_told_and_stops_the_workers():
     member = running()
-    trouble = Trouble(EXIT_LOST, "the fork server on n1 was killed")
+    trouble = Trouble(Origin.TROUBLE, "the fork server on n1 was killed")
     effects = tell(member, 2.0, TroubleFound(trouble))
     assert deeds(effects) == [StopWorkers()]
     assert reports(effects)[-1].trouble == trouble
-    tell(member, 2.1, TroubleFound(Trouble(2, "another")))
+    tell(member, 2.1, TroubleFound(Trouble(Origin.USAGE, "another")))
     assert reports(tell(member, 3.5, Tick()))[-1].trouble == trouble  # the first one counts
 
 

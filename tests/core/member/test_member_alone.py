@@ -20,7 +20,7 @@ from hpclaunch.core.protocol.events import (
     TroubleFound,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, Phase, Trouble
+from hpclaunch.core.protocol.model import EXIT_LOST, Origin, Phase, Trouble
 
 
 def test_the_head_never_comes():
@@ -49,7 +49,7 @@ def test_a_diagnosis_that_comes_too_late_is_not_said():
     ("event", "code", "words"),
     [
         (TERM, 143, "ended by SIGTERM while waiting for n0"),
-        (TroubleFound(Trouble(2, "no script on n1")), 2, "no script on n1"),
+        (TroubleFound(Trouble(Origin.USAGE, "no script on n1")), 2, "no script on n1"),
     ],
 )
 def test_who_has_something_to_tell_waits_shortly_for_the_head(event, code, words):

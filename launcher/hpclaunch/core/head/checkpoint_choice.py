@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from ..ending.table import verdict
 from ..protocol.crc import checksum
 from ..protocol.effects import ChooseCheckpoint, Effect, Record
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited
-from ..protocol.model import EXIT_LOST, Job, Look, Origin, Seen, Tally, Verdict
+from ..protocol.model import Job, Look, Origin, Seen, Tally, Verdict
 from ..protocol.values import replace
 from .restarts import Budget
 from .roster import Awaited, Peer, hosts_of
@@ -152,7 +153,7 @@ class CheckpointChoice:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
             reason += "that all nodes share? (--checkpoint-local is for one on each node)"
             total = self.budget.total
-            self.verdict = Verdict(EXIT_LOST, reason, Origin.TROUBLE, restarts=total)
+            self.verdict = verdict(Origin.TROUBLE, reason, restarts=total)
             return None
         self.done = True
         return None

@@ -11,6 +11,9 @@ import math
 from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
+from ..ending.allocation_end import AllocationEnd
+from ..ending.job_end import JobEnd
+from ..ending.notices import Notices
 from ..placement.ranks import next_groups
 from ..protocol import configuration, ranges
 from ..protocol.configuration import Configuration
@@ -18,13 +21,10 @@ from ..protocol.effects import ChooseCheckpoint, Effect, KeepWorkers
 from ..protocol.events import CheckpointChosen, SearchFailed
 from ..protocol.facts import EndReason
 from ..protocol.messages import Report
-from ..protocol.model import Job, Verdict
+from ..protocol.model import Job
 from . import restarts
-from .allocation_end import AllocationEnd
 from .checkpoint_choice import newest_search
 from .cordon import UnfitNodes
-from .job_end import JobEnd
-from .notices import Notices
 from .orders import Orders
 from .other_heads import OtherHeads
 from .rendezvous import Rendezvous
@@ -53,7 +53,6 @@ class Course:
         self.round = job.first_round
         self.current: Round | None = None  # the last round that began under this head
         self.begins = 0  # how often the training has begun, as far as this head knows
-        self.verdict: Verdict | None = None
         self.takeover: Takeover | None = None
         self.tenure_since = math.inf
         self.budget = restarts.Budget(job.max_restarts)
@@ -72,7 +71,8 @@ class Course:
         self.other_heads = OtherHeads(job, self.roster, self.rotation)
         self.allocation = AllocationEnd(job, self.numbers)
         self.notices = Notices(job, self.allocation)
-        self.end = JobEnd(job, self.allocation, self.budget, self.numbers)
+        is_progress = self.budget.is_beyond_first
+        self.end = JobEnd(job, self.notices, self.allocation, self.numbers, is_progress)
         self.viewers = Viewers()
         self.unfit = UnfitNodes(job)
 
@@ -129,8 +129,8 @@ class Course:
     def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
         """Take in the answer to a search that no stage has asked for by itself."""
         found = event if isinstance(event, CheckpointChosen) else None
-        if self.end.last_search.has_asked(event.number):
-            self.end.last_search.answer(found)
+        if self.end.last_save.has_asked(event.number):
+            self.end.last_save.answer(found)
 
     # The next round
 

@@ -8,10 +8,10 @@ mere arrival of a message. So a message may come once, twice or late without doi
 from __future__ import annotations
 
 import math
-import signal
 from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
+from ..ending.table import verdict
 from ..protocol.configuration import Configuration
 from ..protocol.effects import Effect, Probe, Record, Send
 from ..protocol.events import (
@@ -31,7 +31,6 @@ from ..protocol.facts import NodeArrived, NodeLost
 from ..protocol.messages import Report
 from ..protocol.model import Job, Origin, Request, Verdict
 from ..protocol.stages import NEXT, Stage
-from . import restarts
 from .course import Course
 from .loss_detection import LossDetector
 from .roster import Peer
@@ -102,7 +101,7 @@ class Head:
 
     @property
     def verdict(self) -> Verdict | None:
-        return self.course.verdict
+        return self.course.end.verdict
 
     @property
     def straggler(self) -> Straggler | None:
@@ -206,9 +205,8 @@ class Head:
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
-                reason, code = "ended by hpclaunch stop", 128 + signal.SIGTERM
-                total = self.budget.total
-                course.verdict = Verdict(code, reason, Origin.STOP, restarts=total)
+                reason = "ended by hpclaunch stop"
+                course.end.note(verdict(Origin.STOP, reason, restarts=self.budget.total))
             case _:
                 effects += self._stage.event(event, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
@@ -271,12 +269,8 @@ class Head:
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
             self._stage.report(peer, report)
-        self.allocation.hear(report, now)
         self.notices.hear(peer.place.index, report, self.round, now)
-        if self.verdict is None:
-            course.verdict = restarts.verdict_of_agent(report, self.budget.total)
-            if self.verdict is not None and self.verdict.origin is Origin.SIGTERM:
-                self.allocation.ask_again(now)
+        course.end.hear(report, now, self.budget.total)
         if report.term > self.term and self.lease.holds(now):
             # The agent led in a later term, or followed such a head, but we have the quorum. It
             # obeys no earlier term, so we go on in a later one.

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from ..consensus.leader_lease import LeaderLease
+from ..ending.table import verdict
 from ..protocol.effects import Diagnose, Effect, Record
 from ..protocol.events import Diagnosed
 from ..protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
-from ..protocol.model import EXIT_LOST, Job, Origin, Phase, Verdict
+from ..protocol.model import Job, Origin, Phase, Verdict
 from .cordon import uncordon
 from .roster import Awaited, Peer, Roster, hosts_of, names_of
 
@@ -228,12 +229,12 @@ class Rendezvous:
                 here = names_of([self.roster[self.roster.me]])
                 reason = f"the agent on {here} was started anew, and {names} did not answer within "
                 reason += f"{waited:.0f} s: they may go on without it, or the job is over"
-                return Verdict(EXIT_LOST, reason, Origin.ABSENT)
+                return verdict(Origin.ABSENT, reason)
             why = self._describe_partial_start() or (
                 "is hpclaunch running there, and do the hosts see the same secret file?"
             )
             reason = f"no agent came from {names} within {waited:.0f} s: {why}"
-            return Verdict(EXIT_LOST, reason, Origin.ABSENT)
+            return verdict(Origin.ABSENT, reason)
         over = now >= self._short_since + self.timing.wait
         if self.is_short:
             return self._too_few(restarts) if over or self._is_hopeless else None
@@ -243,7 +244,7 @@ class Rendezvous:
         names = names_of(self._missing_voters(now))
         reason = f"{names} cannot be reached, and those who are left are too few to go on alone: "
         reason += f"{names} may have gone on without them"
-        return Verdict(EXIT_LOST, reason, Origin.ABSENT, restarts=restarts)
+        return verdict(Origin.ABSENT, reason, restarts=restarts)
 
     def _too_few(self, restarts: int) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
@@ -251,12 +252,12 @@ class Rendezvous:
         origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
         why = first.lost or f"{names_of(p for p in out if not p.lost)}: {first.unfit}"
         if self.job.nodes == 1:
-            return Verdict(EXIT_LOST, why, origin)
+            return verdict(origin, why)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self.fewest)
         if self.fewest == self.job.nodes:
             reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
-        return Verdict(EXIT_LOST, reason, origin, restarts=restarts)
+        return verdict(origin, reason, restarts=restarts)
 
     # What is recorded meanwhile
 

@@ -6,12 +6,12 @@ import re
 import signal
 from collections.abc import Collection
 
+from ..ending.table import verdict
 from ..ledger.last_lines import may_pass
 from ..protocol.crc import checksum
 from ..protocol.events import CheckpointChosen
-from ..protocol.messages import Report
 from ..protocol.model import (
-    ENDING,
+    END_SIGNALS,
     NO_RANK,
     NO_STEP,
     Culprit,
@@ -50,7 +50,7 @@ def failed(e: WorkerExit) -> bool:
     """Return whether this exit is a failure. A worker that was killed by the signal with which the
     agent stopped it has not failed.
     """
-    asked = e.stopped and e.signal in (*ENDING, signal.SIGKILL)
+    asked = e.stopped and e.signal in (*END_SIGNALS, signal.SIGKILL)
     return e.code != 0 and not asked
 
 
@@ -103,18 +103,6 @@ def how(failure: Failure) -> str:
 def who(failure: Failure) -> str:
     """Name the process that wrote the last lines of a failure."""
     return "the store process" if failure.culprit is Culprit.STORE else f"rank {failure.rank}"
-
-
-def verdict_of_agent(report: Report, restarts: int) -> Verdict | None:
-    """Return how the job ends because an agent is in trouble, or was sent a signal; else None."""
-    if report.trouble is not None:
-        return report.trouble.verdict(restarts)
-    if report.stop_signal:
-        reason = f"ended by {signal_name(report.stop_signal)} on {report.host}"
-        signum = report.stop_signal
-        origin = Origin.SIGTERM if signum == signal.SIGTERM else Origin.SIGNAL
-        return Verdict(128 + signum, reason, origin, restarts=restarts, signum=signum)
-    return None
 
 
 class Budget:
@@ -172,11 +160,11 @@ class Budget:
         if self.most and same and not self.suspect and not is_outage:
             repeated = "the round before failed in the same way, with no checkpoint in between"
             reason = reason or f"{repeated}: {last_line}"
-        verdict = _verdict(failures, reason, self.total) if reason else None
-        if verdict is not None:
+        pending = _verdict(failures, reason, self.total) if reason else None
+        if pending is not None:
             self.suspect = ""
             if not (saves and self.most):
-                return verdict
+                return pending
         self.tally = replace(
             before,
             restarts=before.restarts + 1,
@@ -186,7 +174,7 @@ class Budget:
             host=cause.host,
             failures_in_a_row=in_a_row,
             outages_in_a_row=before.outages_in_a_row + 1 if is_outage else 0,
-            pending_verdict=verdict,
+            pending_verdict=pending,
             failed_after=lasted,
             failed_loads=_failed_loads(cause, before, resumed, lasted),
         )
@@ -333,11 +321,10 @@ def _last_line(cause: Failure) -> str:
 
 def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
     cause, *later = in_order(failures)
-    return Verdict(
-        code=cause.code,
-        reason=f"{how(cause)} in round {cause.round}, and {reason}",
-        cause=cause,
-        consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
+    return verdict(
+        Origin.FAILURE,
+        f"{how(cause)} in round {cause.round}, and {reason}",
         restarts=used,
-        origin=Origin.FAILURE,
+        failure=cause,
+        consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
     )

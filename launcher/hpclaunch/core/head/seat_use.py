@@ -96,7 +96,7 @@ def _category(course: Course, stage: Stage, peer: Peer) -> Category:
     if stage is Stage.RUNNING or (stage is Stage.STOPPING and peer.assignment is None):
         return Category.SPARE
     if stage is Stage.STOPPING:
-        return Category.RESTART if course.verdict is None else Category.END
+        return Category.RESTART if course.end.verdict is None else Category.END
     begun = course.knows_rounds
     if stage is Stage.RENDEZVOUS and course.rendezvous.is_short:
         return Category.WAITING

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import signal
 
+from ..ending.table import ENDS
 from ..protocol.facts import EndReason, RoundEnded
-from ..protocol.model import Culprit, Failure, Origin, Verdict
+from ..protocol.model import Culprit, EndCause, Failure, Verdict
 from ..protocol.values import replace, value
-from .last_lines import EndCause, cause_in, names
+from .last_lines import cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
 PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # with which torch begins each line
@@ -19,20 +20,6 @@ FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 # A job can end with each cause, a round with the others only.
 _OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
-# Of a job that did not fail by a worker. Others have a cause of their own, or OTHER.
-CAUSES = {
-    Origin.DONE: EndCause.DONE,
-    Origin.TIME_LIMIT: EndCause.TIME_LIMIT,
-    Origin.PREEMPTION: EndCause.PREEMPTED,
-    Origin.REQUEUE: EndCause.REQUEUED,
-    Origin.NODE_LOST: EndCause.LOST,
-    Origin.NODE_UNFIT: EndCause.UNFIT,
-    Origin.HEAD_LOST: EndCause.LOST,
-    Origin.STOP: EndCause.USER,
-    Origin.SIGNAL: EndCause.USER,
-    Origin.SIGTERM: EndCause.USER,
-    Origin.USAGE: EndCause.USAGE,
-}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -111,4 +98,4 @@ def of_job(verdict: Verdict) -> Diagnosis:
     if verdict.cause is not None:
         found = of_failure(verdict.cause)
         return Diagnosis(found.cause, found.text or verdict.reason, found.evidence)
-    return Diagnosis(CAUSES.get(verdict.origin, EndCause.OTHER), verdict.reason)
+    return Diagnosis(ENDS[verdict.origin].cause, verdict.reason)

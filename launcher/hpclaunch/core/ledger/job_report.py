@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ..protocol.facts import RoundEnded
-from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, Failure
+from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, EndCause, Failure
 from ..protocol.values import value
 from .end_causes import Diagnosis, of_job, of_round
-from .last_lines import EndCause
 from .summing import Launch, account, round_ends
 
 FORMAT = 1

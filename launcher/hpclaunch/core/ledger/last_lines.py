@@ -8,36 +8,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection
-from enum import Enum
 
-from ..protocol.model import OUT_OF_MEMORY, Failure
+from ..protocol.model import OUT_OF_MEMORY, EndCause, Failure
 from ..protocol.values import value
-
-
-class EndCause(str, Enum):
-    """Why a round or a job ended."""
-
-    MEMORY = "out of memory"
-    GPU_MEMORY = "out of GPU memory"
-    GPU = "GPU fault"
-    DISK = "disk full"
-    HANG = "hang"
-    TIMEOUT = "time-out"
-    PEER = "connection lost"
-    EXCEPTION = "exception"
-    CRASH = "crash"
-    KILLED = "killed"
-    LOST = "node lost"
-    UNFIT = "node unfit"
-    PREEMPTED = "preemption"
-    REQUEUED = "requeue"  # by somebody else
-    TIME_LIMIT = "time limit"
-    USER = "user"
-    USAGE = "wrong usage"
-    GROWTH = "more nodes"
-    PROGRAM = "exit code"
-    DONE = "done"
-    OTHER = "other"
 
 
 @value(frozen=True)

@@ -11,6 +11,7 @@ import signal
 
 from ..consensus.follower import Follower, Standing
 from ..consensus.rotation import Rotation
+from ..ending.table import verdict
 from ..protocol.configuration import NOBODY
 from ..protocol.effects import (
     Effect,
@@ -40,7 +41,6 @@ from ..protocol.events import (
 )
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
 from ..protocol.model import (
-    EXIT_LOST,
     FORWARDED,
     Goal,
     Job,
@@ -275,11 +275,11 @@ class Member:
             return effects
         effects += self.follower.tick(now)
         why_given_up = self.follower.why_given_up(now)
-        verdict = self._without_head(why_given_up) if why_given_up else None
+        ended = self._without_head(why_given_up) if why_given_up else None
         if self._waiting.given_up(now):
-            verdict = self._waiting.verdict(now, self._signum, self.work.trouble)
-        if verdict is not None:
-            return effects + self.work.end(verdict, now)
+            ended = self._waiting.verdict(now, self._signum, self.work.trouble)
+        if ended is not None:
+            return effects + self.work.end(ended, now)
         if notice := self._waiting.notice(now):
             effects += notice
             # The first head may have died before we started, so that another one leads by now.
@@ -288,9 +288,9 @@ class Member:
 
     def _without_head(self, why: str) -> Verdict:
         if not self._signum:
-            return Verdict(EXIT_LOST, why, Origin.HEAD_LOST)
+            return verdict(Origin.HEAD_LOST, why)
         reason = f"ended by {signal_name(self._signum)}; {why}"
-        return Verdict(128 + self._signum, reason, Origin.SIGNAL)
+        return verdict(Origin.SIGNAL, reason, signum=self._signum)
 
     def _report(self, now: float) -> list[Effect]:
         """Report at once if there is news, and at every beat."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ..ending.table import verdict
 from ..protocol.effects import Diagnose, Effect, Record
 from ..protocol.events import Diagnosed
 from ..protocol.facts import HeadAwaited
-from ..protocol.model import EXIT_LOST, HEAD, Job, Origin, Place, Trouble, Verdict
+from ..protocol.model import HEAD, Job, Origin, Place, Trouble, Verdict
 from ..protocol.wording import signal_name
 
 
@@ -66,13 +67,13 @@ class Waiting:
         if signum:
             name = signal_name(signum)
             reason = f"ended by {name} while waiting for {self.head}"
-            return Verdict(128 + signum, reason, Origin.SIGNAL)
+            return verdict(Origin.SIGNAL, reason, signum=signum)
         if trouble:
-            return trouble.verdict()
+            return verdict(trouble.origin, trouble.reason)
         why = self._diagnosis or (
             "is hpclaunch running there, can the hosts reach each other, and do they see the same "
             "secret file?"
         )
         waited = now - self._since
         reason = f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {why}"
-        return Verdict(EXIT_LOST, reason, Origin.HEAD_LOST)
+        return verdict(Origin.HEAD_LOST, reason)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ..protocol.model import ENDING, Assignment, Share
+from ..protocol.model import END_SIGNALS, Assignment, Share
 from .devices import Gpu
 
 ROLE = "default"
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 STEP = "HPCLAUNCH_STEP"
-SIGNALS_TO_HANDLE = ",".join(s.name for s in ENDING)
+SIGNALS_TO_HANDLE = ",".join(s.name for s in END_SIGNALS)
 
 # Variables that are set when a worker starts, and may differ from those of the agent.
 OWN = frozenset(

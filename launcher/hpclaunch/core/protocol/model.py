@@ -14,7 +14,7 @@ from .timing import DEFAULTS, Timing
 from .values import replace, value
 
 HEAD = 0  # the index of the first head: the first agent in Slurm's order
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job
 NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # with which workers get notice
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # they are passed on to the workers
 
@@ -105,25 +105,55 @@ class Grow(str, Enum):
     NEVER = "never"  # the node waits until the round ends for another reason
 
 
-class Ending(str, Enum):
-    """Why a job ends. `--requeue-on` calls some of them by these names."""
+class EndKind(str, Enum):
+    """The kind of a job's end, as users know it: `--requeue-on` takes some of these names."""
 
     FINISHED = "finished"
-    TIME_LIMIT = "time-limit"  # also where the workers have left after a signal that was sent them
+    TIME_LIMIT = "time-limit"
     PREEMPTION = "preemption"
     FAILURE = "failure"
     NODE_FAILURE = "node-failure"
     STOPPED = "stopped"  # by a user, or because of a mistake
 
 
+class EndCause(str, Enum):
+    """Why a round or a job ended."""
+
+    MEMORY = "out of memory"
+    GPU_MEMORY = "out of GPU memory"
+    GPU = "GPU fault"
+    DISK = "disk full"
+    HANG = "hang"
+    TIMEOUT = "time-out"
+    PEER = "connection lost"
+    EXCEPTION = "exception"
+    CRASH = "crash"
+    KILLED = "killed"
+    LOST = "node lost"
+    UNFIT = "node unfit"
+    PREEMPTED = "preemption"
+    REQUEUED = "requeue"  # by somebody else
+    TIME_LIMIT = "time limit"
+    USER = "user"
+    USAGE = "wrong usage"
+    GROWTH = "more nodes"
+    PROGRAM = "exit code"
+    DONE = "done"
+    OTHER = "other"
+
+
 class Origin(str, Enum):
-    """What has ended the job. Whoever decides that it ends says so."""
+    """What has ended the job. Whoever decides that it ends says so; what follows from each is in
+    `core/ending/table.py`.
+    """
 
     DONE = "done"  # all workers ended with 0
     FAILURE = "failure"  # of the workers
     TIME_LIMIT = "time limit"
     PREEMPTION = "preemption"
     REQUEUE = "requeue"  # by somebody else
+    NOTICE = "notice"  # the workers have left after one that a user asked for, or a user's signal
+    DRAIN = "drain"  # the workers have left a node that Slurm drains
     NODE_LOST = "node lost"  # too few are left
     NODE_UNFIT = "node unfit"  # too few are left
     HEAD_LOST = "head lost"  # or it has never been heard
@@ -134,24 +164,8 @@ class Origin(str, Enum):
     USAGE = "usage"  # a mistake of the user
     TROUBLE = "trouble"  # any other, of an agent
 
-    @property
-    def ending(self) -> Ending:
-        """The kind of end that a user knows."""
-        return ENDINGS.get(self, Ending.STOPPED)
 
-
-ENDINGS = {
-    Origin.DONE: Ending.FINISHED,
-    Origin.FAILURE: Ending.FAILURE,
-    Origin.TIME_LIMIT: Ending.TIME_LIMIT,
-    Origin.PREEMPTION: Ending.PREEMPTION,
-    Origin.REQUEUE: Ending.PREEMPTION,
-    Origin.NODE_LOST: Ending.NODE_FAILURE,
-    Origin.NODE_UNFIT: Ending.NODE_FAILURE,
-}
-
-
-GOES_ON = (Ending.TIME_LIMIT, Ending.PREEMPTION, Ending.NODE_FAILURE)
+GOES_ON = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
 
 
 @value(frozen=True)
@@ -160,7 +174,7 @@ class Requeueing:
     the next element of its array.
     """
 
-    on: tuple[Ending, ...] = ()
+    on: tuple[EndKind, ...] = ()
     most: int = 0  # runs after the first one
     before: int = 0  # runs before this one
     is_chain: bool = False  # the runs are the elements of an array
@@ -328,13 +342,8 @@ class Failure:
 class Trouble:
     """Why an agent cannot take part, or can no longer take part: this ends the job."""
 
-    code: int
+    origin: Origin  # USAGE, or TROUBLE
     reason: str
-
-    def verdict(self, restarts: int = 0) -> Verdict:
-        """Return how the job ends because of it."""
-        origin = Origin.USAGE if self.code == EXIT_USAGE else Origin.TROUBLE
-        return Verdict(self.code, self.reason, origin, restarts=restarts)
 
 
 class Sequel(str, Enum):
@@ -373,10 +382,6 @@ class Verdict:
     signum: int = signal.SIGTERM  # the signal for workers that still run
     sequel: Sequel = Sequel.LEAVE
     left: float = 0.0  # seconds until Slurm ends the job, where agents linger
-
-    @property
-    def ending(self) -> Ending:
-        return self.origin.ending
 
     def moved(self, by: float) -> Verdict:
         """Return the same on a clock that is ahead by so many seconds."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..history.launch_past import Happening, HappeningKind, LaunchPast
 from ..history.moment import AgentHistory, GpusMoment, WorkersMoment
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
-from ..ledger.last_lines import EndCause
 from ..ledger.summing import Launch, job_entries, round_ends
 from ..protocol.facts import Category, RoundEnded
+from ..protocol.model import EndCause
 from ..protocol.values import replace, value
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from . import page_curves as curves

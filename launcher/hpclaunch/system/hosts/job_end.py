@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpclaunch.core.protocol.job_state import JobState
-from hpclaunch.system.shared.errands import FindJobEnd, JobEnd
+from hpclaunch.system.shared.errands import FindJobEnd, JobEndFound
 from hpclaunch.system.shared.scontrol import fields_of, said, shown
 
 
-def find(asked: FindJobEnd) -> JobEnd:
+def find(asked: FindJobEnd) -> JobEndFound:
     fields = shown("job", asked.job)
     before = asked.before
     has_answered = bool(fields) or (before is not None and before.has_answered)
@@ -31,7 +31,7 @@ def find(asked: FindJobEnd) -> JobEnd:
     # began is an earlier one, whose variables are left in the shell.
     if (has_answered and not fields) or (at is not None and at < asked.since):
         at = None
-    return JobEnd(
+    return JobEndFound(
         number=asked.number,
         left=None if at is None else at - time.time(),
         draining=draining(asked.nodes, drained) if asked.nodes else (),
@@ -45,7 +45,7 @@ def find(asked: FindJobEnd) -> JobEnd:
 def ask(
     fields: dict[str, str], end: str, restarts: str, step_end: float = math.inf
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return when the job ends (None if that is not known), and further fields of a JobEnd.
+    """Return when the job ends (None if that is not known), and further fields of a JobEndFound.
 
     `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if they do not
     name the end, unless there is no time limit any more. `restarts` is how often the job was

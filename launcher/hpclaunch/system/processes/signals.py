@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Iterable
 
-from hpclaunch.core.protocol.model import ENDING, FORWARDED
+from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED
 
 
 class Signals:
@@ -14,7 +14,7 @@ class Signals:
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond those that are always handled."""
-        self._all = {*ENDING, *FORWARDED, signal.SIGWINCH, *handled}
+        self._all = {*END_SIGNALS, *FORWARDED, signal.SIGWINCH, *handled}
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -51,5 +51,6 @@ class Signals:
 
 def wait_for_end(seconds: float) -> None:
     """Until somebody wants this process to end. Call it after `Signals.ignore`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # else those that are ignored are not seen
-    signal.sigtimedwait(ENDING, seconds)
+    # A signal that is ignored is not seen unless it is blocked.
+    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    signal.sigtimedwait(END_SIGNALS, seconds)

@@ -12,7 +12,7 @@ from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
 class FindJobEnd(Message):
-    """When does Slurm end the job? Answered by JobEnd."""
+    """When does Slurm end the job? Answered by JobEndFound."""
 
     limit = 120.0  # seconds; more than `scontrol` may take for all of its answers
     number: int
@@ -22,10 +22,10 @@ class FindJobEnd(Message):
     restarts: str  # SLURM_RESTART_COUNT, or ""
     nodes: str  # which of these are drained? "" for none
     since: float  # a job that was over by then, in seconds since 1970, is an earlier one
-    before: JobEnd | None  # the last answer, which counts in part while Slurm is silent
+    before: JobEndFound | None  # the last answer, which counts in part while Slurm is silent
 
 
-class JobEnd(Message):
+class JobEndFound(Message):
     """When Slurm ends the job, and the other fields of an EndFound."""
 
     number: int
@@ -104,6 +104,6 @@ class Failed(Message):
 
 
 Errand: TypeAlias = FindJobEnd | Resolve | Explain | ReadStacks | Notify
-Answer: TypeAlias = JobEnd | Resolved | Explained | Stacks | Notified
+Answer: TypeAlias = JobEndFound | Resolved | Explained | Stacks | Notified
 ERRANDS: Kinds[Errand] = by_op(get_args(Errand))
 ANSWERS: Kinds[Answer | Failed] = by_op([*get_args(Answer), Failed])

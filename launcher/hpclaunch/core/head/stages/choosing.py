@@ -35,7 +35,7 @@ class Choosing(JobStage):
     @property
     def needed_search(self) -> int | None:
         course = self.course
-        is_over = course.verdict is not None or course.end.is_waiting
+        is_over = course.end.verdict is not None
         return None if is_over else self._choosing.search_number
 
     def asks(self, peer: Peer, now: float) -> Asks:
@@ -64,8 +64,8 @@ class Choosing(JobStage):
                 return Step(effects + considered + again)
             if choosing.verdict is None and not choosing.done:
                 return Step(effects)
-        course.verdict = choosing.verdict or course.budget.begin(choosing.choice)
-        if course.verdict is not None:
+        course.end.note(choosing.verdict or course.budget.begin(choosing.choice))
+        if course.end.verdict is not None:
             ended = self.end(now)
             return Step([*effects, *ended.effects], ended.next)
         return Step([*effects, self._begin_round(choosing.as_of(now), now)], Stage.RUNNING)

@@ -14,9 +14,10 @@ class Ending(JobStage):
     def enter(self, now: float) -> list[Effect]:
         super().enter(now)
         course = self.course
-        assert course.verdict is not None, "a job ends with a verdict"
+        verdict = course.end.verdict
+        assert verdict is not None, "a job ends with a verdict"
         unfit = {p.host: p.unfit for p in course.roster if p.unfit}
-        fact = JobEnded(course.round, course.verdict.moved(-now), tuple(unfit.items()))
+        fact = JobEnded(course.round, verdict.moved(-now), tuple(unfit.items()))
         return [Record(fact), *self.order_all(now)]
 
     def order_all(self, now: float) -> list[Effect]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ...ending.table import ENDS, Notice
 from ...protocol.effects import Effect, Record
 from ...protocol.events import CheckpointChosen, EndFound, Event, Requested, SearchFailed
 from ...protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin, RequestGranted
 from ...protocol.messages import Report
-from ...protocol.model import Grow, Origin, Phase, Request, Verdict
+from ...protocol.model import Grow, Phase, Request
 from ...protocol.stages import Stage
-from ...protocol.wording import count
 from ..cordon import cordon
 from ..course import Course
 from ..growth import Growth
@@ -85,20 +85,19 @@ class Running(InRound):
     def step(self, now: float, *, ticked: bool) -> Step:
         """Collect the reasons to end the round, and end it if there is one that matters."""
         course = self.course
-        current, notices, total = course.current_round, course.notices, course.budget.total
+        current, end = course.current_round, course.end
         done = all_in(Phase.DONE, current.number, current.participants)
         # Nobody waits any longer for what they have left behind, and the training is not repeated.
         hurried = EndReason.LOSS in current.ends or course.allocation.is_over(now)
         done = done or (hurried and current.has_ended_well)
         if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
             current.ends.add(EndReason.FAILURE)
-        if course.verdict is None and not done:
-            course.verdict = course.allocation.verdict_of_warning(total)
-            if course.verdict is None and course.allocation.is_over(now):
-                course.verdict = notices.verdict_of_end(None, now, total)
-                current.ends.add(EndReason.TIME)
-        if course.verdict is not None:
+        if not done:
+            end.check(now, course.budget.total)
+        if end.verdict is not None:
             current.ends.add(EndReason.VERDICT)
+            if ENDS[end.verdict.origin].notice is Notice.IN_TIME:
+                current.ends.add(EndReason.TIME)
         if ticked and now >= course.lease.renewable_until:
             current.ends.add(EndReason.QUORUM)
         # Once all the work is done, a loss changes nothing, and no larger round is needed.
@@ -113,25 +112,17 @@ class Running(InRound):
 
     def _end_well(self, current: Round, now: float) -> Step:
         """End the job, or the round: all workers have ended with 0."""
-        course = self.course
-        last, notices, total = course.end.last_search, course.notices, course.budget.total
-        # A search takes time, in which what they have done does not change.
-        if last.has_begun or notices.have_left(now):
-            searched = last.ask(course.search, now, ended_well=True)
-            if searched is not None:
-                return Step(searched)
-            course.verdict = notices.verdict_of_leaving(last.found, now, total)
-            if course.verdict is not None and self._leaving and not notices.knows_end:
-                course.verdict = None
-                drained, effects = self._relievable(current), list[Effect]()
-                if drained:
-                    effects = cordon(course.roster, drained, CordonKind.DRAINING, course.round)
-                return Step(effects, Stage.STOPPING)
-            if course.verdict is not None:
-                return self.end(now)
-        again = f" after {count(total, 'restart')}" if total else ""
-        reason = f"all workers ended with 0{again}"
-        course.verdict = Verdict(0, reason, Origin.DONE, restarts=total)
+        course, end = self.course, self.course.end
+        searched = end.seek_save(course.search, now)
+        if searched is not None:
+            return Step(searched)
+        origin = end.why_done(now, drains=bool(self._leaving))
+        if ENDS[origin].code is None:
+            drained, effects = self._relievable(current), list[Effect]()
+            if drained:
+                effects = cordon(course.roster, drained, CordonKind.DRAINING, course.round)
+            return Step(effects, Stage.STOPPING)
+        end.conclude(origin, now, course.budget.total)
         return self.end(now)
 
     @property

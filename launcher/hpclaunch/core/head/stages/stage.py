@@ -83,8 +83,8 @@ class JobStage:
 
     def refusal(self, request: Request) -> str:
         """Return why a request of the user cannot be granted now; "" if it can."""
-        if self.course.verdict is not None:
-            return f"the job is about to end: {self.course.verdict.reason}"
+        if (verdict := self.course.end.verdict) is not None:
+            return f"the job is about to end: {verdict.reason}"
         return "" if request is Request.STOP else self._refusal(request)
 
     def _refusal(self, request: Request) -> str:
@@ -100,7 +100,7 @@ class JobStage:
             GOAL[self.kind],
             course.round,
             now,
-            verdict=course.verdict,
+            verdict=course.end.verdict,
             asks=self.asks(peer, now),
             later=course.allocation.comes_later,
         )
@@ -116,41 +116,24 @@ class JobStage:
     # The end of the job
 
     def end(self, now: float) -> Step:
-        """End the job with the verdict, once it is known whether it is started again."""
-        course = self.course
-        assert course.verdict is not None, "a job ends with a verdict"
-        asked = course.end.ask(course.verdict, course.search, now)
+        """End the job once the verdict is final."""
+        asked = self.course.end.advance(self.course.search, now)
         if asked is not None:
             return Step(asked)
-        course.verdict = course.end.decide(course.verdict, now)
         return Step(self._last_facts(now), Stage.ENDING)
 
     def _last_facts(self, now: float) -> list[Effect]:
         """Return what is recorded of this stage when the job ends."""
         return []
 
-    def end_in_time(self, now: float) -> Step:
-        """End the job before Slurm does, once it is known what was saved since the notice."""
-        course = self.course
-        last = course.end.last_search
-        searched = last.ask(course.search, now)
-        if searched is not None:
-            return Step(searched)
-        total = course.budget.total
-        course.verdict = course.notices.verdict_of_end(last.found, now, total)
-        return self.end(now)
-
     def end_without_round(self, now: float, *, ticked: bool) -> Step | None:
         """End the job if there can be no further round; None if there can be one."""
         course = self.course
         course.rendezvous.update(now, ticked=ticked)
-        total = course.budget.total
-        course.verdict = course.verdict or course.rendezvous.verdict(now, total)
-        course.verdict = course.verdict or course.allocation.verdict_of_warning(total)
-        is_over = course.end.last_search.is_open or course.allocation.is_over(now)
-        if course.verdict is None and is_over:
-            return self.end_in_time(now)
-        return None if course.verdict is None else self.end(now)
+        end, total = course.end, course.budget.total
+        end.note(course.rendezvous.verdict(now, total))
+        end.check(now, total)
+        return None if end.verdict is None else self.end(now)
 
 
 class InRound(JobStage):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.effects import Effect, Record
-from ...protocol.facts import CordonKind, EndReason, RestartDecided
+from ...protocol.facts import CordonKind, RestartDecided
 from ...protocol.stages import Stage
 from ..cordon import cordon
 from ..course import Course
@@ -26,32 +26,28 @@ class Stopping(InRound):
 
     def step(self, now: float, *, ticked: bool) -> Step:
         course = self.course
-        current, notices, total = course.current_round, course.notices, course.budget.total
+        current, end = course.current_round, course.end
         if not self._still_stopping.none_left(
             lambda: current.participants,
             lambda p: bool(p.lost) or p.has_stopped(current.number),
         ):
             return Step()
-        if course.verdict is None and current.has_failed and notices.may_have_saved:
-            last = course.end.last_search
-            searched = last.ask(course.search, now)
+        if current.has_failed:
+            searched = end.workers_failed(course.search, now, course.budget.total)
             if searched is not None:
                 return Step(searched)
-            course.verdict = notices.verdict_of_saving(last.found, now, total)
-        if current.is_programs_fault and course.verdict is None:
-            course.verdict = course.budget.spend(
+        if current.is_programs_fault and end.verdict is None:
+            end.verdict = course.budget.spend(
                 current.failures.values(),
                 saves=course.job.saves,
                 spares=bool(course.roster.nodes.difference(current.groups)),
                 resumed=current.resumed,
                 begun=current.begun,
             )
-        if EndReason.TIME in current.ends:
-            return self.end_in_time(now)
-        if course.verdict is not None:
+        if end.verdict is not None:
             return self.end(now)
         course.round += 1
-        course.end.round_ended()
+        end.round_ended()
         course.rendezvous.begin(now)
         ended: list[Effect] = [Record(current.ended(now))]
         restarts = self._restart(current, now) if current.is_programs_fault else []

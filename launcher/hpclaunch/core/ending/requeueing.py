@@ -10,9 +10,10 @@ from ..protocol.effects import Effect, Record
 from ..protocol.events import EndFound
 from ..protocol.facts import RequeueImpossible
 from ..protocol.job_state import JobState
-from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, Sequel, Verdict
+from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Job, Origin, Sequel, Verdict
 from ..protocol.values import replace
 from ..protocol.wording import count
+from .table import ENDS, NextRun
 
 
 class RequeueDecision:
@@ -31,34 +32,40 @@ class RequeueDecision:
         self._warned = True
         return [Record(RequeueImpossible(self.job.slurm_id))]
 
-    def depends_on_progress(self, verdict: Verdict) -> bool:
-        return verdict.ending in self.wanted.on and self.wanted.before > 0
+    def _is_wanted(self, origin: Origin) -> bool:
+        """Return whether the user wants another run after such an end."""
+        row = ENDS[origin]
+        return row.next_run is not NextRun.NEVER and row.kind in self.wanted.on
 
-    def decide(self, verdict: Verdict, left: float, *, progress: bool) -> Verdict:
-        """Add what comes after it. `left`: seconds until Slurm ends the job. `progress`: as far as
-        is known, this run has saved a checkpoint that is further than the one it began with; for
-        verdicts that depend on it.
+    def depends_on_progress(self, origin: Origin) -> bool:
+        return self._is_wanted(origin) and self.wanted.before > 0
+
+    def decide(self, ended: Verdict, left: float, *, progress: bool) -> Verdict:
+        """Add the sequel. `left`: seconds until Slurm ends the job. `progress`: as far as is known,
+        this run has saved a checkpoint that is further than the one it began with; for verdicts
+        that depend on it.
         """
         wanted = self.wanted
-        goes_on = verdict.ending in wanted.on
-        why_not = self._objection(progress=progress) if goes_on else ""
-        if goes_on and not (wanted.is_chain or why_not):
-            return replace(verdict, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
-        if wanted.on and not wanted.is_chain and verdict.code == EXIT_SAVED:
-            verdict = replace(verdict, code=EXIT_FAILED)  # that code asks for another run
+        is_wanted = self._is_wanted(ended.origin)
+        why_not = self._objection(progress=progress) if is_wanted else ""
+        if is_wanted and not (wanted.is_chain or why_not):
+            return replace(ended, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
+        if wanted.on and not wanted.is_chain and ended.code == EXIT_SAVED:
+            ended = replace(ended, code=EXIT_FAILED)  # that code asks for another run
         if why_not:
-            reason = f"{verdict.reason}; it is not started again: {why_not}"
-            return replace(verdict, reason=reason, sequel=self._last)
-        if verdict.ending is Ending.PREEMPTION and self._requeued_if_killed:
-            return replace(verdict, sequel=Sequel.LINGER, left=round(left, 3))
-        return verdict if goes_on else replace(verdict, sequel=self._last)
+            reason = f"{ended.reason}; it is not started again: {why_not}"
+            return replace(ended, reason=reason, sequel=self._last)
+        if_killed = ENDS[ended.origin].next_run is NextRun.WANTED_OR_KILLED
+        if if_killed and self._requeued_if_killed:
+            return replace(ended, sequel=Sequel.LINGER, left=round(left, 3))
+        return ended if is_wanted else replace(ended, sequel=self._last)
 
     @property
     def _last(self) -> Sequel:
         return Sequel.END_CHAIN if self.wanted.is_chain else Sequel.LEAVE
 
     def _objection(self, *, progress: bool) -> str:
-        """Why there is to be no other run; "" if there may be one."""
+        """Return why there is to be no other run; "" if there may be one."""
         wanted = self.wanted
         if not wanted.is_chain and wanted.before >= wanted.most:
             return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"

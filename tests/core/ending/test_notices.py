@@ -4,82 +4,41 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
+from endings import (
+    REQUEUED,
+    SETTINGS,
+    TERM,
+    USR1,
+    USR2,
+    given,
+    kind,
+    leave,
+    preempt,
+    said,
+    take,
+    training,
+    verdict,
+)
 from story import seen
 
 from hpclaunch.core.protocol.events import (
     CheckpointChosen,
     EndFound,
-    NoticeTaken,
     NoticeUnheard,
     Requested,
     Signalled,
     WorkerExited,
-    WorkersGone,
 )
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
-    GOES_ON,
-    Ending,
+    EndKind,
     Request,
     Requeueing,
 )
 
-USR1, USR2, TERM = 10, 12, 15
 LATE = -1  # the number of an earlier question
-# Beats are rare here: most of these stories last a quarter of an hour.
-SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True, "beat": 2.0}
-REQUEUED = Requeueing(GOES_ON, most=5)
-
-
-def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **settings):
-    """Two agents with two workers each, all at the same step, of a job that Slurm ends."""
-    crew = Crew(hosts, **SETTINGS | settings)
-    crew.ends_at, crew.save_took = ends_at, save_took
-    agents = range(len(hosts.split()))
-    crew.steps = dict.fromkeys(agents, (steps, steps) if steps else ())
-    crew.start(*agents)
-    crew.until(2.0)
-    for agent in agents:
-        crew.tell(agent, seen(steps=(steps, steps)))
-    return crew
-
-
-def given(crew):
-    """By agent, the steps of the notices that it was given."""
-    return {agent: [n.step for n in notices] for agent, notices in sorted(crew.notices.items())}
-
-
-def said(crew, words):
-    return [line for line in crew.said if words in line]
-
-
-def preempt(crew, ends_at, agents=(0, 1)):
-    """Slurm sends SIGTERM to all processes, to the workers as well, and ends the job then."""
-    crew.ends_at, crew.state = ends_at, JobState.PREEMPTED
-    for agent in agents:
-        crew.tell(agent, Signalled(TERM))
-
-
-def take(crew, *, last=False):
-    for agent, notices in crew.notices.items():
-        crew.tell(agent, NoticeTaken(notices[-1].number, last))
-
-
-def leave(crew, code=0, agents=None):
-    """All workers end."""
-    for agent in list(crew.agents if agents is None else agents):
-        first = 2 * agent
-        for rank in (first, first + 1):
-            crew.tell(agent, WorkerExited(rank, code, 0))
-        crew.running.pop(agent, None)
-        crew.tell(agent, WorkersGone())
-
-
-def verdict(crew):
-    (one,) = set(crew.verdicts.values())
-    return one
 
 
 # When
@@ -378,7 +337,7 @@ def test_a_job_that_is_cancelled(state, ends_at, requeueing):
     crew.tell(1, Signalled(TERM))
     crew.until(101.0)
     assert verdict(crew).reason == "ended by SIGTERM on n1"
-    assert verdict(crew).ending is Ending.STOPPED
+    assert kind(crew) is EndKind.STOPPED
     assert given(crew) == {}
 
 
@@ -391,7 +350,7 @@ def test_a_job_that_is_cancelled_is_not_at_its_time_limit():
     crew.state = JobState.OVER
     crew.tell(1, Signalled(TERM))
     crew.until(101.0)
-    assert verdict(crew).ending is Ending.STOPPED
+    assert kind(crew) is EndKind.STOPPED
 
 
 def test_sigterm_near_the_time_limit_announces_it():
@@ -406,7 +365,7 @@ def test_sigterm_near_the_time_limit_announces_it():
     assert given(crew) == {0: [101], 1: [101]}
     crew.until(979.0)
     assert verdict(crew).reason.startswith("ended 23 s before the time limit")
-    assert verdict(crew).ending is Ending.TIME_LIMIT
+    assert kind(crew) is EndKind.TIME_LIMIT
     assert len(said(crew, "near its time limit")) == 1
 
 
@@ -419,7 +378,7 @@ def test_workers_that_leave_after_sigterm_near_the_time_limit():
     crew.until(922.0)
     leave(crew)
     crew.until(923.0)
-    assert (verdict(crew).code, verdict(crew).ending) == (EXIT_SAVED, Ending.TIME_LIMIT)
+    assert (verdict(crew).code, kind(crew)) == (EXIT_SAVED, EndKind.TIME_LIMIT)
     assert "the workers left after Slurm's SIGTERM" in verdict(crew).reason
 
 
@@ -430,7 +389,7 @@ def test_a_job_that_is_preempted_shortly_before_its_time_limit():
     crew.until(905.0)
     preempt(crew, 965.0)
     crew.until(950.0)
-    assert verdict(crew).ending is Ending.PREEMPTION
+    assert kind(crew) is EndKind.PREEMPTION
 
 
 def test_a_job_that_is_cancelled_while_slurm_does_not_answer():
@@ -586,7 +545,7 @@ def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, afte
     assert verdict(crew).code == code
     if saved:
         name = {USR1: "SIGUSR1", USR2: "SIGUSR2"}[signum]
-        assert verdict(crew).ending is Ending.TIME_LIMIT
+        assert kind(crew) is EndKind.TIME_LIMIT
         assert verdict(crew).reason == (
             f"saved, not finished: the workers left after {name}, with /c/5.pt"
         )

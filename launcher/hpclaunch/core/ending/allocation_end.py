@@ -10,13 +10,12 @@ from ..protocol.events import EndFound
 from ..protocol.facts import EndAnnounced
 from ..protocol.job_state import JobState
 from ..protocol.messages import Report
-from ..protocol.model import Ending, Job, Origin, Verdict
+from ..protocol.model import EndKind, Job, Origin, Verdict
 from ..protocol.values import replace
 from ..protocol.wording import signal_name
+from .table import ENDS, verdict
 
-# Ends of a job other than the time limit, in the words of messages.
-OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
-ORIGINS = {JobState.PREEMPTED: Origin.PREEMPTION, JobState.REQUEUED: Origin.REQUEUE}
+ANNOUNCED_BY = {row.state: origin for origin, row in ENDS.items() if row.state is not None}
 
 
 class AllocationEnd:
@@ -24,8 +23,7 @@ class AllocationEnd:
         """`numbers` are those of the head's questions."""
         self.job, self.timing, self._numbers = job, job.timing, numbers
         self._question = 0  # the number of the last one
-        # What SIGTERM has announced: RUNNING stands for the time limit, UNKNOWN for nothing.
-        self.announced = JobState.UNKNOWN
+        self.announced: Origin | None = None  # the end that SIGTERM has announced
         self.at = math.inf  # when Slurm ends the job
         self.ask_at = math.inf  # when to ask Slurm
         self._asked_at = -math.inf
@@ -66,16 +64,18 @@ class AllocationEnd:
         if self.comes_later:
             self.warned_at = self.ask_at = now
 
-    def heard_out_at(self, verdict: Verdict) -> float:
-        """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
-        heeded = verdict.origin is Origin.SIGTERM and self.waits_for_slurm
-        return self.warned_at + self.timing.search if heeded else -math.inf
+    def explained_by(self, ended: Verdict) -> float:
+        """Return until when Slurm is to say what its SIGTERM means, if agents have ended their
+        workers because of it; -inf if nothing is to be explained.
+        """
+        is_open = ended.origin is Origin.SIGTERM and self.waits_for_slurm
+        return self.warned_at + self.timing.search if is_open else -math.inf
 
-    def reconsidered(self, verdict: Verdict) -> Verdict:
+    def explain(self, ended: Verdict) -> Verdict:
         """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
-        if verdict.origin is not Origin.SIGTERM:
-            return verdict
-        return replace(verdict, origin=self.origin if self.comes_later else Origin.SIGNAL)
+        if ended.origin is not Origin.SIGTERM:
+            return ended
+        return replace(ended, origin=self.announced or Origin.SIGNAL)
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
         if event.number == self._question:  # else it is late
@@ -83,21 +83,23 @@ class AllocationEnd:
             if self.ask_at > now:  # else it is to be asked anew
                 self.ask_at = self._asked_at + self.timing.ask_end
         before, state = self.announced, event.state
-        if before is JobState.REQUEUED:  # Slurm no longer knows when such a job ends
+        if before is Origin.REQUEUE:  # Slurm no longer knows when such a job ends
             return []
         if state is JobState.OVER:  # it was cancelled before its announced end
-            self.announced = JobState.UNKNOWN
+            self.announced = None
             return []
         left = math.inf if event.endless else event.left
         if left is None:
             return []
-        if before is JobState.PREEMPTED and state not in OTHER_ENDS:
+        origin = ANNOUNCED_BY.get(state)
+        if before is Origin.PREEMPTION and origin in (None, Origin.TIME_LIMIT):
             return []  # Slurm, which takes nothing back, has not answered this time
         self.at = now + left
-        is_limit = state is JobState.RUNNING and self._announces_limit(left)
-        if not (state in OTHER_ENDS or is_limit) or state is before:
+        if origin is Origin.TIME_LIMIT and not self._announces_limit(left):
             return []
-        self.announced = state
+        if origin in (None, before):
+            return []
+        self.announced = origin
         return [Record(EndAnnounced(state, left))]
 
     def _announces_limit(self, left: float) -> bool:
@@ -106,18 +108,18 @@ class AllocationEnd:
         It is taken for one if the user wants another run after the time limit, the limit is near,
         and Slurm has said that the job runs: so it is neither cancelled nor preempted.
         """
-        is_wanted = Ending.TIME_LIMIT in self.job.requeueing.on
+        is_wanted = EndKind.TIME_LIMIT in self.job.requeueing.on
         is_near = left <= self.timing.announced
         return is_wanted and is_near and self._warned is not None and not self.waits_for_slurm
 
     @property
     def is_preempted(self) -> bool:
-        return self.announced is JobState.PREEMPTED
+        return self.announced is Origin.PREEMPTION
 
     @property
     def comes_later(self) -> bool:
         """Whether SIGTERM has announced an end that comes later."""
-        return self.announced is not JobState.UNKNOWN
+        return self.announced is not None
 
     @property
     def waits_for_slurm(self) -> bool:
@@ -126,7 +128,7 @@ class AllocationEnd:
 
     @property
     def origin(self) -> Origin:
-        return ORIGINS.get(self.announced, Origin.TIME_LIMIT)
+        return self.announced or Origin.TIME_LIMIT
 
     # The SIGTERM
 
@@ -137,9 +139,11 @@ class AllocationEnd:
             self.warned_at = self.ask_at = now
 
     def verdict_of_warning(self, restarts: int) -> Verdict | None:
-        """How the job ends if SIGTERM, as it turns out, does not mean an end that comes later."""
+        """Return how the job ends if SIGTERM does not mean an end that comes later; None if it
+        does, or Slurm has yet to say so.
+        """
         if self._warned is None or self.comes_later or self.waits_for_slurm:
             return None
         signum, host = self._warned
         reason = f"ended by {signal_name(signum)} on {host}"
-        return Verdict(128 + signum, reason, Origin.SIGTERM, restarts=restarts)
+        return verdict(Origin.SIGTERM, reason, signum=signum, restarts=restarts)

@@ -11,13 +11,13 @@ from ..protocol.model import Job
 from ..protocol.values import replace
 
 
-class LastSearch:
-    """There is one at most in a round."""
+class LastSave:
+    """There is one search at most in a round."""
 
     def __init__(self, job: Job, numbers: Iterator[int]) -> None:
         """`numbers` are those of the head's questions."""
         self.job, self._numbers = job, numbers
-        self.until = math.inf  # when to go on without an answer
+        self.until = math.inf  # when the job ends without an answer
         self.found: CheckpointChosen | None = None
         self._number = 0  # of the search; 0: it has not begun
 
@@ -29,10 +29,11 @@ class LastSearch:
     def is_open(self) -> bool:
         return self.until < math.inf
 
-    def ask(
+    def search(
         self, search: ChooseCheckpoint, now: float, *, ended_well: bool = False
     ) -> list[Effect] | None:
-        """None once there is nothing to wait for: it is `found`, or was not to be found.
+        """Begin the search, or wait for its answer. Returns None once there is nothing to wait for:
+        the checkpoint is `found`, or could not be found.
 
         `ended_well`: all workers have ended with 0, and were not ended.
         """
@@ -45,9 +46,9 @@ class LastSearch:
         return None
 
     def has_asked(self, number: int) -> bool:
-        """Return whether this is the number of the search that is waited for."""
+        """Return whether this is the number of the search that is open."""
         return self.is_open and number == self._number
 
     def answer(self, found: CheckpointChosen | None) -> None:
-        """None: the search has failed."""
+        """Note the answer; None: the search has failed."""
         self.found, self.until = found, math.inf

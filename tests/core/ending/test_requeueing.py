@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
-from test_notices import SETTINGS, leave, preempt, take, training, verdict
+from endings import SETTINGS, kind, leave, preempt, take, training, verdict
 
+from hpclaunch.core.ending.table import ENDS
 from hpclaunch.core.protocol.events import EndFound, Requested, Signalled, WorkerExited
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
@@ -13,7 +14,7 @@ from hpclaunch.core.protocol.model import (
     EXIT_LOST,
     EXIT_SAVED,
     GOES_ON,
-    Ending,
+    EndKind,
     Request,
     Requeueing,
     Sequel,
@@ -50,7 +51,7 @@ def test_without_being_asked_nothing_comes_after_it():
 def test_the_first_run_is_always_requeued(last):
     ended = to_the_limit(asked(), last=last)
     assert (ended.code, ended.sequel) == (EXIT_SAVED, Sequel.REQUEUE)
-    assert ended.ending is Ending.TIME_LIMIT
+    assert ENDS[ended.origin].kind is EndKind.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_a_job_that_is_finished_is_over():
     crew = training(requeueing=asked())
     leave(crew)
     crew.until(5.0)
-    assert verdict(crew).ending is Ending.FINISHED
+    assert kind(crew) is EndKind.FINISHED
     assert verdict(crew).sequel is Sequel.LEAVE
 
 
@@ -99,18 +100,18 @@ def test_a_job_that_is_cancelled_is_over():
     crew.state = JobState.OVER
     crew.tell(1, Signalled(TERM))
     crew.until(105.0)
-    assert verdict(crew).ending is Ending.STOPPED
+    assert kind(crew) is EndKind.STOPPED
     assert verdict(crew).sequel is Sequel.LEAVE
 
 
 @pytest.mark.parametrize(
-    ("on", "sequel"), [(GOES_ON, Sequel.LEAVE), ((Ending.FAILURE,), Sequel.REQUEUE)]
+    ("on", "sequel"), [(GOES_ON, Sequel.LEAVE), ((EndKind.FAILURE,), Sequel.REQUEUE)]
 )
 def test_a_script_that_fails(on, sequel):
     crew = training(requeueing=asked(on), max_restarts=0)
     crew.tell(1, WorkerExited(2, 9, 0))
     crew.until(10.0)
-    assert verdict(crew).ending is Ending.FAILURE
+    assert kind(crew) is EndKind.FAILURE
     assert verdict(crew).sequel is sequel
     assert verdict(crew).code == (EXIT_SAVED if sequel is Sequel.REQUEUE else 9)
 
@@ -120,7 +121,7 @@ def test_a_node_that_is_lost():
     crew.until(100.0)
     crew.kill(1)
     crew.until(130.0)
-    assert verdict(crew).ending is Ending.NODE_FAILURE
+    assert kind(crew) is EndKind.NODE_FAILURE
     assert (verdict(crew).code, verdict(crew).sequel) == (EXIT_SAVED, Sequel.REQUEUE)
     assert verdict(crew).code != EXIT_LOST
 
@@ -179,7 +180,7 @@ def test_slurm_takes_its_time_to_say_that_a_job_is_preempted(requeueing, preempt
     crew.until(106.0)
     goes_on = Sequel.REQUEUE if requeueing.on else Sequel.LINGER
     assert verdict(crew).sequel is (goes_on if preempted else Sequel.LEAVE)
-    assert verdict(crew).ending is (Ending.PREEMPTION if preempted else Ending.STOPPED)
+    assert kind(crew) is (EndKind.PREEMPTION if preempted else EndKind.STOPPED)
 
 
 def warned(state):
@@ -199,7 +200,7 @@ def test_a_user_stops_a_job_whose_end_is_announced(state):
     crew.tell(0, Requested(Request.STOP))
     crew.until(110.0)
     assert verdict(crew).reason == "ended by hpclaunch stop"
-    assert (verdict(crew).ending, verdict(crew).sequel) == (Ending.STOPPED, Sequel.LEAVE)
+    assert (kind(crew), verdict(crew).sequel) == (EndKind.STOPPED, Sequel.LEAVE)
 
 
 @pytest.mark.parametrize("state", [JobState.PREEMPTED, JobState.RUNNING])
@@ -211,9 +212,9 @@ def test_sigterm_that_comes_once_more(state, is_cancelled):
     crew.tell(1, Signalled(TERM))
     crew.until(110.0)
     if is_cancelled:
-        assert (verdict(crew).ending, verdict(crew).sequel) == (Ending.STOPPED, Sequel.LEAVE)
+        assert (kind(crew), verdict(crew).sequel) == (EndKind.STOPPED, Sequel.LEAVE)
     else:
-        assert verdict(crew).ending in (Ending.PREEMPTION, Ending.TIME_LIMIT)
+        assert kind(crew) in (EndKind.PREEMPTION, EndKind.TIME_LIMIT)
         assert verdict(crew).sequel is Sequel.REQUEUE
 
 
@@ -224,7 +225,7 @@ def test_sigterm_that_comes_once_more_while_slurm_does_not_answer():
     crew.until(110.0)
     assert not crew.verdicts
     crew.until(112.0)
-    assert (verdict(crew).ending, verdict(crew).sequel) == (Ending.PREEMPTION, Sequel.REQUEUE)
+    assert (kind(crew), verdict(crew).sequel) == (EndKind.PREEMPTION, Sequel.REQUEUE)
 
 
 def test_a_job_that_somebody_else_requeues():

@@ -10,15 +10,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from typing import Protocol
 
+from ..protocol.messages import Report
 from ..protocol.model import EACH_ITS_NEXT, NoticeAnswer, Phase, StepNotice
 from ..protocol.timing import Timing
 from ..protocol.values import replace
-from .roster import Peer
-from .round import Round
 
 TOGETHER = 64  # steps; ranks that are further apart do not step together
 MOST_AHEAD = 1 << 20  # steps
+
+
+class Agent(Protocol):
+    """An agent as the head knows it."""
+
+    @property
+    def report(self) -> Report | None: ...
+
+    def workers_have_ended(self, number: int) -> bool: ...
+
+
+class Round(Protocol):
+    """A round that is running."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def participants(self) -> Sequence[Agent]: ...
 
 
 class Outcome(Enum):
@@ -113,7 +132,7 @@ class Negotiation:
         return self.offer
 
 
-def last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
+def last_answers(peers: Sequence[Agent]) -> list[NoticeAnswer | None]:
     """Return the last answer of each agent; None if it has answered to no offer."""
     return [None if peer.report is None else peer.report.notice for peer in peers]
 
@@ -130,7 +149,7 @@ def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
     return found or None
 
 
-def with_workers(current: Round) -> list[Peer]:
+def with_workers(current: Round) -> list[Agent]:
     """Return the agents that have workers left, as far as is known."""
     number = current.number
     running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
