@@ -48,7 +48,7 @@ class WaitOnTerminal:
         if not self._has_terminal:
             return
         head = self._control.head
-        seen = None if head is None else (head.stage, head.round)
+        seen = None if head is None else (head.stage, head.state.round)
         if seen == self._seen and now < self._due:
             return
         self._seen, self._due = seen, math.inf
