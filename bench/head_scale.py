@@ -89,7 +89,7 @@ def main() -> None:
             cluster.report(phase=Phase.STOPPING)
             cluster.report(phase=Phase.IDLE)
             cluster.start(1)
-            assert cluster.head.round == 1, "the failure has led to another round"
+            assert cluster.head.state.round == 1, "the failure has led to another round"
 
         agreed = cost(begin)
         cluster.bytes = 0

@@ -56,7 +56,7 @@ class Agent:
             LedgerEntry(at - 1.0, at, spent[Category.TRAINING], spent, at, (at - 0.5, at), at - 0.7)
             for at in range(1, MOST_ENTRIES)
         ]
-        use = seat_use(cluster.head.course, cluster.head.stage, cluster.now, with_last=False)
+        use = seat_use(cluster.head.state, cluster.head.stage, cluster.now, with_last=False)
         self._facts = Ledger(entries, use=use, since=entries[-1].end)
         self.socket = ViewSocket()
         self.spent: list[float] = []

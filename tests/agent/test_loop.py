@@ -13,11 +13,11 @@ from hpclaunch.agent.adapter import Adapter
 from hpclaunch.agent.loop import Loop
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import EXIT_USAGE, Job, Place, Trouble
+from hpclaunch.core.protocol.model import EXIT_USAGE, Job, Origin, Place, Trouble
 from hpclaunch.system.logs.journal import Journal
 
 ALL = set(effects.Effect.__args__) - {effects.Exit}
-TROUBLE = events.TroubleFound(Trouble(EXIT_USAGE, "no way"))
+TROUBLE = events.TroubleFound(Trouble(Origin.USAGE, "no way"))
 QUIET = 0.2  # seconds
 
 

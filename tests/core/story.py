@@ -234,7 +234,7 @@ def _look(message: Message) -> Look | None:
 
 
 def _sees(head: Head, order: Send) -> Received:
-    look, known = _look(order.message), head.roster[order.to].report
+    look, known = _look(order.message), head.state.roster[order.to].report
     assert look is not None, "it is asked to look"
     assert known is not None, "it was heard"
     return Received(

@@ -155,7 +155,7 @@ def test_nobody_reports_for_another():
     tell(control, 0.0, Started())
     genuine = report(2, Phase.IDLE)
     tell(control, 0.1, Received(1, genuine.message))
-    assert control.head.roster[2].report is None
+    assert control.head.state.roster[2].report is None
 
 
 def test_a_head_that_has_raised_its_term_is_deposed_by_one_of_a_lower_term():
@@ -169,10 +169,10 @@ def test_a_head_that_has_raised_its_term_is_deposed_by_one_of_a_lower_term():
     crew.until(4.0)
     control = crew.agents[0]
     crew.cut([0], [1, 2, 3])
-    crew.until(control.head.lease.until - 0.05)
-    last = control.head.roster[1].report
+    crew.until(control.head.state.lease.until - 0.05)
+    last = control.head.state.roster[1].report
     crew.tell(0, Received(1, replace(last, serial=last.serial + 1, term=5)))
-    assert control.head.term == 8
+    assert control.head.state.orders.term == 8
     crew.until(control.head.deposed_at + 0.05)
     assert control.member.follower.term == 0  # it has had no order since
     crew.tell(0, wait(0, sender=2, term=6, incarnation="a0"))

@@ -125,7 +125,7 @@ class Checker:
         control = agent.control
         self._require(control.member.round >= was.state[1], agent, "went back to an old round")
         if control.head is not None:
-            self._require(control.head.round >= was.state[4], agent, "went back as the head")
+            self._require(control.head.state.round >= was.state[4], agent, "went back as the head")
         if was.stale and not was.due:
             # To a report it has heard while it led, it says once more who leads now. A head that is
             # about to begin a round renews its lease whenever it can.
@@ -145,12 +145,12 @@ class Checker:
         elif isinstance(event, events.HealthFound) and event.unfit:
             mine = control.member.round
             self.lost |= {mine, max(mine + 1, self.sim.plan.job.first_round)}
-        current = None if control.head is None else control.head.current
+        current = None if control.head is None else control.head.state.current
         if current is not None:
             self._hangs(agent, current)
         if control.head is not None and current is not None and EndReason.GROWTH in current.ends:
-            self.grown.add(control.head.round)
-            self.lost.add(control.head.round)
+            self.grown.add(control.head.state.round)
+            self.lost.add(control.head.state.round)
         if control.head is not None and current is not None and EndReason.ASKED in current.ends:
             self.asked.add(current.number)
             self.lost.add(current.number)
@@ -158,8 +158,8 @@ class Checker:
             self.lost.add(control.member.round)
             suspended = Kind.SUSPEND in self.sim.plan.kinds
             self._require(suspended or not self.calm, agent, "has heard nothing for a whole lease")
-        if control.head is not None and not control.head.lease.holds(agent.clock):
-            self.lost |= set() if self.calm else {control.head.round}
+        if control.head is not None and not control.head.state.lease.holds(agent.clock):
+            self.lost |= set() if self.calm else {control.head.state.round}
         for effect in todo:
             if isinstance(effect, effects.Exit):
                 self._exits(agent, effect.verdict.reason)
@@ -176,7 +176,7 @@ class Checker:
             self._nobody_lost_in_error(agent)
             # What it learns in a round counts from the next one on.
             self.cordoned[control.index] = {
-                p.place.node for p in control.head.roster if p.unfit and not p.assignment
+                p.place.node for p in control.head.state.roster if p.unfit and not p.assignment
             }
 
     def _hangs(self, agent: Agent, current: Round) -> None:
@@ -236,7 +236,7 @@ class Checker:
             # hear each other, each asks: Slurm does it once.
             now, apart = self.sim.now, self.sim.plan.kinds & APART
             head = agent.control.head
-            term = head.lease.tenure if apart and head is not None else 0
+            term = head.state.lease.tenure if apart and head is not None else 0
             again = now < self.requeued_at.get(term, -math.inf) + 1.0
             self._require(not again, agent, "requeues the job once more")
             self.requeued_at[term] = now
@@ -309,7 +309,7 @@ class Checker:
         running = self._running_but(part.round)
         self._require(not running, agent, f"starts round {part.round} while {running} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
-        heads = (h for h in self._heads() if h.roster[index].assignment == part)
+        heads = (h for h in self._heads() if h.state.roster[index].assignment == part)
         head = next(heads, None)
         if head is None:
             return  # it was held meanwhile, and is about to be told that the round is over
@@ -317,9 +317,9 @@ class Checker:
         newest = max(self.started, default=(0, 0))
         others = any(a.living and a is not agent for a in self.sim.agents)
         told = others and not self.ended_apart  # else nobody is left to tell it
-        old = (head.term, part.round) < newest and told
+        old = (head.state.orders.term, part.round) < newest and told
         self._require(not old, agent, "starts an old round")
-        starters = self.started.setdefault((head.term, part.round), set())
+        starters = self.started.setdefault((head.state.orders.term, part.round), set())
         self._require(agent.index not in starters, agent, f"starts round {part.round} twice")
         starters.add(agent.index)
         facts = (
@@ -331,7 +331,7 @@ class Checker:
             part.checkpoint,
         )
         # A head that is cut off with half of the nodes may have had rounds of the same number.
-        agreed = self.facts.setdefault((part.round, head.term), facts)
+        agreed = self.facts.setdefault((part.round, head.state.orders.term), facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
         # Rounds that cost no restart.
         free = len(plan.unfit) + len(self.asked)
@@ -340,10 +340,10 @@ class Checker:
         begun = part.round - plan.job.first_round
         least = begun - free if steady else 0
         self._require(least <= part.restarts <= begun, agent, "miscounts its restarts")
-        taking = [p.place for p in head.roster if p.assignment is not None]
-        nprocs = {p.place.index: plan.nprocs[self._at(p).index] for p in head.roster}
+        taking = [p.place for p in head.state.roster if p.assignment is not None]
+        nprocs = {p.place.index: plan.nprocs[self._at(p).index] for p in head.state.roster}
         groups = list(dict.fromkeys(p.node for p in taking))
-        groups = sorted(groups, key=head.groups.index)
+        groups = sorted(groups, key=head.state.groups.index)
         expected = _seat(taking, groups, nprocs, index)
         seat = (
             part.first_rank,
@@ -373,7 +373,7 @@ class Checker:
         """Nobody else may run when a first agent that is started anew begins from the start, as
         without Slurm.
         """
-        first = self._at(head.roster[HEAD])
+        first = self._at(head.state.roster[HEAD])
         if first.name == self.first or self.sim.plan.job.elects:
             return
         if self.started:
@@ -387,23 +387,23 @@ class Checker:
         head knows that of every round whose orders it had."""
         head = agent.control.head
         assert head is not None
-        most = self.sim.plan.job.max_restarts
+        most, budget = self.sim.plan.job.max_restarts, head.state.budget
         last, _, before, newest = next(reversed(self.begun.values()), (0, 0, 0, ""))
         if took_over:
             mine = [r for key, r in self.begun.items() if agent.index in self.started.get(key, ())]
             known, given_back, _, _ = mine[-1] if mine else (0, 0, 0, "")
-            given = head.budget.total - head.budget.used
-            what = f"leads with {head.budget.used} of {head.budget.total} restarts since progress"
-            self._require(known <= head.budget.total, agent, f"{what}, but knew of {known}")
+            given = budget.total - budget.used
+            what = f"leads with {budget.used} of {budget.total} restarts since progress"
+            self._require(known <= budget.total, agent, f"{what}, but knew of {known}")
             self._require(given_back <= given <= before, agent, f"{what}: {given_back} to {before}")
-        key = (head.term, head.round)
-        part = next((p.assignment for p in head.roster if p.assignment is not None), None)
+        key = (head.state.orders.term, head.state.round)
+        part = next((p.assignment for p in head.state.roster if p.assignment is not None), None)
         if head.stage is not Stage.RUNNING or key in self.begun or part is None:
             return
         if part.checkpoint not in ("", newest):
             before = min(last, part.restarts)
         self._require(part.restarts - before <= most, agent, "restarts beyond the budget")
-        given_back = part.restarts - head.budget.used
+        given_back = part.restarts - budget.used
         what = f"gives restarts back for {part.checkpoint or 'nothing'}"
         self._require(given_back <= before, agent, what)
         self.begun[key] = (part.restarts, given_back, before, part.checkpoint or newest)
@@ -436,18 +436,18 @@ class Checker:
 
     def _nobody_lost_in_error(self, agent: Agent) -> None:
         head = agent.control.head
-        if head is None or not head.lease.holds(agent.clock):
+        if head is None or not head.state.lease.holds(agent.clock):
             return
-        for peer in head.roster:
+        for peer in head.state.roster:
             other = self._at(peer)
             index, there = other.index, other.living and other.told
             if peer.report is None and not self.sim.plan.numbered:
                 continue  # nobody has had this place yet
             lost = peer.lost and there and not peer.lost.endswith("before")
-            if head.term and peer.report is None:
+            if head.state.orders.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
-            is_last = peer.report is not None and peer.report.round < head.round
-            if head.term and is_last and not peer.can_come_back:
+            is_last = peer.report is not None and peer.report.round < head.state.round
+            if head.state.orders.term and is_last and not peer.can_come_back:
                 continue  # it has just found it, and is not done with the last round
             plan = self.sim.plan
             disturbed = not self.sim.network.disturbed.isdisjoint((index, agent.index))
@@ -460,7 +460,7 @@ class Checker:
         self._require(not left, agent, f"leaves while its own {left} run")
         given_up = reason.startswith("the head on")
         head = agent.control.head
-        if head is not None and any(p.lost and self._at(p).living for p in head.roster):
+        if head is not None and any(p.lost and self._at(p).living for p in head.state.roster):
             self.ended_apart = True  # they will find no head, and may go on by themselves
         late = given_up and any(not without for _, without in self.left)
         if not late:
@@ -577,7 +577,7 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
     """To a head, which does not hear another process of an agent before the first is lost."""
     if agent.control.head is None or not isinstance(event.message, Report):
         return False
-    roster = agent.control.head.roster
+    roster = agent.control.head.state.roster
     if event.sender >= len(roster):
         return True  # it has no place, and is told once more which one it gets
     known = roster[event.sender].report
@@ -601,7 +601,7 @@ def _state(agent: Agent) -> tuple[object, ...]:
     own = (member.phase, member.round, member.verdict)
     if head is None:
         return (*own, None, -1, 0, None)
-    return (*own, head.stage, head.round, head.budget.total, head.verdict)
+    return (*own, head.stage, head.state.round, head.state.budget.total, head.state.end.verdict)
 
 
 def _seat(

@@ -46,7 +46,7 @@ class WaitOnTerminal(Adapter):
         if not self._has_terminal:
             return
         head = self._control.head
-        seen = None if head is None else (head.stage, head.round)
+        seen = None if head is None else (head.stage, head.state.round)
         if seen == self._seen and now < self._due:
             return
         self._seen, self._due = seen, math.inf

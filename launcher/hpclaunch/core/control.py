@@ -137,7 +137,7 @@ class Control:
         """
         if self.head is None or not self.head.is_confirmed:
             return None
-        return seat_use(self.head.course, self.head.stage, self._clock.awake(now))
+        return seat_use(self.head.state, self.head.stage, self._clock.awake(now))
 
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
@@ -215,8 +215,8 @@ class Control:
             return  # the deadline, which is costly to tell with many agents, need not be known
         due = self._next_deadline()
         missed = self._clock.miss(now, due=due, since=last if self.job.alone else due)
-        if missed and self.head is not None and self.head.current is not None:
-            self.head.current.miss(missed)
+        if missed and self.head is not None and self.head.state.current is not None:
+            self.head.state.current.miss(missed)
         if missed and not self.job.alone:
             self.member.follower.link.miss(missed)
             if self.head is not None:
@@ -302,7 +302,7 @@ class Control:
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
-        if not self.head.course.can_be_replaced:
+        if not self.head.state.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host
@@ -331,9 +331,9 @@ class Control:
         follower = self.member.follower
         if self.head is None:
             return []
-        follower.is_new = follower.is_new and self.head.current is None
-        others = self.head.course.other_heads
-        asked = others.choose_whom_to_ask(now, knows_rounds=self.head.knows_rounds)
+        follower.is_new = follower.is_new and self.head.state.current is None
+        others = self.head.state.other_heads
+        asked = others.choose_whom_to_ask(now, knows_rounds=self.head.state.knows_rounds)
         return [] if asked is None else follower.ask(asked)
 
     def _lead_if_elected(self, now: float) -> list[Effect]:

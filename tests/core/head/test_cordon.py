@@ -88,8 +88,8 @@ def test_several_agents_of_a_node_are_cordoned_once():
 def test_too_few_nodes_are_left():
     head = a_head("n0 n1", health=True)
     tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL))
-    assert head.verdict.code == EXIT_LOST
-    assert head.verdict.reason == (
+    assert head.state.end.verdict.code == EXIT_LOST
+    assert head.state.end.verdict.reason == (
         f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 goes on without "
         "lost nodes)"
     )
@@ -99,7 +99,7 @@ def test_alone_it_ends():
     head = a_head("n0", health=True)
     effects = tell(head, 0.1, report(0, IDLE, unfit=ILL))
     assert said(effects) == []
-    assert head.verdict.reason == f"n0: {ILL}"
+    assert head.state.end.verdict.reason == f"n0: {ILL}"
 
 
 STUCK = "workers survive SIGKILL for 30 s (a hung file system or driver?)"
@@ -124,13 +124,13 @@ def test_a_worker_that_cannot_be_killed_costs_its_node_where_there_is_a_spare():
     tell(head, 60.0, *(report(i, RUNNING, 1) for i in (0, 1, 3)))
     effects = tell(head, 70.0, *(report(i, DONE, 1) for i in (0, 1, 3)))
     assert said(effects) == [f"the job has ended without n2, which was cordoned: {STUCK}"]
-    assert head.verdict.code == 0
+    assert head.state.end.verdict.code == 0
 
 
 def test_a_worker_that_cannot_be_killed_ends_a_job_that_needs_its_node():
     head, _ = a_stuck_head("n0 n1 n2")
-    assert head.verdict.code == EXIT_LOST
-    assert head.verdict.reason.startswith(f"n2: {STUCK}; 2 of 3 nodes are left")
+    assert head.state.end.verdict.code == EXIT_LOST
+    assert head.state.end.verdict.reason.startswith(f"n2: {STUCK}; 2 of 3 nodes are left")
 
 
 def test_a_node_that_falls_ill_costs_no_restart():
@@ -141,7 +141,7 @@ def test_a_node_that_falls_ill_costs_no_restart():
     assert orders(effects) == [(0, "stop", 0), (1, "stop", 0), (2, "stop", 0)]
     effects = tell(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
     assert ChooseCheckpoint() in deeds(effects)
-    assert (head.round, head.budget.total, head.verdict) == (1, 0, None)
+    assert (head.state.round, head.state.budget.total, head.state.end.verdict) == (1, 0, None)
 
 
 def test_workers_that_were_killed_with_their_node_have_not_ended_well():
@@ -154,7 +154,7 @@ def test_workers_that_were_killed_with_their_node_have_not_ended_well():
     tell(head, 1.0, report(0, RUNNING, 0, exits=tuple(well[:2])))
     tell(head, 1.1, report(1, RUNNING, 0, exits=tuple(well[2:])))
     tell(head, 1.2, report(2, STOPPING, 0, unfit=ILL, exits=tuple(killed)))
-    assert (head.stage, head.verdict) == (Stage.STOPPING, None)
+    assert (head.stage, head.state.end.verdict) == (Stage.STOPPING, None)
 
 
 # A member

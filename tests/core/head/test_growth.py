@@ -30,7 +30,7 @@ def smaller(grow, **settings):
     tell(head, 0.1, *(report(i, RUNNING, 0) for i in range(3)))
     tell(head, 0.2, PeerClosed(2), AgentGone(2))
     tell(head, 0.5, report(0, IDLE, 0), report(1, IDLE, 0), Tick(), CheckpointChosen("/c/1"))
-    assert (head.stage, head.round) == (Stage.RUNNING, 1)
+    assert (head.stage, head.state.round) == (Stage.RUNNING, 1)
     tell(head, 0.6, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0))
     return head
 
@@ -47,7 +47,7 @@ def test_now():
     tell(head, 1.2, *(report(i, IDLE, 1) for i in range(3)))
     effects = tell(head, 1.3, CheckpointChosen("/c/1"))
     assert {to for to, goal, _ in orders(effects) if goal == "run"} == {0, 1, 2}
-    assert head.budget.total == 0
+    assert head.state.budget.total == 0
 
 
 def test_after_the_next_checkpoint():

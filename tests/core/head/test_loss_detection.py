@@ -68,7 +68,7 @@ def keep_up(head, now, *agents, number=0):
 
 def test_a_spare_takes_the_ranks_of_a_lost_node():
     head = running("n0 n1 n2", most=2, fewest=2)
-    assert [p.place.index for p in head.roster if p.assignment] == [0, 1]
+    assert [p.place.index for p in head.state.roster if p.assignment] == [0, 1]
     tell(head, 1.0, PeerClosed(1))
     effects = tell(head, 1.1, AgentGone(1))
     assert said(effects) == [f"the agent on n1 was lost: {DEAD}"]
@@ -83,7 +83,7 @@ def test_a_spare_takes_the_ranks_of_a_lost_node():
         0: (0, 0),
         2: (2, 0),
     }
-    assert head.budget.total == 0
+    assert head.state.budget.total == 0
 
 
 def test_a_spare_that_is_lost_disturbs_nobody():
@@ -114,7 +114,7 @@ def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
     tell(head, 6.1, *(report(i, IDLE, 1) for i in (0, 1)))
     effects = tell(head, 6.2, CheckpointChosen(""))
     assert {i: p.first_rank for i, p in parts(effects).items()} == {0: 0, 1: 2, 2: 4}
-    assert head.budget.total == 1  # of the failure alone
+    assert head.state.budget.total == 1  # of the failure alone
 
 
 def test_one_that_comes_back_and_falls_silent_at_once_is_lost_again():
@@ -181,7 +181,7 @@ def test_too_few_are_left_and_the_job_waits_for_those_that_may_come_back():
     effects += tell(head, 3.3, report(0, IDLE, 0))
     assert said(effects)[-1] == "waiting for n1: 1 of 2 nodes are here; 90 s more"
     assert said(tell(head, 63.3, Tick())) == ["waiting for n1: 1 of 2 nodes are here; 30 s more"]
-    assert head.verdict is None
+    assert head.state.end.verdict is None
     tell(head, 70.0, report(1, IDLE, 0))
     assert head.stage is Stage.CHOOSING
 
@@ -190,10 +190,10 @@ def test_nobody_waits_where_it_would_be_in_vain():
     """One node is unfit and stays so; that another one has not come yet changes nothing."""
     head = Head(a_job("n0 n1 n2", fewest=3, health=True))
     tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, unfit="its disk is full"))
-    assert head.verdict.reason.startswith("n1: its disk is full; 2 of 3 nodes are left")
+    assert head.state.end.verdict.reason.startswith("n1: its disk is full; 2 of 3 nodes are left")
     head = Head(a_job("n0 n1 n2", fewest=2, health=True))
     tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, unfit="its disk is full"))
-    assert head.verdict is None
+    assert head.state.end.verdict is None
 
 
 def test_the_wait_has_an_end():
@@ -202,7 +202,7 @@ def test_the_wait_has_an_end():
     tell(head, 3.2, Tick())
     tell(head, 3.3, report(0, IDLE, 0))
     tell(head, 8.4, Tick())
-    assert "1 of 2 nodes are left, and the job needs 2" in head.verdict.reason
+    assert "1 of 2 nodes are left, and the job needs 2" in head.state.end.verdict.reason
 
 
 def test_one_that_hears_nothing_is_lost_once_its_lease_is_over():
@@ -228,20 +228,22 @@ def test_those_who_died_count_for_the_head_that_they_followed():
     tell(head, 1.5, report(0, IDLE, 0))
     assert set(parts(tell(head, 1.6, CheckpointChosen("")))) == {0}
     tell(head, 99.9, Tick())
-    assert head.lease.holds(100.0)
+    assert head.state.lease.holds(100.0)
 
 
 def test_those_who_are_silent_may_follow_another():
     head = running("n0 n1 n2", fewest=1, wait=30.0)
     keep_up(head, 3.0, 0)
     tell(head, 3.2, Tick())
-    assert not head.lease.holds(0.1 + head.job.timing.vote_lease)
+    assert not head.state.lease.holds(0.1 + head.job.timing.vote_lease)
     assert said(tell(head, 8.0, report(0, IDLE, 0), Tick())) == []
     words = "waiting for n1, n2: too few are left to go on without them; 30 s more"
     assert said(tell(head, 11.0, Tick())) == [words]
     assert head.stage is Stage.RENDEZVOUS
     tell(head, 41.0, Tick())
-    assert head.verdict.reason.startswith("n1, n2 cannot be reached, and those who are left are")
+    assert head.state.end.verdict.reason.startswith(
+        "n1, n2 cannot be reached, and those who are left are"
+    )
 
 
 def test_a_consequence_of_a_lost_node_costs_no_restart():
@@ -253,7 +255,11 @@ def test_a_consequence_of_a_lost_node_costs_no_restart():
     assert head.stage is Stage.STOPPING
     tell(head, 1.3, AgentGone(2))
     tell(head, 1.3 + DEFAULTS.killing, Tick())
-    assert (head.stage, head.budget.total, head.verdict) == (Stage.CHOOSING, 0, None)
+    assert (head.stage, head.state.budget.total, head.state.end.verdict) == (
+        Stage.CHOOSING,
+        0,
+        None,
+    )
 
 
 def fail(head, number, index, rank, agents):

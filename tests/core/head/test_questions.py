@@ -112,5 +112,5 @@ def test_an_agent_that_was_started_again_is_not_dead_by_a_proof_of_before():
 def test_the_numbers_of_two_heads_are_different():
     """An agent may lead again, or answer what an earlier head has asked."""
     job = a_job(saves=True)
-    numbers = {next(Head(job, me=term % 2, term=term).course.numbers) for term in range(4)}
+    numbers = {next(Head(job, me=term % 2, term=term).state.numbers) for term in range(4)}
     assert len(numbers) == 4

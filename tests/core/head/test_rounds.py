@@ -188,7 +188,7 @@ def test_a_store_that_ends_last_is_no_failure():
     head = running()
     tell(head, 3.0, report(1, DONE, 0))
     tell(head, 3.1, report(0, DONE, 0, exits=(store_ended(),)))
-    assert head.verdict.code == 0
+    assert head.state.end.verdict.code == 0
 
 
 def test_a_store_that_nobody_can_serve_ends_the_job():
@@ -198,7 +198,7 @@ def test_a_store_that_nobody_can_serve_ends_the_job():
     end = replace(store_ended(), code=1, signal=0, tail=words)
     tell(head, 3.0, report(0, STOPPING, 0, exits=(end,)))
     tell(head, 3.1, *all_report(IDLE, 0))
-    assert head.verdict.reason == (
+    assert head.state.end.verdict.reason == (
         f"the store process on n0 exited with code 1 in round 0, and it would fail again: {words}"
     )
 
@@ -259,8 +259,8 @@ def test_what_fails_while_it_is_stopped_is_a_consequence():
     ended = WorkerExit(3, 143, 15, age=0.0, stopped=True, tail="")
     tell(head, 3.1, report(1, STOPPING, 0, exits=(gave_up, ended)))
     tell(head, 3.2, *all_report(IDLE, 0))
-    assert head.verdict.code == 7
-    assert [f.rank for f in head.verdict.consequences] == [2]
+    assert head.state.end.verdict.code == 7
+    assert [f.rank for f in head.state.end.verdict.consequences] == [2]
 
 
 def test_a_failure_is_told_however_late():
@@ -283,7 +283,7 @@ def test_old_and_repeated_reports_change_nothing():
     ):
         assert tell(head, 3.1, again) == []
     assert head.stage is Stage.RUNNING
-    assert head.roster[1].report.phase is DONE
+    assert head.state.roster[1].report.phase is DONE
 
 
 def test_a_failure_of_an_old_round_is_no_failure_of_this_one():
@@ -291,7 +291,7 @@ def test_a_failure_of_an_old_round_is_no_failure_of_this_one():
     tell(head, 3.0, report(1, IDLE, 0, exits=(failed(2),)), report(0, IDLE, 0))
     tell(head, 3.1, CheckpointChosen(""))
     tell(head, 3.2, report(1, IDLE, 0, exits=(failed(2),)))
-    assert (head.stage, head.round) == (Stage.RUNNING, 1)
+    assert (head.stage, head.state.round) == (Stage.RUNNING, 1)
 
 
 def test_who_says_nothing_hears_again_and_the_assignment_until_it_is_taken():
@@ -364,7 +364,7 @@ def test_hosts_that_nobody_knew_beforehand():
     tell(head, 1.0, report(1, STOPPING, 0, host="lab7", exits=(failed(2),)))
     tell(head, 1.0, report(0, PREPARING, 0), report(1, PREPARING, 0, host="lab7"))
     tell(head, 1.0, report(0, IDLE, 0), report(1, IDLE, 0, host="lab7"))
-    assert head.verdict.reason.startswith("rank 2 on lab7 exited with code 1")
+    assert head.state.end.verdict.reason.startswith("rank 2 on lab7 exited with code 1")
 
 
 def test_a_new_agent_is_answered_at_once():
@@ -391,8 +391,8 @@ def test_an_agent_that_falls_silent_ends_a_job_that_needs_it():
     assert head.stage is Stage.RUNNING
     assert orders(tell(head, 10.2, Tick())) == [(0, "stop", 0)]
     tell(head, 11.0, report(0, IDLE, 0))
-    assert head.verdict.code == EXIT_LOST
-    assert head.verdict.reason == (
+    assert head.state.end.verdict.code == EXIT_LOST
+    assert head.state.end.verdict.reason == (
         "the agent on n1 was lost: it has been silent for 10 s; 1 of 2 nodes are left, and the job "
         "needs 2 (--nnodes 1:2 goes on without lost nodes)"
     )
@@ -410,14 +410,16 @@ def test_a_closed_connection_is_a_loss_only_if_the_agent_is_dead():
     dead = "it has died, says its host"
     assert said == Say(f"the agent on n1 was lost: {dead}")
     tell(head, 6.1, report(0, IDLE, 0))
-    assert head.verdict.reason.startswith(said.text)  # it does not come back: nobody waits
+    assert head.state.end.verdict.reason.startswith(
+        said.text
+    )  # it does not come back: nobody waits
 
 
 def test_after_a_pause_what_was_heard_comes_before_the_clock():
     """One agent's message is no occasion to judge another, whose own may be next in the queue."""
     head = running("n0 n1 n2", loss=10.0)
     tell(head, 11.0, report(1, RUNNING, 0), report(2, RUNNING, 0), Tick())
-    assert head.verdict is None
+    assert head.state.end.verdict is None
 
 
 # The end
@@ -481,7 +483,7 @@ def test_an_agent_of_a_later_launch_in_the_same_step_is_not_taken_for_the_one_be
     head = running()
     stranger = report(1, DONE, 0, incarnation="later", serial=900_000)
     assert tell(head, 2.0, stranger) == []
-    assert head.roster[1].report.incarnation == "a1"
+    assert head.state.roster[1].report.incarnation == "a1"
 
 
 def test_one_that_was_given_up_in_error_still_hears_the_end():

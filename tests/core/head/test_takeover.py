@@ -102,7 +102,7 @@ def test_the_next_in_order_leads():
     crew.kill(0)
     crew.until(5.0)
     assert crew.heads == [1]
-    assert crew.agents[1].head.term == 1
+    assert crew.agents[1].head.state.orders.term == 1
     assert crew.said[:2] == [
         "the head on n0 was lost: n1 leads now",
         "going on without n0: 2 nodes",
@@ -135,7 +135,7 @@ def test_two_of_five_die_at_once(down):
 def test_a_new_head_leads_as_soon_as_the_others_follow_it():
     crew = at_work("n0 n1 n2", until=50.1)
     crew.kill(0)
-    assert crew.agents[1].head.lease.holds(crew.now)
+    assert crew.agents[1].head.state.lease.holds(crew.now)
     crew.until(50.5)
     assert crew.running == {1: 2, 2: 2}
 
@@ -171,7 +171,7 @@ def test_one_after_the_other():
     for dead in (0, 1):
         crew.kill(dead)
         crew.until(crew.now + 10.0)
-    assert (crew.heads, crew.agents[2].head.term) == ([2], 2)
+    assert (crew.heads, crew.agents[2].head.state.orders.term) == ([2], 2)
     assert crew.running == {2: 4, 3: 4, 4: 4}
 
 
@@ -217,10 +217,10 @@ def test_a_checkpoint_that_the_job_has_resumed_from_is_no_progress_for_a_new_hea
     crew.checkpoint = "/c/1.pt"
     fail(crew, 1, "boom")
     fail(crew, 1, "another boom")  # the checkpoint has given the first restart back
-    assert crew.agents[0].head.budget.used == 2
+    assert crew.agents[0].head.state.budget.used == 2
     crew.kill(0)
     crew.until(8.0)
-    budget = crew.agents[1].head.budget
+    budget = crew.agents[1].head.state.budget
     assert (budget.total, budget.used) == (2, 2)
     fail(crew, 2, "yet another")
     assert {verdict.code for verdict in crew.verdicts.values()} == {1}
@@ -235,7 +235,7 @@ def test_a_newer_checkpoint_is_progress_for_a_new_head_too():
     crew.checkpoint = "/c/2.pt"
     crew.kill(0)
     crew.until(8.0)
-    budget = crew.agents[1].head.budget
+    budget = crew.agents[1].head.state.budget
     assert (budget.total, budget.used) == (2, 0)
 
 
@@ -452,7 +452,7 @@ def spares_are_lost():
 def test_a_head_has_every_configuration_that_it_has_written():
     """As a follower, for it votes with that once it leads no more."""
     crew = spares_are_lost()
-    written = crew.agents[0].head.lease.configuration
+    written = crew.agents[0].head.state.lease.configuration
     assert written.agents == {0, 1, 2}
     assert written.old is None
     assert crew.agents[0].member.follower.configuration == written

@@ -30,7 +30,7 @@ class OneWayCrew(Crew):
 
     def tell(self, agent: int, event: events.Event) -> None:
         super().tell(agent, event)
-        leads = [i for i, a in self.agents.items() if a.head and a.head.lease.holds(self.now)]
+        leads = [i for i, a in self.agents.items() if a.head and a.head.state.lease.holds(self.now)]
         if len(leads) > 1:
             self.both.append((self.now, leads))
 

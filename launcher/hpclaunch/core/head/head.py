@@ -29,12 +29,12 @@ from ..protocol.events import (
 )
 from ..protocol.facts import NodeArrived, NodeLost
 from ..protocol.messages import Report
-from ..protocol.model import Job, Origin, Request, Verdict
+from ..protocol.model import Job, Origin, Request
 from ..protocol.stages import NEXT, Stage
-from .course import Course
+from .admission import Admission
+from .head_state import HeadState
 from .loss_detection import LossDetector
 from .roster import Peer
-from .round import Round
 from .seat_use import SeatUses
 from .stages.choosing import Choosing
 from .stages.ending import Ended, Ending
@@ -43,7 +43,6 @@ from .stages.running import Running
 from .stages.stage import JobStage
 from .stages.stopping import Stopping
 from .straggler_watch import Straggler
-from .strangers import Strangers
 
 if TYPE_CHECKING:
     from ..snapshot.job_snapshot import JobSnapshot
@@ -69,13 +68,10 @@ class Head:
         anew: bool = False,
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
-        self.course = course = Course(job, me, term, configuration, anew=anew)
-        self.roster, self.lease, self.budget = course.roster, course.lease, course.budget
-        self.allocation, self.notices = course.allocation, course.notices
-        self.viewers = course.viewers
-        self.losses = LossDetector(self.roster, job.timing)
-        self._stage: JobStage = RendezvousStage(course)
-        self._strangers = Strangers(course)
+        self.state = state = HeadState(job, me, term, configuration, anew=anew)
+        self.losses = LossDetector(state.roster, job.timing)
+        self._stage: JobStage = RendezvousStage(state)
+        self._admission = Admission(state)
         self._seat_uses = SeatUses()
         self._beat_at = math.inf
 
@@ -84,42 +80,18 @@ class Head:
         return self._stage.kind
 
     @property
-    def term(self) -> int:
-        return self.course.orders.term
-
-    @property
-    def round(self) -> int:
-        return self.course.round
-
-    @property
-    def current(self) -> Round | None:
-        return self.course.current
-
-    @property
-    def groups(self) -> list[int]:
-        return self.course.groups
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return self.course.end.verdict
-
-    @property
     def straggler(self) -> Straggler | None:
         return self._stage.straggler
 
     @property
-    def knows_rounds(self) -> bool:
-        return self.course.knows_rounds
-
-    @property
     def is_confirmed(self) -> bool:
         """Whether this agent certainly leads, or has led: not one that has just been elected."""
-        return self.course.takeover is None or self.course.takeover.is_confirmed
+        return self.state.takeover is None or self.state.takeover.is_confirmed
 
     @property
     def deposed_at(self) -> float:
         """When another agent may begin to lead, because this head has had no quorum for so long."""
-        return max(self.lease.until, self.course.tenure_since + self.timing.loss)
+        return max(self.state.lease.until, self.state.tenure_since + self.timing.loss)
 
     def needs_search(self, number: int) -> bool:
         """Return whether no round can begin without the answer to the search of this number."""
@@ -131,82 +103,82 @@ class Head:
         # Most often a report comes right after the time of a beat, and wakes this agent anyway.
         beat_at = self._beat_at + BEAT_SLACK * self.timing.beat
         stage_at = self._stage.next_deadline()
-        return min(beat_at, self.losses.check_at, self.allocation.ask_at, stage_at)
+        return min(beat_at, self.losses.check_at, self.state.allocation.ask_at, stage_at)
 
     def _beat(self, now: float) -> float:
-        is_quiet = self.stage is Stage.RUNNING and not self.viewers.vitals(now)
+        is_quiet = self.stage is Stage.RUNNING and not self.state.viewers.vitals(now)
         return self.timing.quiet_beat if is_quiet else self.timing.beat
 
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
-        self.lease.miss(seconds, now)
-        for peer in self.roster:
+        self.state.lease.miss(seconds, now)
+        for peer in self.state.roster:
             peer.presence.miss(seconds, now)
 
     def take_over(self, election: Election[Report], now: float, *, heard: float) -> list[Effect]:
         """Begin to lead in place of a head that is lost, after an election that we have won. It
         was `heard` then for the last time.
         """
-        self.course.take_over(election, now, heard)
-        for peer in self.roster:
+        self.state.take_over(election, now, heard)
+        for peer in self.state.roster:
             self.losses.expect(peer)
         self._beat_at = now + self._beat(now)
         return self._begin(now) + self._stage.order_all(now)
 
     def _begin(self, now: float) -> list[Effect]:
         """Begin to lead."""
-        self.course.tenure_since = now
-        self.course.other_heads.begin(now)
-        self.allocation.begin_to_ask(now)
-        return self._stage.enter(now) + self.course.renew(now)
+        self.state.tenure_since = now
+        self.state.other_heads.begin(now)
+        self.state.allocation.begin_to_ask(now)
+        return self._stage.enter(now) + self.state.renew(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.stage is Stage.ENDED:
             return []
         effects: list[Effect] = []
-        course = self.course
+        state = self.state
         reporter = None  # the agent that has sent a new report, which is to be answered
         is_fresh = isinstance(event, Tick)  # no message that was overtaken by a later one
         match event:
             case Started():
-                course.rendezvous.begin(now)
+                state.rendezvous.begin(now)
                 effects += self._begin(now)
-                self._beat_at = now + self._beat(now) if self.roster.others else math.inf
+                self._beat_at = now + self._beat(now) if state.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
-                strange = self._strangers.answer(sender, report, now)
+                strange = self._admission.answer(sender, report, now)
                 effects += strange or []
-                follows = self.lease.is_of_ours(report.term)
-                if strange is None and self.roster[sender].accept(report, now, follows=follows):
+                follows = state.lease.is_of_ours(report.term)
+                if strange is None and state.roster[sender].accept(report, now, follows=follows):
                     is_fresh = True
                     # Our own agent needs an answer only to what its SIGTERM means.
                     reporter = sender if sender != self.me or report.warned else None
-                    effects += self._note_report(self.roster[sender], report, now)
-            case PeerClosed(index=index) if index < len(self.roster):
-                peer = self.roster[index]
+                    effects += self._note_report(state.roster[sender], report, now)
+            case PeerClosed(index=index) if index < len(state.roster):
+                peer = state.roster[index]
                 peer.presence.contact.close(now)
                 if not peer.lost and (last := peer.report) is not None:
                     effects.append(Probe(index, last.address, last.port, last.incarnation))
-            case AgentGone(index=index) if self.roster[index].presence.can_be_dead():
-                course.rendezvous.pause(now + self.timing.killing)
-                effects += self._note_losses(self.losses.died(self.roster[index], now))
-                effects += course.renew(now)
+            case AgentGone(index=index) if state.roster[index].presence.can_be_dead():
+                state.rendezvous.pause(now + self.timing.killing)
+                effects += self._note_losses(self.losses.died(state.roster[index], now))
+                effects += state.renew(now)
             case CheckpointChosen() | SearchFailed():
-                course.hear_search(event)
+                state.hear_search(event)
                 effects += self._stage.event(event, now)
             case EndFound():
-                effects += self.allocation.found(event, now) + course.end.found(event)
-                self.notices.end_found()
+                effects += state.allocation.found(event, now) + state.end.found(event)
+                state.notices.end_found()
                 effects += self._stage.event(event, now)
-                effects += self._stage.order_all(now) if self.allocation.comes_later else []
+                effects += self._stage.order_all(now) if state.allocation.comes_later else []
             case LookedAt():
-                if self.viewers.look(now):
+                if state.viewers.look(now):
                     effects += self._stage.show(now)
                 self._beat_at = min(self._beat_at, now + self._beat(now))
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
                 reason = "ended by hpclaunch stop"
-                course.end.note(verdict(Origin.STOP, reason, restarts=self.budget.total))
+                state.end.note(verdict(Origin.STOP, reason, restarts=state.budget.total))
             case _:
                 effects += self._stage.event(event, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
@@ -216,27 +188,27 @@ class Head:
         beat = is_fresh and now >= self._beat_at
         if beat:
             self._beat_at = now + self._beat(now)
-            effects += course.renew(now)
-            if self.stage is not Stage.ENDING and course.reconfigure(now):
+            effects += state.renew(now)
+            if self.stage is not Stage.ENDING and state.reconfigure(now):
                 # This agent learns of it at once: it may have to vote with it.
-                effects.append(self._stage.order(self.roster[self.me], now))
-        effects += self.allocation.ask(now)
+                effects.append(self._stage.order(state.roster[self.me], now))
+        effects += state.allocation.ask(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
         if reporter is not None and not answered:
             # Every new report is answered: an agent that hears nothing counts its head as lost.
-            effects.append(self._stage.order(self.roster[reporter], now))
+            effects.append(self._stage.order(state.roster[reporter], now))
         if beat and (more := self._stage.beat(now)):
             effects += more + self._advance(now, ticked=False)
         if beat:  # most agents have had an order since the last beat, in answer to a report
             before = now - self._beat(now)
-            others = (p for p in self.roster.others if p.report)
+            others = (p for p in state.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._stage.order(peer, now) for peer in waiting]
-        effects += self._seat_uses.note(course, self.stage, now)
-        if course.takeover is None:
+        effects += self._seat_uses.note(state, self.stage, now)
+        if state.takeover is None:
             return effects
-        return course.takeover.hold_back(effects, now, confirmed=self.lease.holds(now))
+        return state.takeover.hold_back(effects, now, confirmed=state.lease.holds(now))
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
         """Take steps until there is nothing more to do."""
@@ -246,7 +218,7 @@ class Head:
             effects += step.effects
             if step.next is not None:
                 assert step.next in NEXT[self.stage], f"no way from {self.stage} to {step.next}"
-                self._stage = STAGES[step.next](self.course)
+                self._stage = STAGES[step.next](self.state)
                 effects += self._stage.enter(now)
             elif not step.effects:
                 return effects
@@ -265,32 +237,32 @@ class Head:
     # Taking in reports and losses
 
     def _note_report(self, peer: Peer, report: Report, now: float) -> list[Effect]:
-        course, current = self.course, self.current
+        state, current = self.state, self.state.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
             self._stage.report(peer, report)
-        self.notices.hear(peer.place.index, report, self.round, now)
-        course.end.hear(report, now, self.budget.total)
-        if report.term > self.term and self.lease.holds(now):
+        state.notices.hear(peer.place.index, report, state.round, now)
+        state.end.hear(report, now, state.budget.total)
+        if report.term > state.orders.term and state.lease.holds(now):
             # The agent led in a later term, or followed such a head, but we have the quorum. It
             # obeys no earlier term, so we go on in a later one.
-            course.orders.term = course.rotation.next_term(report.term, self.me)
+            state.orders.term = state.rotation.next_term(report.term, self.me)
         index = peer.place.index
-        effects = course.keep_workers(self.lease.note_answer(index, report.version, now))
-        was_lost, was_absent = peer.lost, index in self.roster.absent
+        effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
+        was_lost, was_absent = peer.lost, index in state.roster.absent
         noted = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
-        if was_absent and self.current is not None and peer.place.node in self.roster.nodes:
+        if was_absent and state.current is not None and peer.place.node in state.roster.nodes:
             effects.append(Record(NodeArrived(peer.host)))
         if (peer.lost and not was_lost) or peer.unfit:
-            course.end_round_without(peer)
-        return effects + course.unfit.note(peer, self.round) + noted
+            state.end_round_without(peer)
+        return effects + state.unfit.note(peer, state.round) + noted
 
     def _note_losses(self, lost: list[Peer]) -> list[Effect]:
         """These agents were just lost. While the job ends, that is not recorded: they have most
         likely left, and their last report did not arrive.
         """
         for peer in lost:
-            self.course.end_round_without(peer)
+            self.state.end_round_without(peer)
         if self.stage is Stage.ENDING:
             return []
         return [Record(NodeLost(peer.host, peer.lost)) for peer in lost]

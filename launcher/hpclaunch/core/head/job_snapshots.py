@@ -26,34 +26,34 @@ OF_PHASE = {
 
 
 def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
-    current = head.current if head.stage in IN_ROUND else None
+    current = head.state.current if head.stage in IN_ROUND else None
     groups = current.groups if current is not None else []
-    agents = tuple(_agent(head, peer, groups, now) for peer in head.roster)
-    wanted = head.viewers.vitals(now)
+    agents = tuple(_agent(head, peer, groups, now) for peer in head.state.roster)
+    wanted = head.state.viewers.vitals(now)
     told = (p.report for p in current.participants) if current is not None else ()
-    job, notices, straggler = head.job, head.notices, head.straggler
+    job, notices, straggler = head.job, head.state.notices, head.straggler
     return JobSnapshot(
         stage=head.stage,
         entered=entered,
-        head=head.roster[head.me].host,
-        term=head.term,
-        round=head.round,
+        head=head.state.roster[head.me].host,
+        term=head.state.orders.term,
+        round=head.state.round,
         begun=None if current is None else now - current.begun,
         resumed="" if current is None else current.resumed,
         fewest=job.fewest or job.most or job.nodes,
         most=job.most or job.nodes,
-        restarts=head.budget.total,
+        restarts=head.state.budget.total,
         max_restarts=job.max_restarts,
         agents=agents,
         pace=None if current is None else current.pace,
         straggler=_straggler(head),
-        straggler_host="" if straggler is None else head.roster[straggler.agent].host,
-        end=head.allocation.left(now),
-        is_preempted=head.allocation.is_preempted,
+        straggler_host="" if straggler is None else head.state.roster[straggler.agent].host,
+        end=head.state.allocation.left(now),
+        is_preempted=head.state.allocation.is_preempted,
         notice="" if current is None else notices.account,
         is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
-        verdict="" if head.verdict is None else head.verdict.reason,
-        code=None if head.verdict is None else head.verdict.code,
+        verdict="" if head.state.end.verdict is None else head.state.end.verdict.reason,
+        code=None if head.state.end.verdict is None else head.state.end.verdict.code,
         is_complete=all(_has_told(r, wanted) for r in told),
     )
 
@@ -67,7 +67,7 @@ def _has_told(report: Report | None, wanted: int) -> bool:
 
 def _agent(head: Head, peer: Peer, groups: list[int], now: float) -> AgentSnapshot:
     report, part = peer.report, peer.assignment if groups else None
-    number = head.round
+    number = head.state.round
     if report is None or report.round != number:
         part = None
     state, why = _state(peer, groups)
@@ -118,5 +118,5 @@ def _straggler(head: Head) -> str:
     named = head.straggler
     if named is None:
         return ""
-    host = head.roster[named.agent].host
+    host = head.state.roster[named.agent].host
     return host if named.rank == NO_RANK else f"rank {named.rank} on {host}"

@@ -17,7 +17,7 @@ from ..protocol.stages import Stage
 from .roster import Peer
 
 if TYPE_CHECKING:
-    from .course import Course
+    from .head_state import HeadState
 
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
 
@@ -29,39 +29,39 @@ class SeatUses:
         self._known: tuple[object, ...] = ()
         self._use: SeatUse | None = None  # that was recorded last
 
-    def note(self, course: Course, stage: Stage, now: float) -> list[Effect]:
-        absent = course.roster.absent
-        here = len(absent) if course.knows_rounds else bool(absent)
-        known = (stage, course.round, course.roster.changes, here)
+    def note(self, state: HeadState, stage: Stage, now: float) -> list[Effect]:
+        absent = state.roster.absent
+        here = len(absent) if state.knows_rounds else bool(absent)
+        known = (stage, state.round, state.roster.changes, here)
         if known == self._known:
             return []
         # Worked out from all reports: only where it could be lost with this head.
         is_stopped = stage is Stage.STOPPING and known[:2] != self._known[:2]
         self._known, before = known, self._use
-        self._use = seat_use(course, stage, now, with_last=is_stopped)
+        self._use = seat_use(state, stage, now, with_last=is_stopped)
         return [] if self._use == before else [Record(self._use)]
 
 
-def seat_use(course: Course, stage: Stage, now: float, *, with_last: bool = True) -> SeatUse:
+def seat_use(state: HeadState, stage: Stage, now: float, *, with_last: bool = True) -> SeatUse:
     """Return what the seats do. `with_last`: also how the round that runs, or is being stopped,
     would have ended now.
     """
-    current = course.current if stage in IN_ROUND else None
-    seats = seats_of_agents(course.roster) if current is None else current.seats
+    current = state.current if stage in IN_ROUND else None
+    seats = seats_of_agents(state.roster) if current is None else current.seats
     found: dict[Category, float] = {}
     nodes: dict[str, Category] = {}
-    for peer, each in zip(course.roster, seats, strict=True):
-        category = _category(course, stage, peer)
+    for peer, each in zip(state.roster, seats, strict=True):
+        category = _category(state, stage, peer)
         found[category] = found.get(category, 0.0) + each
         nodes.setdefault(peer.host, category)
     return SeatUse(
-        course.lease.tenure,
+        state.lease.tenure,
         {category: each for category, each in found.items() if each},
-        round=course.round if stage is Stage.RUNNING else None,
+        round=state.round if stage is Stage.RUNNING else None,
         last=current.ended(now) if with_last and current is not None else None,
         nodes=_by_category(nodes),
-        are_gpus=any(peer.report is not None and peer.report.gpus for peer in course.roster),
-        restarts=course.budget.total,
+        are_gpus=any(peer.report is not None and peer.report.gpus for peer in state.roster),
+        restarts=state.budget.total,
     )
 
 
@@ -84,7 +84,7 @@ def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
     )
 
 
-def _category(course: Course, stage: Stage, peer: Peer) -> Category:
+def _category(state: HeadState, stage: Stage, peer: Peer) -> Category:
     if stage is Stage.RUNNING and peer.assignment is not None:
         return Category.UNKNOWN
     if peer.report is None and not peer.out:
@@ -96,10 +96,10 @@ def _category(course: Course, stage: Stage, peer: Peer) -> Category:
     if stage is Stage.RUNNING or (stage is Stage.STOPPING and peer.assignment is None):
         return Category.SPARE
     if stage is Stage.STOPPING:
-        return Category.RESTART if course.end.verdict is None else Category.END
-    begun = course.knows_rounds
-    if stage is Stage.RENDEZVOUS and course.rendezvous.is_short:
+        return Category.RESTART if state.end.verdict is None else Category.END
+    begun = state.knows_rounds
+    if stage is Stage.RENDEZVOUS and state.rendezvous.is_short:
         return Category.WAITING
-    if stage is Stage.RENDEZVOUS and course.roster.absent and not begun:
+    if stage is Stage.RENDEZVOUS and state.roster.absent and not begun:
         return Category.WAITING
     return Category.RESTART if begun else Category.START

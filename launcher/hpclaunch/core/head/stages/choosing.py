@@ -7,7 +7,7 @@ from ...protocol.effects import Effect, Record
 from ...protocol.events import CheckpointChosen, Event
 from ...protocol.stages import Stage
 from ..checkpoint_choice import CheckpointChoice
-from ..course import Course
+from ..head_state import HeadState
 from ..orders import Asks
 from ..roster import Peer
 from ..round import Round
@@ -20,32 +20,32 @@ from .stage import JobStage, Step
 class Choosing(JobStage):
     kind = Stage.CHOOSING
 
-    def __init__(self, course: Course) -> None:
-        super().__init__(course)
-        self._choosing = CheckpointChoice(course.job, course.budget, course.numbers)
+    def __init__(self, state: HeadState) -> None:
+        super().__init__(state)
+        self._choosing = CheckpointChoice(state.job, state.budget, state.numbers)
 
     def enter(self, now: float) -> list[Effect]:
         return super().enter(now) + self._choosing.begin(now)
 
     def event(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, CheckpointChosen) and self._choosing.chosen(event, now):
-            self.course.notices.learn(event.took)
+            self.state.notices.learn(event.took)
         return []
 
     @property
     def needed_search(self) -> int | None:
-        course = self.course
-        is_over = course.end.verdict is not None
+        state = self.state
+        is_over = state.end.verdict is not None
         return None if is_over else self._choosing.search_number
 
     def asks(self, peer: Peer, now: float) -> Asks:
         return Asks(look=self._choosing.look(peer))
 
     def step(self, now: float, *, ticked: bool) -> Step:
-        course, choosing = self.course, self._choosing
+        state, choosing = self.state, self._choosing
         if (ended := self.end_without_round(now, ticked=ticked)) is not None:
             return ended
-        if course.rendezvous.is_short:
+        if state.rendezvous.is_short:
             return Step(next=Stage.RENDEZVOUS)
         if said := choosing.notice(now):
             return Step(said)
@@ -53,45 +53,45 @@ class Choosing(JobStage):
             return Step()
         # Ask again whether all are ready. If an agent's fork server was killed meanwhile, its store
         # port is dead until it reports a new one: workers would wait for a store that nobody has.
-        ready, effects = course.can_begin_round(now)
+        ready, effects = state.can_begin_round(now)
         if not ready:
             return Step(effects)
         if not choosing.done:
             asked = choosing.asked
-            considered = choosing.consider(course.next_participants, now)
+            considered = choosing.consider(state.next_participants, now)
             if considered is not None:
                 again = self.order_all(now) if choosing.asked != asked else []
                 return Step(effects + considered + again)
             if choosing.verdict is None and not choosing.done:
                 return Step(effects)
-        course.end.note(choosing.verdict or course.budget.begin(choosing.choice))
-        if course.end.verdict is not None:
+        state.end.note(choosing.verdict or state.budget.begin(choosing.choice))
+        if state.end.verdict is not None:
             ended = self.end(now)
             return Step([*effects, *ended.effects], ended.next)
         return Step([*effects, self._begin_round(choosing.as_of(now), now)], Stage.RUNNING)
 
     def _begin_round(self, checkpoint: CheckpointChosen, now: float) -> Effect:
-        course = self.course
-        course.round = max(course.round, next_unused_round(course.roster))
-        last, groups = course.groups, course.next_groups()
-        participants = course.next_participants()
+        state = self.state
+        state.round = max(state.round, next_unused_round(state.roster))
+        last, groups = state.groups, state.next_groups()
+        participants = state.next_participants()
         assigned = assign(
-            course.job,
+            state.job,
             {p.place.index: p.report for p in participants if p.report is not None},
             groups=groups,
-            number=course.round,
-            restarts=course.budget.total,
+            number=state.round,
+            restarts=state.budget.total,
             checkpoint=checkpoint.path,
         )
-        for peer in course.roster:
+        for peer in state.roster:
             peer.assignment = assigned.get(peer.place.index)
-        seats = seats_of_agents(course.roster)
-        course.current = Round(course.round, participants, groups, seats, now, checkpoint.path)
-        course.begins += 1
-        begins = (course.current, checkpoint, course.begins)
-        return Record(began(course.job, course.roster, last, *begins))
+        seats = seats_of_agents(state.roster)
+        state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
+        state.begins += 1
+        begins = (state.current, checkpoint, state.begins)
+        return Record(began(state.job, state.roster, last, *begins))
 
     def _next_deadline(self) -> float:
-        course = self.course
-        choice_at = self._choosing.next_deadline(course.rendezvous.paused_until)
-        return min(course.allocation.stop_at, choice_at)
+        state = self.state
+        choice_at = self._choosing.next_deadline(state.rendezvous.paused_until)
+        return min(state.allocation.stop_at, choice_at)

@@ -13,31 +13,31 @@ class Ending(JobStage):
 
     def enter(self, now: float) -> list[Effect]:
         super().enter(now)
-        course = self.course
-        verdict = course.end.verdict
+        state = self.state
+        verdict = state.end.verdict
         assert verdict is not None, "a job ends with a verdict"
-        unfit = {p.host: p.unfit for p in course.roster if p.unfit}
-        fact = JobEnded(course.round, verdict.moved(-now), tuple(unfit.items()))
+        unfit = {p.host: p.unfit for p in state.roster if p.unfit}
+        fact = JobEnded(state.round, verdict.moved(-now), tuple(unfit.items()))
         return [Record(fact), *self.order_all(now)]
 
     def order_all(self, now: float) -> list[Effect]:
         # Lost agents are told how the job ended as well: some may be alive and hear it.
-        return [self.order(p, now) for p in self.course.roster if p.report is not None]
+        return [self.order(p, now) for p in self.state.roster if p.report is not None]
 
     def step(self, now: float, *, ticked: bool) -> Step:
-        left = self.course.roster.all_have_left(but_for=self._never_arrived(now))
+        left = self.state.roster.all_have_left(but_for=self._never_arrived(now))
         is_over = left or now >= self.next_deadline()
         return Step(next=Stage.ENDED if is_over else None)
 
     def _never_arrived(self, now: float) -> set[int]:
         """Return the agents that the job began without; none while they may still be late."""
-        course = self.course
-        if now < course.tenure_since + course.timing.last_call:
+        state = self.state
+        if now < state.tenure_since + state.timing.last_call:
             return set()
-        return course.roster.absent - course.lease.configuration.agents
+        return state.roster.absent - state.lease.configuration.agents
 
     def next_deadline(self) -> float:
-        return self.since + self.course.timing.goodbye
+        return self.since + self.state.timing.goodbye
 
 
 class Ended(JobStage):

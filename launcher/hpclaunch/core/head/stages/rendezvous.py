@@ -13,21 +13,21 @@ class RendezvousStage(JobStage):
 
     def event(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, Diagnosed):
-            return self.course.rendezvous.explain(event, now)
+            return self.state.rendezvous.explain(event, now)
         return []
 
     def step(self, now: float, *, ticked: bool) -> Step:
         if (ended := self.end_without_round(now, ticked=ticked)) is not None:
             return ended
-        ready, effects = self.course.can_begin_round(now)
+        ready, effects = self.state.can_begin_round(now)
         if not ready:
-            return Step(effects + self.course.rendezvous.notice(now))
-        self.course.rendezvous.complete()
+            return Step(effects + self.state.rendezvous.notice(now))
+        self.state.rendezvous.complete()
         return Step(effects, Stage.CHOOSING)
 
     def _next_deadline(self) -> float:
-        course = self.course
-        deadlines = [course.allocation.stop_at, course.rendezvous.next_deadline()]
-        if not course.knows_rounds:
-            deadlines.append(course.other_heads.next_deadline())
+        state = self.state
+        deadlines = [state.allocation.stop_at, state.rendezvous.next_deadline()]
+        if not state.knows_rounds:
+            deadlines.append(state.other_heads.next_deadline())
         return min(deadlines)

@@ -12,7 +12,7 @@ from ...protocol.messages import Report
 from ...protocol.model import Request
 from ...protocol.stages import GOAL, Stage
 from ...protocol.values import value
-from ..course import Course
+from ..head_state import HeadState
 from ..orders import Asks
 from ..roster import Peer
 from ..straggler_watch import Straggler
@@ -33,8 +33,8 @@ class JobStage:
 
     kind: ClassVar[Stage]
 
-    def __init__(self, course: Course) -> None:
-        self.course = course
+    def __init__(self, state: HeadState) -> None:
+        self.state = state
         self.since = 0.0
 
     def enter(self, now: float) -> list[Effect]:
@@ -59,7 +59,7 @@ class JobStage:
         return []
 
     def next_deadline(self) -> float:
-        end = self.course.end
+        end = self.state.end
         return end.next_deadline() if end.is_waiting else self._next_deadline()
 
     def _next_deadline(self) -> float:
@@ -83,7 +83,7 @@ class JobStage:
 
     def refusal(self, request: Request) -> str:
         """Return why a request of the user cannot be granted now; "" if it can."""
-        if (verdict := self.course.end.verdict) is not None:
+        if (verdict := self.state.end.verdict) is not None:
             return f"the job is about to end: {verdict.reason}"
         return "" if request is Request.STOP else self._refusal(request)
 
@@ -94,15 +94,15 @@ class JobStage:
     # Orders
 
     def order(self, peer: Peer, now: float) -> Send:
-        course = self.course
-        return course.orders.order(
+        state = self.state
+        return state.orders.order(
             peer,
             GOAL[self.kind],
-            course.round,
+            state.round,
             now,
-            verdict=course.end.verdict,
+            verdict=state.end.verdict,
             asks=self.asks(peer, now),
-            later=course.allocation.comes_later,
+            later=state.allocation.comes_later,
         )
 
     def asks(self, peer: Peer, now: float) -> Asks:
@@ -110,14 +110,14 @@ class JobStage:
         return Asks()
 
     def order_all(self, now: float) -> list[Effect]:
-        present = self.course.roster.present
+        present = self.state.roster.present
         return [self.order(p, now) for p in present if p.report is not None]
 
     # The end of the job
 
     def end(self, now: float) -> Step:
         """End the job once the verdict is final."""
-        asked = self.course.end.advance(self.course.search, now)
+        asked = self.state.end.advance(self.state.search, now)
         if asked is not None:
             return Step(asked)
         return Step(self._last_facts(now), Stage.ENDING)
@@ -128,10 +128,10 @@ class JobStage:
 
     def end_without_round(self, now: float, *, ticked: bool) -> Step | None:
         """End the job if there can be no further round; None if there can be one."""
-        course = self.course
-        course.rendezvous.update(now, ticked=ticked)
-        end, total = course.end, course.budget.total
-        end.note(course.rendezvous.verdict(now, total))
+        state = self.state
+        state.rendezvous.update(now, ticked=ticked)
+        end, total = state.end, state.budget.total
+        end.note(state.rendezvous.verdict(now, total))
         end.check(now, total)
         return None if end.verdict is None else self.end(now)
 
@@ -140,4 +140,4 @@ class InRound(JobStage):
     """A stage in which workers of a round are left."""
 
     def _last_facts(self, now: float) -> list[Effect]:
-        return [Record(self.course.current_round.ended(now))]
+        return [Record(self.state.current_round.ended(now))]

@@ -1,4 +1,4 @@
-"""The course of the job under one head: everything that outlives a stage.
+"""The state of a head: everything about the job that outlives a stage.
 
 Stages read it and change it; nothing here decides when a stage is over.
 """
@@ -37,7 +37,7 @@ QUESTION_BITS = 32  # of the number of a question, below the term in which it wa
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
 
 
-class Course:
+class HeadState:
     def __init__(
         self,
         job: Job,
