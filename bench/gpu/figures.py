@@ -1,6 +1,6 @@
 """Figures of the first GPU that is here: printed, and kept in bench/results.
 
-    python bench/gpu/figures.py [--only throughput restart ...] [--runs 3]
+    python bench/gpu/figures.py [--only throughput restart ...] [--runs 3] [--workers 2 8]
 
 All together take some six minutes. What one section has is its function's first line. The results
 of a day are one file, to which every run adds.
@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import functools
 import io
+import itertools
 import os
 import re
 import shutil
@@ -34,7 +35,6 @@ ROOT = HERE.parent.parent
 RESULTS = HERE.parent / "results"
 LIMIT = 180  # seconds for one job
 OFF = "--mps off"
-SHAPES = [(workers, mps) for workers in (1, 2, 4, 8) for mps in ("off", "on")]
 EPOCHS = 60  # of the recipe: long enough for a figure
 failures: list[str] = []  # launchers that have failed or hung: exit code 1
 _ASK_TORCH = """
@@ -78,7 +78,7 @@ def speeds(output: str) -> list[float]:
 # Sections
 
 
-def gpu(_: int) -> None:
+def gpu(_: argparse.Namespace) -> None:
     """What nvidia-smi says of the GPU, and hpclaunch's doctor of the machine."""
     for command in (["nvidia-smi"], [str(BIN / HPCLAUNCH), "doctor"]):
         if shutil.which(command[0]) is None:
@@ -88,11 +88,11 @@ def gpu(_: int) -> None:
         print(done.stdout + done.stderr, end="")
 
 
-def throughput(_: int) -> None:
+def throughput(args: argparse.Namespace) -> None:
     """Images per second of a small CNN, batch 512 for each worker, of all workers together."""
     print("workers  MPS     by themselves   to one   averaging over gloo   to one")
     ones: list[float] = []
-    for workers, mps in SHAPES:
+    for workers, mps in itertools.product(args.workers or (1, 2, 4, 8), ("off", "on")):
         found = speeds(job("--nproc", workers, "--mps", mps, HERE / "cnn.py"))
         if not found:
             continue
@@ -101,7 +101,7 @@ def throughput(_: int) -> None:
         print(f"{workers:7}  {mps:4}{by_itself}     {averaged}", flush=True)
 
 
-def recipe(_: int) -> None:
+def recipe(_: argparse.Namespace) -> None:
     """workers/mps_replicas.py, 8 replicas on one GPU, images per second."""
     seen = {}
     for mps in ("off", "on"):
@@ -115,19 +115,19 @@ def recipe(_: int) -> None:
         print(f"with MPS / without: {seen['on'] / seen['off']:.2f}")
 
 
-def restart(runs: int) -> None:
+def restart(args: argparse.Namespace) -> None:
     """Launch, and SIGKILL of a worker, to the first all-reduce of CUDA tensors (over gloo)."""
-    for workers in (2, 8):
+    for workers in args.workers or (2, 8):
         commands = {HPCLAUNCH: HPCLAUNCH, OFF: f"{HPCLAUNCH} {OFF}", TORCHRUN: TORCHRUN}
         launchers = {
             name: functools.partial(with_cuda, launcher, workers)
             for name, launcher in commands.items()
         }
         title = f"{workers} workers on one GPU ({HPCLAUNCH}: with MPS)"
-        compare(title, launchers, import_torch, runs=runs, stages=True)
+        compare(title, launchers, import_torch, runs=args.runs, stages=True)
 
 
-def memory(_: int) -> None:
+def memory(_: argparse.Namespace) -> None:
     """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end; then, at
     how many seconds after the SIGKILL of a worker how much was used, at each change."""
     for name in (HPCLAUNCH, f"{HPCLAUNCH} {OFF}"):
@@ -143,7 +143,7 @@ def memory(_: int) -> None:
         print("  after the kill: " + " ".join(samples.changes()), flush=True)
 
 
-def nccl(_: int) -> None:
+def nccl(_: argparse.Namespace) -> None:
     """Two ranks on one GPU in a script that asks for nccl."""
     script = ROOT / "tests" / "gpu" / "scripts" / "nccl.py"
     for options in ([], ["--shared-backend", "gloo"]):
@@ -153,7 +153,7 @@ def nccl(_: int) -> None:
         print(f"({time.monotonic() - began:.1f} s)", flush=True)
 
 
-SECTIONS: dict[str, Callable[[int], None]] = {
+SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     f.__name__: f for f in (gpu, throughput, recipe, restart, memory, nccl)
 }
 
@@ -257,14 +257,14 @@ def about(model: str) -> str:
     )
 
 
-def measure(names: list[str], runs: int, path: Path) -> None:
+def measure(args: argparse.Namespace, path: Path) -> None:
     """What a section has printed is kept as soon as it is through."""
-    for name in names:
+    for name in args.only:
         section = SECTIONS[name]
         print(f"\n{section.__doc__}", flush=True)
         began = time.monotonic()
         with contextlib.redirect_stdout(Both()) as both:
-            section(runs)
+            section(args)
         with path.open("a") as results:
             said = both.kept.strip("\n")
             results.write(f"\n## {name}\n\n{section.__doc__}\n\n```\n{said}\n```\n")
@@ -275,6 +275,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--runs", type=int, default=3, help="of each restart; medians are shown")
+    parser.add_argument("--workers", type=int, nargs="+", help="of throughput and restart")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory to keep them in")
     args = parser.parse_args()
     try:
@@ -286,7 +287,7 @@ def main() -> int:
             print(said, flush=True)
             with path.open("a") as results:
                 results.write(f"# {said}\n")
-            measure(args.only, args.runs, path)
+            measure(args, path)
             print(f"kept in {path}")
     except pynvml.NVMLError as e:
         print(f"nothing measured: no GPU here, NVML says {e}")

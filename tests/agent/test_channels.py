@@ -29,7 +29,6 @@ class Agents:
     """Several in this process and thread: all are served while one waits."""
 
     def __init__(self, count):
-        self.poller = zmq.Poller()
         self.said = []
         self.inboxes = {}
         self.identity = f"{os.getpid()} {time.monotonic_ns()}"  # meets no other test
@@ -39,16 +38,13 @@ class Agents:
         return self.add(Allocation("71.0", self.identity, self.places, index))
 
     def add(self, where):
-        channels = Channels(where, SECRET, [HERE] if where.index else [], self.said.append)
-        channels.watch(self.poller, Errands(self.poller, lambda _: True))
+        addresses = [HERE] if where.index else []
+        channels = Channels(where, SECRET, addresses, self.said.append, Errands(lambda _: True))
         self.inboxes[channels] = []
         return channels
 
     def end(self, channels):
         del self.inboxes[channels]
-        for s in [s for s, _ in self.poller.sockets if isinstance(s, zmq.Socket)]:
-            if s.context is channels.context:
-                self.poller.unregister(s)
         channels.close()
 
     def until(self, channels, kind, speak=lambda: None):
@@ -57,9 +53,10 @@ class Agents:
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             speak()
-            ready = dict(self.poller.poll(50))
+            polled = [(fd, zmq.POLLIN) for each in self.inboxes for fd in each.fds()]
+            fds = {fd for fd, _ in zmq.zmq_poll(polled, timeout=50)}
             for one, inbox in self.inboxes.items():
-                inbox += one.receive(time.monotonic(), ready)
+                inbox += one.ready(fds, time.monotonic())
             for event in self.inboxes[channels]:
                 if isinstance(event, kind):
                     self.inboxes[channels].remove(event)
@@ -184,10 +181,10 @@ def test_the_fork_server_of_a_dead_agent_says_so(agents):
     agents.end(other)
     ending = threading.Thread(target=server.close, kwargs={"in_order": False})
     ending.start()
-    head.probe(effects.Probe(2, HERE, port, "a2"), time.monotonic())
+    head.probe(effects.Probe(2, HERE, port, "a2"))
     assert agents.until(head, events.AgentGone).index == 2
     member.dial([0, 2], ["", HERE])
-    member.probe(effects.Probe(2), time.monotonic())
+    member.probe(effects.Probe(2))
     assert agents.until(member, events.AgentGone).index == 2
     again = agents.start(2)
     ending.join()  # the fork server has learned that there is another agent now
@@ -200,12 +197,12 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     head = agents.start(0)
     places = (*agents.places[:1], Place(1, 1, "any"))
     where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), has_place=False)
-    other, server = Channels(where, SECRET, [HERE], agents.said.append), ForkServerClient()
+    other, server = agents.add(where), ForkServerClient()
     port = other.port
     other.leave_notice(server, "x1")
-    other.close()
+    agents.end(other)
     with posted(server):
-        head.probe(effects.Probe(1, HERE, port, "x1"), time.monotonic())
+        head.probe(effects.Probe(1, HERE, port, "x1"))
         assert agents.until(head, events.AgentGone).index == 1
 
 
@@ -239,7 +236,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     other.leave_notice(server, "a2")
     agents.end(other)
     with posted(server):
-        member.probe(effects.Probe(2), time.monotonic())
+        member.probe(effects.Probe(2))
         assert agents.until(member, events.AgentGone).index == 2
 
 

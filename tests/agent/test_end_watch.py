@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import zmq
+from polling import receive
 
 from hpclaunch.agent.end_watch import EndWatch
 from hpclaunch.agent.errands import Errands
@@ -19,17 +19,11 @@ job) echo "JobId=7 UserId=me(1) StartTime=1600000000 EndTime=4000000000" ;;
 node) echo "NodeName=n1 State=IDLE+DRAIN" ;;
 esac
 """
-ANSWER_LIMIT = 60_000  # ms
 
 
 @pytest.fixture
-def poller():
-    return zmq.Poller()
-
-
-@pytest.fixture
-def errands(poller):
-    errands = Errands(poller, lambda _: True)
+def errands():
+    errands = Errands(lambda _: True)
     yield errands
     errands.close()
 
@@ -43,11 +37,7 @@ def watch(tmp_path, monkeypatch, errands):
     return EndWatch(job, {"SLURM_STEP_NODELIST": "n[0-1]"}, errands)
 
 
-def answers(errands, poller):
-    return errands.receive(dict(poller.poll(ANSWER_LIMIT)))
-
-
-def test_the_answer_to_an_earlier_question_is_of_use(watch, errands, poller, tmp_path):
+def test_the_answer_to_an_earlier_question_is_of_use(watch, errands, tmp_path):
     """Where each takes longer than there is between two, no other would ever come."""
     watch.ask(1)
     while not (tmp_path / "begun").exists():
@@ -55,23 +45,21 @@ def test_the_answer_to_an_earlier_question_is_of_use(watch, errands, poller, tmp
     for number in (2, 3, 4):
         watch.ask(number)
     (tmp_path / "go").touch()
-    (first,) = answers(errands, poller)
+    (first,) = receive(errands)
     assert first.number == 1
     assert first.left > 0
     assert watch.began == 1600000000
-    (second,) = answers(errands, poller)
+    (second,) = receive(errands)
     assert second.number == 4
     assert (tmp_path / "begun").read_text().split() == ["begun"] * 4  # two of each question
 
 
-def test_a_question_without_an_answer_leaves_drained_nodes_drained(
-    watch, errands, poller, tmp_path
-):
+def test_a_question_without_an_answer_leaves_drained_nodes_drained(watch, errands, tmp_path):
     (tmp_path / "go").touch()
     watch.ask(1)
-    (first,) = answers(errands, poller)
+    (first,) = receive(errands)
     (tmp_path / "go").unlink()
     watch.ask(2)
-    (second,) = errands.expire(errands.next_deadline())
+    (second,) = errands.update(errands.deadline())
     assert (second.left, second.number) == (None, 2)
     assert second.draining == first.draining == ("n1",)

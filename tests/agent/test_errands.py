@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import zmq
+from polling import receive
 
 from hpclaunch.agent import evidence
 from hpclaunch.agent.errands import MOST_HUNG, Errands
@@ -37,13 +37,8 @@ HANGS = "#!/bin/sh\n[ -e {0}/go ] && exec echo stack\ntouch {0}/begun\nexec slee
 
 
 @pytest.fixture
-def poller():
-    return zmq.Poller()
-
-
-@pytest.fixture
-def errands(poller):
-    errands = Errands(poller, lambda _: True)
+def errands():
+    errands = Errands(lambda _: True)
     yield errands
     errands.close()
 
@@ -61,9 +56,8 @@ def py_spy(tmp_path, monkeypatch):
 class Asked:
     """What became of errands, in the order in which they ended."""
 
-    def __init__(self, errands, poller):
-        self.errands, self.poller = errands, poller
-        self.over = []
+    def __init__(self, errands):
+        self.errands, self.over = errands, []
 
     def run(self, name, errand):
         self.errands.run(errand, partial(self._done, name))
@@ -76,13 +70,13 @@ class Asked:
         end = time.monotonic() + LIMIT
         while len(self.over) < count:
             assert time.monotonic() < end, self.over
-            self.errands.receive(dict(self.poller.poll(100)))
+            receive(self.errands, limit=0.1)
         return self.over
 
 
 @pytest.fixture
-def asked(errands, poller):
-    return Asked(errands, poller)
+def asked(errands):
+    return Asked(errands)
 
 
 def helpers():
@@ -149,20 +143,20 @@ def test_one_that_hangs_holds_up_no_other(asked, errands, py_spy, tmp_path, monk
         "other command": Notified(2, "ended with 3"),
         "explanation": Explained(3, ""),
     }
-    errands.expire(errands.next_deadline())
+    errands.update(errands.deadline())
     assert asked.over[2:] == [(kind, None)]
     asked.run("again", notify("exit 4"))
     assert asked.until(4)[3] == ("again", Notified(4, "ended with 4"))
     assert helper() == first
 
 
-def test_an_answer_that_is_too_late_is_dropped(asked, errands, poller):
+def test_an_answer_that_is_too_late_is_dropped(asked, errands):
     """And its errand does not count as one that hangs."""
     for number in range(MOST_HUNG):
         asked.run(number, notify("exit 3"))
         first = helper()
-        errands.expire(math.inf)
-        errands.receive(dict(poller.poll(LIMIT * 1000)))
+        errands.update(math.inf)
+        receive(errands)
     assert asked.over == [(number, None) for number in range(MOST_HUNG)]
     assert helper() == first
 
@@ -177,7 +171,7 @@ def test_a_process_in_which_many_hang_is_replaced(asked, errands, py_spy, tmp_pa
     while len(first.children()) <= MOST_HUNG:
         time.sleep(0.01)
     below = first.children(recursive=True)
-    errands.expire(time.monotonic() + 2 * ReadStacks.limit)
+    errands.update(time.monotonic() + 2 * ReadStacks.limit)
     assert asked.over == [("stacks", None)] * MOST_HUNG
     assert helper() == first
     end.touch()
@@ -204,15 +198,15 @@ def test_what_a_killed_process_has_not_answered_is_begun_again(asked, py_spy, tm
     assert runs.read_text() == "run\n"
 
 
-def test_one_that_is_not_replaced_leaves_errands_unanswered(poller, py_spy):
-    errands = Errands(poller, lambda _: False)
-    asked = Asked(errands, poller)
+def test_one_that_is_not_replaced_leaves_errands_unanswered(py_spy):
+    errands = Errands(lambda _: False)
+    asked = Asked(errands)
     asked.run("stacks", hanging(py_spy))
     helper().kill()
     assert asked.until(1) == [("stacks", None)]
     asked.run("name", resolve())
-    assert errands.next_deadline() <= time.monotonic()
-    errands.expire(time.monotonic())
+    assert errands.deadline() <= time.monotonic()
+    errands.update(time.monotonic())
     assert asked.over == [("stacks", None), ("name", None)]
     assert not helpers()
 
@@ -294,22 +288,22 @@ def taken(errands, py_spy, monkeypatch):
     return Taken()
 
 
-def test_evidence_is_completed(taken, errands, poller):
+def test_evidence_is_completed(taken, errands):
     assert taken.add(1) == []
-    assert errands.receive(dict(poller.poll(LIMIT * 1000))) == [events.EvidenceGathered(1, ())]
+    assert receive(errands) == [events.EvidenceGathered(1, ())]
     assert taken == [of_hang(1)._replace(native={0: f"of {os.getpid()}\n"})]
 
 
-def test_evidence_does_not_wait_for_stacks_for_ever(taken, errands, poller):
+def test_evidence_does_not_wait_for_stacks_for_ever(taken, errands):
     assert taken.add(1) == []
     process = helper()
     process.send_signal(signal.SIGSTOP)
-    assert errands.expire(time.monotonic()) == []
-    assert errands.next_deadline() <= time.monotonic() + ReadStacks.limit
-    assert errands.expire(errands.next_deadline()) == [events.EvidenceGathered(1, ())]
+    assert errands.update(time.monotonic()) == []
+    assert errands.deadline() <= time.monotonic() + ReadStacks.limit
+    assert errands.update(errands.deadline()) == [events.EvidenceGathered(1, ())]
     assert taken == [of_hang(1)]
     process.send_signal(signal.SIGCONT)
     taken.add(2)
     while len(taken) == 1:
-        errands.receive(dict(poller.poll(LIMIT * 1000)))
+        receive(errands)
     assert [each.number for each in taken] == [1, 2]

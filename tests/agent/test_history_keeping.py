@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.agent import history_keeping
 from hpclaunch.agent.history_keeping import HistoryKeeping
-from hpclaunch.core.control import Control
-from hpclaunch.core.protocol import events
-from hpclaunch.core.protocol.facts import Category, SeatUse
-from hpclaunch.core.protocol.model import Allocation, Job, Place
+from hpclaunch.core.history.moment import WorkersMoment
+from hpclaunch.core.protocol.model import Allocation, Job, Phase, Place, RankVitals
+from hpclaunch.system.shared.steady_date import SteadyDate
 
 PLACES = (Place(0, 0, "n1"), Place(1, 1, "n2"))
 
@@ -35,73 +33,81 @@ def service():
     return Service()
 
 
-def keeping(index=0, logs=True):
-    control = Control(Job(PLACES), index, 1, "10.0.0.1", "incarnation")
-    allocation = Allocation("71.0", "identity", PLACES, index)
+class Member:
+    """An agent whose workers are in this phase of this round."""
+
+    index = leads = 0
+
+    def __init__(self):
+        self.member = SimpleNamespace(round=0, phase=Phase.RUNNING)
+
+    def workers_moment(self, now, vitals=(), gpus=()):
+        memory = sum(each.memory for each in vitals)
+        return WorkersMoment(0, 2, 1.0, (), 0, 0.0, memory=memory)
+
+
+@pytest.fixture
+def agent():
+    return Member()
+
+
+def keeping(service, agent, *, logs=True, asked=None):
+    """`asked` gets what is to take the vitals of the workers, each time that they are asked."""
+    allocation = Allocation("71.0", "identity", PLACES, 0)
     log_directory = SimpleNamespace(path="logs") if logs else None
     config = SimpleNamespace(logs=log_directory, allocation=allocation, job=Job(PLACES))
-    control.handle(events.Started(), time.monotonic())
-    return HistoryKeeping(config, control, lambda: None)
+    fork_server = SimpleNamespace(ask_vitals=[].append if asked is None else asked.append)
+    health = SimpleNamespace(use=(), ask_use=lambda: None)
+    written = SimpleNamespace(service=service)
+    return HistoryKeeping(config, agent, SteadyDate(), written, fork_server, health, None)
 
 
-def test_the_head_begins_with_whose_it_is_and_the_hosts(service):
-    history = keeping()
-    history.keep(service, time.monotonic(), (), None)
+def test_workers_are_asked_each_period_and_what_they_answer_is_noted(service, agent):
+    asked = []
+    history = keeping(service, agent, asked=asked)
+    history.update(time.monotonic())
     assert service.lines == []  # no start waits for it
-    now = history.next_deadline()
-    history.keep(service, now, (), None)
-    history.keep(service, now, (), None)  # nothing has changed
-    title, moment = service.lines
+    history.update(history.deadline())
+    (take,) = asked
+    take([RankVitals(0, "step", 7, 7, 1.0, 100)])
+    history.update(history.deadline())
+    title, *_, moment = service.lines
     assert (title["launch"], title["index"], title["host"]) == ("71.0", 0, "n1")
-    assert (moment["round"], moment["workers"]) == (-1, None)
-    assert (moment["job"]["states"], moment["job"]["hosts"]) == ("PA", ["n1", "n2"])
+    assert moment["workers"]["memory"] == 100
 
 
-def test_then_it_notes_a_moment_each_period(service):
-    history = keeping()
-    now = history.next_deadline()
-    history.keep(service, now, (), None)
-    service.lines.clear()
-    for _ in range(3):
-        due = history.next_deadline()
-        assert due > now
-        now = due
-        history.keep(service, now, (), None)
-    assert [moment["job"]["hosts"] for moment in service.lines] == [[], [], []]
+def test_the_end_of_a_round_is_noted_at_once(service, agent):
+    history = keeping(service, agent)
+    now = time.monotonic()
+    history.update(now)
+    agent.member.phase = Phase.PREPARING
+    for _ in range(2):  # nothing has changed
+        history.update(now + 0.1)
+    assert [line.get("round") for line in service.lines] == [None, 0]
 
 
-def test_what_a_stalled_directory_does_not_take_comes_later(service):
-    history = keeping()
+def test_what_a_stalled_directory_does_not_take_has_its_title_later(service, agent):
+    history = keeping(service, agent)
+    now = history.deadline()
     service.stalled = True
-    history.keep(service, history.next_deadline(), (), None)
+    history.update(now)
     service.stalled = False
-    history.keep(service, history.next_deadline(), (), None)
+    agent.member.round = 1
+    history.update(now)
     title, moment = service.lines
-    assert title["launch"] == "71.0"
-    assert moment["job"]["hosts"] == ["n1", "n2"]
+    assert (title["launch"], moment["round"]) == ("71.0", 1)
 
 
-def test_changes_are_bounded(service, monkeypatch):
-    monkeypatch.setattr(history_keeping, "MOST_CHANGES", 2)
-    history = keeping()
-    now = history.next_deadline()
-    history.keep(service, now, (), None)
-    service.lines.clear()
-    for changes in range(1, 9):
-        history.note(SeatUse(0, {Category.SPARE: changes}))
-        history.keep(service, now + changes / 10, (), None)
-    assert len(service.lines) == 2
-
-
-def test_an_agent_without_workers_that_does_not_lead_notes_nothing(service):
-    history = keeping(index=1)
-    history.keep(service, time.monotonic(), (), None)
-    history.keep(service, history.next_deadline(), (), None)
+def test_an_agent_without_workers_notes_nothing(service, agent):
+    agent.member.phase = Phase.PREPARING
+    history = keeping(service, agent)
+    history.update(time.monotonic())
+    history.update(history.deadline())
     assert service.lines == []
 
 
-def test_without_logs_there_is_none(service):
-    history = keeping(logs=False)
-    assert history.next_deadline() == float("inf")
-    history.keep(service, time.monotonic() + 100, (), None)
+def test_without_logs_there_is_none(service, agent):
+    history = keeping(service, agent, logs=False)
+    assert history.deadline() == float("inf")
+    history.update(time.monotonic() + 100)
     assert service.lines == []

@@ -55,12 +55,12 @@ def test_once_after_a_second():
         "import sys\n"
         "from hpclaunch.agent import later_imports\n"
         "later = later_imports.LaterImports()\n"
-        "later.expire(later.next_deadline() - 0.1)\n"
+        "later.update(later.deadline() - 0.1)\n"
         "names = {f'hpclaunch.{module}' for module in later_imports.MODULES}\n"
         "assert not names & sys.modules.keys()\n"
-        "later.expire(later.next_deadline())\n"
+        "later.update(later.deadline())\n"
         "assert names <= sys.modules.keys()\n"
-        "assert later.next_deadline() == float('inf')\n"
+        "assert later.deadline() == float('inf')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert LaterImports().next_deadline() <= time.monotonic() + AFTER
+    assert LaterImports().deadline() <= time.monotonic() + AFTER

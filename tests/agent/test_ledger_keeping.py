@@ -10,25 +10,31 @@ import pytest
 from crew import Crew
 
 from hpclaunch.agent.ledger_keeping import LedgerKeeping
+from hpclaunch.core.protocol.effects import Exit
 from hpclaunch.core.protocol.facts import Category, HeadChanged, NodesAllocated, SeatUse
+from hpclaunch.core.protocol.model import Origin, Verdict
 from hpclaunch.observe.ledger import KINDS
 from hpclaunch.system.logs import fact_files
 from hpclaunch.system.logs.fact_files import FactFile
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.messages import Facts
+from hpclaunch.system.shared.steady_date import SteadyDate
 
+END = Exit(Verdict(0, "", Origin.DONE))
 NAMES = [kind.__name__ for kind in KINDS]
 
 
-class Service:
-    """Keeps what it is to read and to write."""
+class Logs:
+    """Keeps what it is to read and to write, and who takes what was read."""
 
     def __init__(self):
+        self.service = self
         self.asked, self.written = [], {}
 
-    def read_facts(self, directory, launch, kinds):
+    def read_facts(self, directory, launch, kinds, take):
         assert kinds == NAMES
         self.asked.append((str(directory), launch))
+        self.answer = take
 
     def keep(self, directory, files):
         self.written |= files
@@ -41,11 +47,29 @@ def training():
     return crew
 
 
-def keeping(crew, agent, directory):
+class Slurm:
+    """What is known of the job's end, and its beginning."""
+
+    began = None
+
+
+def config_of(directory, *, anew=False):
+    logs = directory and SimpleNamespace(path=directory)
+    return SimpleNamespace(logs=logs, anew=anew, allocation=SimpleNamespace(name="71.0"))
+
+
+def ledger_of(crew, agent, directory, logs, record, *, anew=False, slurm=Slurm):
+    config, control = config_of(directory, anew=anew), crew.agents[agent]
+    return LedgerKeeping(config, control, SteadyDate(), str(agent), logs, slurm, record)
+
+
+def keeping(crew, agent, directory, logs, slurm=Slurm, *, anew=False):
     """The ledger of an agent, which has had all that this agent has recorded."""
-    logs = SimpleNamespace(path=directory)
-    config = SimpleNamespace(logs=logs, allocation=SimpleNamespace(name="71.0"))
-    made = LedgerKeeping(config, crew.agents[agent], lambda fact: made.note(fact, time.time()))
+
+    def record(fact):
+        made.note(fact, time.time())
+
+    made = ledger_of(crew, agent, directory, logs, record, anew=anew, slurm=slurm)
     ahead = time.time() - crew.now
     for at, fact in crew.facts.get(agent, []):
         made.note(fact, at + ahead)
@@ -54,7 +78,7 @@ def keeping(crew, agent, directory):
 
 def written(crew, agents, directory, ahead):
     for agent in agents:
-        file, lines = FactFile(directory, str(agent), "71.0", f"n{agent}"), []
+        file, lines = FactFile(directory, str(agent), "71.0", f"n{agent}", str(agent)), []
         file._lines.add = lines.append
         for at, fact in crew.facts[agent]:
             file.record(fact, at + ahead)
@@ -64,59 +88,99 @@ def written(crew, agents, directory, ahead):
 
 
 def test_the_first_head_knows_all(tmp_path):
-    crew, service = training(), Service()
-    ledger, _ = keeping(crew, 0, tmp_path)
-    ledger.keep(service, None, time.monotonic())
-    assert service.asked == []
+    crew, logs = training(), Logs()
+    ledger, _ = keeping(crew, 0, tmp_path, logs)
+    ledger.update(time.monotonic())
+    assert logs.asked == []
     assert ledger.launch().until - ledger.launch().begin > 95
-    ledger.finish(service)
-    assert json.loads(service.written["report.json"])["rounds"] == 1
+    ledger.conclude(END)
+    assert json.loads(logs.written["report.json"])["rounds"] == 1
 
 
 def test_a_new_head_asks_for_the_facts_of_those_before(tmp_path):
-    crew, service = training(), Service()
+    crew, logs = training(), Logs()
     crew.kill(0)
     crew.until(110.0)
-    ledger, ahead = keeping(crew, 1, tmp_path)
-    ledger.keep(service, None, time.monotonic())
-    ledger.keep(service, None, time.monotonic())
-    assert service.asked == [(str(tmp_path), "71.0")]
+    ledger, ahead = keeping(crew, 1, tmp_path, logs)
+    ledger.update(time.monotonic())
+    ledger.update(time.monotonic())
+    assert logs.asked == [(str(tmp_path), "71.0")]
     assert (ledger.launch(), ledger.goodput(), ledger.packed()) == (None, None, b"")
-    ledger.take_earlier("")  # nobody has written anything
+    logs.answer("")  # nobody has written anything
     assert ledger.launch() is None
     written(crew, (0, 1), tmp_path, ahead)
-    ledger.take_earlier(fact_files.lines_of(tmp_path, "71.0", NAMES))
+    logs.answer(fact_files.lines_of(tmp_path, "71.0", NAMES))
     launch = ledger.launch()
     assert launch.until - launch.begin > 105
     assert [end.round for end in launch.ends] == [0]
     assert ledger.goodput() is not None
-    ledger.take_earlier(fact_files.lines_of(tmp_path, "71.0", NAMES))  # once more
+    logs.answer(fact_files.lines_of(tmp_path, "71.0", NAMES))  # once more
     assert len(ledger.launch().entries) == len(launch.entries)
 
 
+def test_a_first_agent_that_was_started_anew_knows_what_the_start_before_has_recorded(tmp_path):
+    """Also if it still leads term 0, and its own facts are in the file by then."""
+    crew, logs = training(), Logs()
+    before = [(at, fact) for at, fact in crew.facts[0] if at < 50]
+    ledger, ahead = keeping(crew, 0, tmp_path, logs, anew=True)
+    assert ledger.launch() is None
+    ledger.update(time.monotonic())
+    assert logs.asked == [(str(tmp_path), "71.0")]
+    lines = []
+    for incarnation, facts in (("earlier", before), ("0", crew.facts[0])):
+        file = FactFile(tmp_path, "0", "71.0", "n0", incarnation)
+        file._lines.add = lines.append
+        for at, fact in facts:
+            file.record(fact, at + ahead - (200 if incarnation == "earlier" else 0))
+    logs.answer(b"".join(lines).decode())
+    launch = ledger.launch()
+    assert 290 < launch.until - launch.begin < 310
+    assert len({entry.begin for entry in launch.entries}) == len(launch.entries)
+    ledger.conclude(END)
+    assert json.loads(logs.written["report.json"])["begin"] == pytest.approx(launch.begin)
+
+
+def test_an_earlier_start_may_have_recorded_nothing(tmp_path):
+    crew, logs = training(), Logs()
+    ledger, _ = keeping(crew, 0, tmp_path, logs, anew=True)
+    ledger.update(time.monotonic())
+    logs.answer("")
+    assert ledger.launch() is not None
+
+
+def test_a_clock_that_is_set_forward_books_no_time(tmp_path, monkeypatch):
+    crew = training()
+    ledger, _ = keeping(crew, 0, tmp_path, Logs())
+    lasted = ledger.launch().until - ledger.launch().begin
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+    assert ledger.launch().until - ledger.launch().begin < lasted + 60
+
+
 def test_it_asks_again_as_long_as_it_does_not_know_them(tmp_path):
-    crew, service = training(), Service()
+    crew, logs = training(), Logs()
     crew.kill(0)
     crew.until(110.0)
-    ledger, _ = keeping(crew, 1, tmp_path)
+    ledger, _ = keeping(crew, 1, tmp_path, logs)
     for _ in range(3):
-        ledger.keep(service, None, ledger.next_deadline())
-    assert len(service.asked) == 3
-    ledger.finish(service)
-    assert service.written == {}
+        ledger.update(ledger.deadline())
+    assert len(logs.asked) == 3
+    ledger.conclude(END)
+    assert logs.written == {}
 
 
 def test_a_head_before_that_recorded_only_that_it_leads(tmp_path):
-    crew, now = training(), time.time()
+    crew, logs, now = training(), Logs(), time.time()
     crew.kill(0)
     crew.until(110.0)
-    ledger, _ = keeping(crew, 1, tmp_path)
+    ledger, _ = keeping(crew, 1, tmp_path, logs)
     ledger.note(HeadChanged("n0", "n1", 9, 0.0), now - 5)
     ledger.note(SeatUse(9, {Category.RESTART: 2.0}), now - 5)
-    file, lines = FactFile(tmp_path, "0", "71.0", "n0"), []
+    ledger.update(time.monotonic())
+    file, lines = FactFile(tmp_path, "0", "71.0", "n0", "0"), []
     file._lines.add = lines.append
     file.record(HeadChanged("n2", "n0", 8, 0.0), now - 10)
-    ledger.take_earlier(b"".join(lines).decode())
+    logs.answer(b"".join(lines).decode())
     assert ledger.launch().begin == now - 5
 
 
@@ -128,32 +192,30 @@ def test_a_head_that_nobody_follows_yet_does_not_record_since_when_it_has_its_no
     while not control.leads:
         crew.until(crew.now + 0.1)
     recorded = []
-    config = SimpleNamespace(logs=None, allocation=SimpleNamespace(name="71.0"))
-    ledger = LedgerKeeping(config, control, recorded.append)
-    ledger.keep(Service(), 1e9, time.monotonic())
+    ledger = ledger_of(crew, 1, None, Logs(), recorded.append, slurm=SimpleNamespace(began=1e9))
+    ledger.update(time.monotonic())
     assert recorded == []
     monkeypatch.undo()
     crew.until(crew.now + 5.0)
-    ledger.keep(Service(), 1e9, time.monotonic())
+    ledger.update(time.monotonic())
     assert [type(fact) for fact in recorded] == [NodesAllocated]
 
 
 def test_since_when_the_job_has_its_nodes_is_recorded_once(tmp_path):
-    crew, service = training(), Service()
-    ledger, _ = keeping(crew, 0, tmp_path)
+    crew, logs = training(), Logs()
     began = float(round(time.time()) - 1000)
+    ledger, _ = keeping(crew, 0, tmp_path, logs, SimpleNamespace(began=began))
     for _ in range(2):
-        ledger.keep(service, began, time.monotonic())
+        ledger.update(time.monotonic())
     assert ledger.launch().allocated == began
 
 
 def test_what_the_seats_do_is_recorded_now_and_then():
     """Of a job that is killed, more is not lost."""
     crew, recorded = training(), []
-    config = SimpleNamespace(logs=None, allocation=SimpleNamespace(name="71.0"))
-    ledger = LedgerKeeping(config, crew.agents[0], recorded.append)
+    ledger = ledger_of(crew, 0, None, Logs(), recorded.append)
     for _ in range(3):
-        ledger.keep(Service(), None, ledger.next_deadline())
+        ledger.update(ledger.deadline())
     assert [(type(use), use.round, use.last.round) for use in recorded] == [(SeatUse, 0, 0)] * 3
 
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpclaunch.agent.logs import Logs
 from hpclaunch.agent.output import Output
 from hpclaunch.core.placement.streams import Streams
-from hpclaunch.core.protocol.model import Assignment
+from hpclaunch.core.protocol.model import Allocation, Assignment, Job, Place
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.log_service import LogService
-from hpclaunch.system.logs.messages import REPLIES, REQUESTS, Prepared, Refused, Reply, Tail
+from hpclaunch.system.logs.messages import (
+    REPLIES,
+    REQUESTS,
+    Prepared,
+    ReadTail,
+    Refused,
+    Reply,
+    Tail,
+)
 from hpclaunch.worker.fork_server_messages import Worker
 from hpclaunch.worker.messages import Message, decode
 from surroundings import full_disk
@@ -68,7 +79,15 @@ def service():
 @pytest.fixture
 def output(service):
     streams = Streams(stdout_filters=("loss",), stderr_filters=("loss",))
-    return Output(Here(service), streams, role="", launch="71.0", label="0", host="n1")
+    places = (Place(0, 0, "n1"),)
+    job, allocation = Job(places), Allocation("71.0", "identity", places, 0)
+    logs = Logs(SimpleNamespace(job=job, allocation=allocation, logs=None), Here(service))
+    return Output(logs, streams, role="", launch="71.0", label="0", host="n1")
+
+
+def no_more(_: Reply | None) -> tuple[()]:
+    """Return the events that follow from a reply."""
+    return ()
 
 
 def begin(output: Output, number: int, directory: Path) -> list[Path]:
@@ -79,7 +98,7 @@ def begin(output: Output, number: int, directory: Path) -> list[Path]:
         Worker(rank, [], {}, str(here / f"rank-{rank}.out"), str(here / f"rank-{rank}.err"))
         for rank in range(NPROC)
     ]
-    output.prepare(number, part, workers, here, errors=[], store=here / "store.err")
+    output.prepare(part, workers, here, errors=[], store=here / "store.err", done=no_more)
     return [Path(file) for w in workers for file in (w.out, w.err)]
 
 
@@ -142,10 +161,11 @@ def test_a_round_begins_with_a_private_directory_and_without_old_errors(output, 
     for number in range(2):
         here = tmp_path / f"round-{number}"
         workers = [Worker(0, [], {}, str(here / "rank-0.out"), str(here / "rank-0.err"))]
-        output.prepare(number, part, workers, here, errors=[str(error)], store=here / "store.err")
+        store = here / "store.err"
+        output.prepare(part, workers, here, errors=[str(error)], store=store, done=no_more)
     assert not error.exists()
     assert here.stat().st_mode & 0o777 == 0o700
-    assert service._channel.told == [Prepared(n) for n in range(2)]
+    assert service._channel.told == [Prepared(n) for n in (1, 2)]
 
 
 def test_why_a_round_cannot_begin(output, service, tmp_path):
@@ -160,9 +180,9 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     (out, *_) = begin(output, 0, tmp_path)
     out.write_text("of an earlier launch\n")
     begin(output, 0, tmp_path)
-    output.service.tail(7, [out])
+    output.logs.ask(partial(ReadTail, files=(str(out),)), no_more)
     with out.open("a") as f:
         f.write("the last line\n")
-    output.service.tail(8, [tmp_path / "none", out])
+    output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_more)
     texts = [told.text for told in service._channel.told if isinstance(told, Tail)]
     assert texts == ["", "the last line"]

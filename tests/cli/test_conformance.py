@@ -2,9 +2,10 @@
 
 Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
-them must be equal, but for those of ALLOWED, and WARM where workers are forked from a process that
-has torch. In most cases this is a package of the same name and shape, for both; in those marked
-`torch` it is the real one. torch.compile, which takes many seconds, is in test_warm_start.py.
+them must be equal, but for those that docs/inside-workers.md names. Warm workers are forked from a
+process that has torch. In most cases this is a package of the same name and shape, for both; in
+those marked `torch` it is the real one. torch.compile, which takes many seconds, is in
+test_warm_start.py.
 """
 
 import json
@@ -19,6 +20,7 @@ import zipfile
 
 import pytest
 from conformance.launchers import FILES, Launchers, by_hand, text
+from conformance.page import table
 from launching import HPCLAUNCH, LIMIT, hpclaunch, without_load
 
 from hpclaunch.cli import shim
@@ -28,10 +30,6 @@ from surroundings import LIGHT_TORCH, SHORT, environment
 
 pytestmark = pytest.mark.starts
 
-HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
-ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
-STACKS = "a signal has its stacks written, should it hang"
-OUTPUT = "lets a script print although its file cannot grow (docs/output.md)"
 OURS = [
     "_hpclaunch_errors",
     "_hpclaunch_hooks",
@@ -40,42 +38,12 @@ OURS = [
     "_hpclaunch_progress",
 ]
 CONTRACT = "another value at every launch, in torchrun's contract too"
-OWN = "a variable of hpclaunch's own, under its own prefix"
-INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
 HIGHEST = max(n for n in HIGH if n < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 SESSION = "a worker and all it starts are ended as a group; torchrun's workers lead sessions too"
-ORPHANS = "a worker must not outlive its launcher, however that dies"
-
-ALLOWED = {  # fact: why it may differ from python's under hpclaunch
-    "environ.HPCLAUNCH_CHECKPOINT": OWN,
-    "environ.HPCLAUNCH_LOCAL_RANK": OWN,
-    "environ.HPCLAUNCH_PROGRESS": OWN,
-    "environ.HPCLAUNCH_NOTICE_FILE": OWN,
-    "environ.HPCLAUNCH_RUN_ID": OWN,
-    "environ.HPCLAUNCH_STORE": OWN,
-    "environ.GLOO_SOCKET_IFNAME": INTERFACE,
-    "environ.TP_SOCKET_IFNAME": INTERFACE,
-    "environ.MASTER_PORT": CONTRACT,
-    "environ.TORCHELASTIC_ERROR_FILE": CONTRACT,
-    "environ.PYTHONPATH": HOOK,
-    "module._hpclaunch_hooks": HOOK,
-    "module._hpclaunch_errors": ERRORS,
-    "module._hpclaunch_output": OUTPUT,
-    "module._hpclaunch_ownership": ERRORS,
-    "module._hpclaunch_progress": STACKS,
-    f"fd.{HIGHEST}": STACKS,
-    "status.SigCgt": STACKS,
-    "atexit.callbacks": ERRORS,
-    "meta_path._hpclaunch_hooks.Finder": HOOK,
-    "leads its group": SESSION,
-    "leads its session": SESSION,
-    "prctl.pdeathsig": ORPHANS,
-}
-WARM = {  # fact: why it may differ as well where both have imported torch, before they look
-    "/proc/self/environ differs": "the template's; a process cannot give itself another",
-    "gc.frozen": "what was imported before the fork stays out of collections, and is shared",
-    "status.Threads": "OpenBLAS ends its threads before a fork, and starts them when it needs them",
-}
+UNSEEN = {"sys.stdout", "sys.stderr"}  # by the probe
+# The page says of each why it may differ from Python's: under hpclaunch, and with a warm start.
+ALLOWED = table("From the first line") - UNSEEN - {"fd.900"} | {f"fd.{HIGHEST}"}
+WARM = table("Warm workers") - {"meta_path._hpclaunch_parking.Parking"}  # torch is imported
 TORCHRUNS = {  # fact: how torchrun's workers differ from python's
     "environ.MASTER_ADDR": "the host's name",
     "environ.MASTER_PORT": CONTRACT,
@@ -196,10 +164,10 @@ def test_facts_of_a_warm_start(here, tmp_path):
     launchers = Launchers(here, tmp_path / "left", start="warm")
     words = (script, "-u", "--lr=1", "x y", "")
     python, hpclaunch = (run(*words, workers=2) for run in (launchers.python, launchers.hpclaunch))
-    assert_same(python, hpclaunch, {**ALLOWED, **WARM})
+    assert_same(python, hpclaunch, ALLOWED | WARM)
     assert len(python.facts[0]) > 1000
     found = differences(python.facts[0], hpclaunch.facts[0])
-    assert WARM.keys() - {"status.Threads"} <= found.keys()  # with two workers there are none
+    assert {"gc.frozen", "/proc/self/environ differs"} <= found.keys()
     first, second = hpclaunch.facts
     assert first["own.random"] != second["own.random"]
 
@@ -287,7 +255,7 @@ def compare(cwd, tmp_path, words, start="cold", allowed=(), **more):
     hpclaunch = launchers.hpclaunch(*words)
     assert python.code == hpclaunch.code == 0
     assert python.facts, python.err
-    expected = {*ALLOWED, *WARM} if start == "warm" else {*ALLOWED}
+    expected = ALLOWED | WARM if start == "warm" else ALLOWED
     assert_same(python, hpclaunch, expected.union(allowed))
     if start == "warm":
         assert hpclaunch.facts[0]["gc.frozen"] > 0

@@ -414,10 +414,10 @@ def test_a_driver_that_hangs(tmp_path, with_gpus):
 
 def test_an_agent_knows_nothing_of_the_doctor():
     program = (
-        "import sys, hpclaunch.agent.loop, hpclaunch.cli\n"
+        "import sys, hpclaunch.agent.assembly, hpclaunch.cli\n"
         "print([m for m in sys.modules if m.startswith(('hpclaunch', 'rich'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "hpclaunch.agent.loop" in done.stdout
+    assert "hpclaunch.agent.assembly" in done.stdout
     for name in ("rich", "psutil", "doctor", "checks", "task_reports", "reachability"):
         assert name not in done.stdout

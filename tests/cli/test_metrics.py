@@ -222,6 +222,6 @@ def test_without_the_option_there_is_no_such_process(tmp_path):
 
 
 def test_an_agent_does_not_load_the_library():
-    program = "import sys, hpclaunch.agent.loop, hpclaunch.cli.options; "
+    program = "import sys, hpclaunch.agent.assembly, hpclaunch.cli.options; "
     program += "sys.exit('prometheus_client' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

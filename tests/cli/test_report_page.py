@@ -9,7 +9,7 @@ import time
 import browser
 import pytest
 from launching import hpclaunch, script
-from long_jobs import BEGIN, a_launch, write_facts
+from long_jobs import BEGIN, a_launch, pasts_of, write_facts
 
 from hpclaunch.cli.report_page import html
 from hpclaunch.core.ledger.job_report import report
@@ -42,9 +42,8 @@ def local(at, form):
 
 def a_page(launch, histories, stacks=(), logs=("hpclaunch-logs/71.0",)):
     launches = [launch]
-    return job_page(
-        report(launches), launches, histories, stacks, local, logs=logs, version="1.2.3"
-    )
+    seen = (pasts_of(launch), histories, stacks)
+    return job_page(report(launches), launches, *seen, local, logs=logs, version="1.2.3")
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,10 @@ def test_workers_tell_and_go_on(tmp_path, how):
         assert (full.count("in holding\n"), full.count("in resting\n")) == (1, 3)
         done = hpclaunch("stacks", "--rank", "4711", cwd=tmp_path)
         assert done.returncode == 2
-        assert "hpclaunch: error: no rank 4711: there are ranks 0-3" in done.stderr
+        # Launches of others on this machine may have more ranks.
+        last = re.search(r"hpclaunch: error: no rank 4711: there are ranks 0-(\d+)", done.stderr)
+        assert last is not None
+        assert int(last[1]) >= 3
         assert launch.ends_in_order().count("got x") == 4
 
 

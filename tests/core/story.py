@@ -73,7 +73,9 @@ def a_job(hosts: str = "n0 n1", **settings: Any) -> Job:
     places = tuple(Place(i, nodes.index(name), name) for i, name in enumerate(names))
     times = {name: settings.pop(name) for name in [*settings] if name in TIMES}
     # Stories let time pass without a beat, and only a few are of silence.
-    return Job(places, timing=Timing(**{"silence_notice": math.inf, **times}), **settings)
+    return Job(
+        places, timing=Timing(**{"silence_notice": math.inf, "quiet": 0.0, **times}), **settings
+    )
 
 
 def a_part(number: int = 0, **fields: Any) -> Assignment:

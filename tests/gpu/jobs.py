@@ -133,18 +133,14 @@ def alive(pids: Iterable[int]) -> list[int]:
     return found
 
 
-def has_cuda(pid: int) -> bool:
-    """It has initialised CUDA: NVML alone does not open that device."""
-    return any(target == "/dev/nvidia-uvm" for target in _open_files(pid))
-
-
-def _open_files(pid: int) -> list[str]:
-    found: list[str] = []
+def devices(pid: int) -> set[str]:
+    """NVIDIA's devices that it has open, be it for CUDA or for NVML."""
+    found: set[str] = set()
     with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
-                found.append(os.readlink(fd))
-    return found
+                found.add(os.readlink(fd))
+    return {path for path in found if path.startswith("/dev/nvidia")}
 
 
 class KernelLog:

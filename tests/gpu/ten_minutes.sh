@@ -16,6 +16,8 @@ chosen=" $* " python=$venv/bin/python
 mkdir -p "$out"
 touch "$state"
 : > "$summary"
+# The Python that has torch, before the environment that is made here has one of the same name.
+export PYTHON=$(command -v "${PYTHON:-python3}")
 # The driver's programs; where MPS is, too.
 export PATH="$PWD/$venv/bin:$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
@@ -55,14 +57,14 @@ tests() { "$python" -m pytest -q -p pytest_timeout -p no:cacheprovider "$@"; }
 figures() { "$python" bench/gpu/figures.py --results "$out" --runs 2 --only "$@"; }
 machine() {
     uname -r
-    "${PYTHON:-python3}" --version
+    "$PYTHON" --version
     ls -l /dev/nvidia* /usr/local/nvidia/bin
     for program in nvidia-smi nvidia-cuda-mps-control nvidia-cuda-mps-server; do
         command -v $program || echo "no $program in PATH"
     done
     nvidia-smi && nvidia-smi -q -d COMPUTE,PAGE_RETIREMENT,ROW_REMAPPER,ECC | head -60
 }
-prepare() { PYTHON=${PYTHON:-python3} bash tests/gpu/prepare "$venv" && touch "$venv/complete"; }
+prepare() { bash tests/gpu/prepare "$venv" && touch "$venv/complete"; }
 export -f tests figures machine prepare
 export python out venv
 
@@ -71,6 +73,7 @@ step machine 20 bash -c machine
 if [ -e "$venv/complete" ]; then
     scripts=tests/gpu/scripts
     step import 60 "$python" $scripts/import_torch.py
+    step nvml 20 "$python" $scripts/nvml.py
     step doctor 20 hpclaunch doctor
     step counting 60 bash -c 'tests tests/gpu/test_counting.py'
     step raw_mps 60 "$python" $scripts/raw_mps.py
@@ -79,14 +82,14 @@ if [ -e "$venv/complete" ]; then
     step measure 40 hpclaunch doctor --measure
     step nccl 80 bash -c 'tests tests/gpu/test_nccl.py'
     step mps 90 bash -c 'tests tests/gpu/test_sharing.py'
-    step restart 80 bash -c 'figures restart memory'
-    step throughput 90 bash -c 'figures throughput'
     # The job with a straggler takes half a minute.
     step hangs 150 env HPCLAUNCH_GPU_LIMIT=$((60 * stretch)) \
         bash -c 'tests -rfEP tests/gpu/test_hangs.py'
     step recorder 40 torchrun --standalone --nproc-per-node 1 $scripts/recorder.py
     step resumed 90 bash -c 'tests tests/gpu/test_resuming.py'
     step faults 120 bash -c 'tests -rfEP tests/gpu/test_faults.py'
+    step restart 150 bash -c 'figures restart memory'
+    step throughput 150 bash -c 'figures throughput'
 fi
 rm -f "$out/.last"
 [ -s "$summary" ] || { echo "no step to run: $*" >&2; exit 2; }

@@ -5,28 +5,36 @@ from __future__ import annotations
 import os
 import signal
 
+import psutil
 import pytest
 
+from hpclaunch.worker.mps_keeper import has_cuda_context
+
 from .conftest import Launch
-from .jobs import Job, Machine, Told, has_cuda
+from .jobs import Machine, devices
 
 
-def helpers(job: Job, told: list[Told]) -> set[int]:
-    """The agent, the fork server, its template, the store: everybody but the workers."""
-    return job.family() - {t["pid"] for t in told}
+def ancestors(pid: int, launcher: int) -> list[int]:
+    """The processes that a worker was forked from: its template, and the fork server."""
+    found = [parent.pid for parent in psutil.Process(pid).parents()]
+    return found[: found.index(launcher)]
 
 
 @pytest.mark.parametrize("preload", [(), ("--preload", "auto")])
 def test_only_workers_have_cuda(launch: Launch, machine: Machine, preload: tuple[str, ...]) -> None:
-    """Before a restart, and after it."""
+    """Before a restart, and after it. The agent and the GPU watcher have the devices open, by NVML;
+    what workers are forked from has none."""
     job = launch("--nproc", 2, "--mps", "off", *preload)
     for restarts in (0, 1):
         told = job.told(2, restarts=restarts)
         workers = {t["pid"] for t in told}
-        assert all(map(has_cuda, workers))
-        assert not any(map(has_cuda, helpers(job, told)))
+        assert all(map(has_cuda_context, workers))
+        others = job.family() - workers
+        assert not any(map(has_cuda_context, others))
+        for worker in workers:
+            assert not any(map(devices, ancestors(worker, job.launcher.pid)))
         holders = machine.holders()
-        assert not holders & helpers(job, told)
+        assert not holders & others
         assert holders >= workers or not holders & workers  # a container hides all of them
         if not restarts:
             os.kill(told[0]["pid"], signal.SIGKILL)

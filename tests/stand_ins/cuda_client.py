@@ -5,13 +5,13 @@ address, `synchronize` for any later call. As a program: connects, says so, does
 its standard input say, and ends with that.
 """
 
+import ctypes
 import json
 import os
 import select
 import socket
 import sys
-
-UVM = "MPS_STAND_IN_UVM"  # names the file that stands for /dev/nvidia-uvm
+import threading
 
 _held = []  # for the life of this process
 
@@ -22,8 +22,7 @@ class CudaError(Exception):
 
 def connect():
     """Become a client of MPS and return True; where no daemon answers CUDA runs without."""
-    if os.environ.get(UVM):
-        _held.append(os.open(os.environ[UVM], os.O_RDONLY | os.O_CREAT, 0o666))
+    threading.Thread(target=_handle_events, daemon=True).start()
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -37,6 +36,12 @@ def connect():
         raise CudaError(answer["error"])
     _held.append(daemon)
     return True
+
+
+def _handle_events(name=b"cuda-EvtHandlr"):
+    """The thread by which a process with a CUDA context is known."""
+    ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+    threading.Event().wait()
 
 
 def fault():

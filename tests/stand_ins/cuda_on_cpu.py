@@ -2,9 +2,9 @@
 Python by a .pth file.
 
 Tensors of "cuda" are on the CPU. The first of them makes the process a client of the stand-in of
-MPS (`cuda_client.py`), whose limits of threads and memory hold, and opens /dev/nvidia-uvm. The
-kernel of `tell.py` that writes to an illegal address is a fault of that client, and whoever waits
-for `torch.cuda._sleep` uses the CPU without Python's lock. There is no NCCL.
+MPS (`cuda_client.py`), whose limits of threads and memory hold. The kernel of `tell.py` that writes
+to an illegal address is a fault of that client, and whoever waits for `torch.cuda._sleep` uses the
+CPU without Python's lock. There is no NCCL.
 """
 
 import contextlib
@@ -64,7 +64,6 @@ class Context:
             import cuda_client
 
             self.owner = os.getpid()
-            os.environ.setdefault(cuda_client.UVM, "/dev/nvidia-uvm")
             self.is_client = cuda_client.connect()
 
     def synchronize(self, _device=None):
@@ -106,7 +105,9 @@ def patch(torch):
 
     def properties(_device):
         share = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"))
-        return types.SimpleNamespace(uuid=UUID[4:], multi_processor_count=int(1.32 * share))
+        return types.SimpleNamespace(
+            uuid=UUID[4:], multi_processor_count=int(1.32 * share), major=9, minor=0
+        )
 
     def set_device(device):
         if int(device) >= visible():

@@ -7,18 +7,19 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpclaunch.core.history.launch_past import LaunchPast
 from hpclaunch.core.history.moment import (
     AgentHistory,
     AgentMoment,
     GpusMoment,
-    JobMoment,
-    SavedMoment,
     WorkersMoment,
 )
 from hpclaunch.core.ledger.entries import LedgerEntry, rewind
 from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol import host_lists
 from hpclaunch.core.protocol.facts import (
     Category,
+    CheckpointSaved,
     EndReason,
     Fact,
     JobEnded,
@@ -29,6 +30,7 @@ from hpclaunch.core.protocol.facts import (
 )
 from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Origin, Verdict
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.observe.launch_past import past_of
 from hpclaunch.system.logs.fact_files import FactFile
 
 BEGIN = 1_790_000_000.0
@@ -66,7 +68,6 @@ def a_launch(
     hosts = [host.format(i + 1) for i in range(nodes + 1)]
     entries, ends = [], []
     noted: list[list[AgentMoment]] = [[] for _ in hosts]
-    states = f"{nodes}RS"
     at = begin
     for number in range(rounds):
         end = at + length
@@ -85,8 +86,6 @@ def a_launch(
             now = at + length * (i + 0.5) / moments
             for index in range(nodes if i % 10 == 0 or i + 1 == moments else 1):
                 noted[index].append(_moment(index, number, now, at, length, per_node, gpus=gpus))
-            job = JobMoment(states, "", SavedMoment(now - 3, number * 1000 + i, GIB))
-            noted[0][-1] = AgentMoment(now, number, noted[0][-1].workers, job)
         if number + 1 < rounds:
             rank = chance.randrange(nodes * per_node)
             failure = a_failure(number, rank, hosts[rank // per_node], end - 1.0, tail)
@@ -95,8 +94,6 @@ def a_launch(
             entries.append(LedgerEntry(end, end + 2.0, seats + per_node, restart))
             end += 2.0
         at = end
-    named = JobMoment(f"{nodes}PA", hosts=tuple(hosts))
-    noted[0].insert(0, AgentMoment(begin, -1, None, named))
     histories = [
         AgentHistory(name, index, each, tuple(moments))
         for index, (each, moments) in enumerate(zip(hosts, noted, strict=True))
@@ -108,19 +105,25 @@ def a_launch(
     return launch, histories
 
 
-def facts_of(launch: Launch) -> Iterator[tuple[float, Fact]]:
-    """Yield what a head would have recorded, each with its time."""
+def facts_of(launch: Launch, saves: int = 10) -> Iterator[tuple[float, Fact]]:
+    """Yield what a head would have recorded, each with its time. The last node is a spare."""
+    workers, spare = host_lists.written(launch.hosts[:-1]), host_lists.written(launch.hosts[-1:])
     ends = {end.round: end for end in launch.ends}
     for entry in launch.entries:
         lasted, number = entry.end - entry.begin, entry.round
         if number is None:
             seats = {category: spent / lasted for category, spent in entry.spent.items()}
-            yield entry.begin, SeatUse(0, seats, hosts=launch.hosts)
+            nodes = {Category.RESTART: workers, Category.SPARE: spare}
+            yield entry.begin, SeatUse(0, seats, nodes=nodes)
             continue
         began = (number, "", 1, 1, (), (), False, (), "", "", (), "", 1)
         yield entry.begin, RoundBegan(*began, saves=False)
         seats = {Category.UNKNOWN: entry.seats}
-        yield entry.begin, SeatUse(0, seats, number, hosts=launch.hosts)
+        nodes = {Category.UNKNOWN: workers, Category.SPARE: spare}
+        yield entry.begin, SeatUse(0, seats, number, nodes=nodes)
+        for part in range(1, saves + 1):
+            step, at = number * 1000 + part, entry.begin + lasted * part / (saves + 1)
+            yield at, CheckpointSaved(f"step-{step}.pt", step, GIB, 3.0)
         trained = entry.trained
         if trained is not None:
             trained = (trained[0] - entry.begin, trained[1] - entry.begin)
@@ -130,12 +133,18 @@ def facts_of(launch: Launch) -> Iterator[tuple[float, Fact]]:
     if launch.verdict is not None:
         yield launch.until, JobEnded(0, launch.verdict)
     seats = {Category.END: launch.entries[-1].seats}
-    yield launch.until, SeatUse(0, seats, hosts=launch.hosts, are_gpus=launch.seat == "GPU")
+    nodes = {Category.END: host_lists.written(launch.hosts)}
+    yield launch.until, SeatUse(0, seats, nodes=nodes, are_gpus=launch.seat == "GPU")
+
+
+def pasts_of(*launches: Launch) -> dict[str, LaunchPast]:
+    """Return the pasts of launches by what their heads would have recorded."""
+    return {launch.name: past_of(facts_of(launch)) for launch in launches}
 
 
 def write_facts(directory: Path, launch: Launch) -> Path:
     """Write the file of a head to a log directory."""
-    file = FactFile(directory, "0", launch.name, "n1")
+    file = FactFile(directory, "0", launch.name, "n1", "a")
     lines = []
     file._lines.add = lines.append
     for at, fact in facts_of(launch):

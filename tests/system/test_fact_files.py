@@ -36,7 +36,7 @@ def written(file):
 
 
 def kept(directory, label, host, *facts):
-    service, file = LogServiceClient(), FactFile(directory, label, "71.0", host)
+    service, file = LogServiceClient(), FactFile(directory, label, "71.0", host, "a")
     for fact in facts:
         file.record(fact, time.time())
         file.flush(service)
@@ -69,7 +69,7 @@ def test_the_facts_of_each_start_of_an_agent(tmp_path):
 @given(data=st.data())
 def test_every_fact(tmp_path_factory, kind, data):
     fact, directory = data.draw(anything(kind)), tmp_path_factory.mktemp("logs")
-    file = FactFile(directory, "0", "71.0", "n1")
+    file = FactFile(directory, "0", "71.0", "n1", "a")
     file.record(fact, 1.7e9)
     path = directory / "facts.jsonl"
     path.touch(0o600)
@@ -79,13 +79,13 @@ def test_every_fact(tmp_path_factory, kind, data):
 
 
 def test_lines_that_are_cut_off_or_make_no_sense_are_left_out(tmp_path):
-    file = FactFile(tmp_path, "0", "71.0", "n1")
+    file = FactFile(tmp_path, "0", "71.0", "n1", "a")
     file.record(NodeHeard("n2"), time.time())
     title, line = written(file).splitlines(keepends=True)
     path = tmp_path / "facts.jsonl"
     path.touch(0o600)
     bad = [b'{"time":1,"fact":"Record"}', b'{"fact":"NodeHeard"}', b'"format"', b"[1]", b"\xff"]
-    older = title.replace(b'"format":2', b'"format":1')
+    older = title.replace(b'"format":3', b'"format":2')
     bad += [re.sub(rb'"time":[^,]*', b'"time":' + time, line) for time in (b"null", b'"1"')]
     whole = [title, line, line[:20], b"\n", b"\n".join(bad), b"\n", line, older, line, line[:-4]]
     path.write_bytes(b"".join(whole))
@@ -108,7 +108,7 @@ def test_the_lines_of_a_launch_in_spite_of_what_cannot_be_read(tmp_path):
     with (tmp_path / "facts-agent-2.jsonl").open("wb") as f:
         os.fchmod(f.fileno(), 0o600)
         f.truncate(private_files.MOST + 1)
-    file = FactFile(tmp_path, "0", "71.0", "n1")
+    file = FactFile(tmp_path, "0", "71.0", "n1", "a")
     file.record(NodeHeard("n2"), 1.7e9)
     title, line = written(file).splitlines(keepends=True)
     path = tmp_path / "facts.jsonl"
@@ -121,11 +121,11 @@ def test_the_lines_of_a_launch_in_spite_of_what_cannot_be_read(tmp_path):
 
 def test_the_lines_of_two_weeks_are_not_too_many(tmp_path):
     """Only the first and the last SeatUse of those that say the same are there."""
-    hosts = tuple(f"node-{i:04}" for i in range(64))
-    file, lines = FactFile(tmp_path, "0", "71.0", "n1"), []
+    nodes = {Category.UNKNOWN: ",".join(f"node-{2 * i:04}" for i in range(64))}
+    file, lines = FactFile(tmp_path, "0", "71.0", "n1", "a"), []
     file._lines.add = lines.append
     before, after = (
-        SeatUse(0, {Category.UNKNOWN: 512.0}, number, hosts=hosts, are_gpus=True)
+        SeatUse(0, {Category.UNKNOWN: 512.0}, number, nodes=nodes, are_gpus=True)
         for number in (0, 1)
     )
     recorded = [(1.7e9, before)]
@@ -145,7 +145,7 @@ def test_the_lines_of_two_weeks_are_not_too_many(tmp_path):
 
 
 def test_without_a_directory_there_is_none():
-    file = FactFile(None, "0", "71.0", "n1")
+    file = FactFile(None, "0", "71.0", "n1", "a")
     file.record(HeadChanged("n1", "n2", 1, -10.0), 1.7e9)
     file.flush(None)
     file.finish(None)

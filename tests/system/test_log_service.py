@@ -19,8 +19,10 @@ from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.messages import (
     Disk,
     IndexFile,
+    LookAtDisk,
     Prepare,
     Prepared,
+    ReadTail,
     Refused,
     StreamFile,
     Tail,
@@ -75,9 +77,9 @@ def test_the_last_lines_and_the_disk(client, tmp_path):
     file = prepare(client, tmp_path)
     until(client, Prepared)
     file.write_text("one\ntwo\n")
-    client.tail(2, [file])
+    client.send(ReadTail(2, (str(file),)))
     assert until(client, Tail) == Tail(2, "one\ntwo")
-    client.look(3, tmp_path)
+    client.send(LookAtDisk(3, str(tmp_path)))
     assert until(client, Disk).seen.path == str(tmp_path)
 
 
@@ -93,11 +95,11 @@ def test_lines_that_a_full_disk_cuts_off(tmp_path, capfd):
     client = LogServiceClient()
     pid = client._process.pid
     path = tmp_path / "lines"
-    client.tail(1, [])
+    client.send(ReadTail(1, ()))
     until(client, Tail)  # its imports must not write cut-off .pyc files
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, -1))
     client.append(tmp_path, "lines", "x" * 5000 + "\n")
-    client.tail(2, [])
+    client.send(ReadTail(2, ()))
     until(client, Tail)
     assert path.read_text() == "x" * 4096
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (-1, -1))
@@ -117,7 +119,7 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
         client.say("x" * 100)
     assert client.wanting
     assert len(client._waiting) < 1 << 18
-    client.tail(7, [tmp_path / "none"])
+    client.send(ReadTail(7, (str(tmp_path / "none"),)))
     os.kill(pid, signal.SIGCONT)
     assert until(client, Tail).id == 7
     assert client._unsaid == 0

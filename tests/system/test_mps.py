@@ -417,39 +417,44 @@ def test_signals_for_all_leave_keeper_and_daemon_alone(agents, base):
 # Who is a client
 
 
-@pytest.fixture
-def uvm(tmp_path):
-    return str(tmp_path / "nvidia-uvm")
-
-
-def test_the_workers_are_clients(agents, base, clients, uvm):
-    agent = agents(device=uvm)
+def test_the_workers_are_clients(agents, base, clients):
+    agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
-    pids = {rank: clients(pipes, MPS_STAND_IN_UVM=uvm).pid for rank in (4, 5)}
+    pids = {rank: clients(pipes).pid for rank in (4, 5)}
     agent.keeper.watch(pids)
     assert agent.until("clients", "outside") == {"event": "clients", "counts": {"GPU-1": 2}}
 
 
-def test_a_worker_that_runs_without_mps_is_named(agents, base, clients, uvm):
-    agent = agents(device=uvm)
+WATCHER = """
+import ctypes, threading
+ctypes.CDLL(None).prctl(15, b"cuda00001400006", 0, 0, 0)  # a thread of NVML's, by its name
+print("watches", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_worker_that_runs_without_mps_is_named(agents, base, clients):
+    """One that uses no GPU is not, nor one that only watches it, by NVML."""
+    agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
-    inside = clients(pipes, MPS_STAND_IN_UVM=uvm)
-    outside = clients("/nowhere", MPS_STAND_IN_UVM=uvm)
-    on_the_cpu = clients("/nowhere")
-    agent.keeper.watch({0: inside.pid, 1: outside.pid, 2: on_the_cpu.pid})
-    assert agent.until("clients", "outside")["ranks"] == [1]
+    inside = clients(pipes)
+    outside = clients("/nowhere")
+    words = [sys.executable, "-IS", "-c", WATCHER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as watcher:
+        assert watcher.stdout.readline() == b"watches\n"
+        agent.keeper.watch({0: inside.pid, 1: outside.pid, 2: watcher.pid})
+        assert agent.until("clients", "outside")["ranks"] == [1]
+        watcher.kill()
 
 
 @pytest.mark.parametrize("trait", ["elsewhere", "blind"])
-def test_a_foreign_daemon_whose_pids_say_nothing_here(
-    agents, foreign, clients, uvm, monkeypatch, trait
-):
+def test_a_foreign_daemon_whose_pids_say_nothing_here(agents, foreign, clients, monkeypatch, trait):
     """In a container its pids are not those of the host: nobody is accused."""
     monkeypatch.setenv("MPS_STAND_IN", trait)
     pipes = foreign()
-    agent = agents(device=uvm)
+    agent = agents()
     assert agent.prepare(0, foreign=pipes) == {"": pipes}
-    agent.keeper.watch({0: clients(pipes, "", MPS_STAND_IN_UVM=uvm).pid})
+    agent.keeper.watch({0: clients(pipes, "").pid})
     assert agent.until("clients", "outside", "unmapped")["event"] == "unmapped"
 
 

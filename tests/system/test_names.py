@@ -85,7 +85,7 @@ def test_users_of_mps(strangers, tmp_path):
 
 def test_clients_of_mps(strangers):
     assert set(strangers.values()) <= {pid for pid, _ in mps_keeper.everyone()}
-    assert not any(mps_keeper.has_open(pid, "/dev/nvidia-uvm") for pid in strangers.values())
+    assert not any(map(mps_keeper.has_cuda_context, strangers.values()))
 
 
 def test_what_a_helper_has_left(strangers):

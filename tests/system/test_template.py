@@ -508,6 +508,7 @@ def test_what_a_renewed_template_holds(client):
     eventually(lambda: old not in client.others())
     (new,) = client.others()
     assert new.name() == "hpclaunch-torch"
+    assert [word for word in new.cmdline() if word] == ["hpclaunch-torch"]
     assert new.num_threads() == 1
     client.round(learn=True)
     new.kill()

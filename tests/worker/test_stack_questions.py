@@ -205,7 +205,6 @@ def test_a_handler_that_was_there_before_stays_and_is_not_called(server, tmp_pat
     [
         "os.closerange(3, 4096)",
         f"import faulthandler; faulthandler.unregister({SIGNAL})",
-        f"import signal; assert not signal.signal({SIGNAL}, lambda *_: os._exit(1))",
         "os.dup2(os.open('mine', os.O_WRONLY | os.O_CREAT), 900)",
     ],
 )
@@ -216,6 +215,13 @@ def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path,
     assert server.processes[0].poll() is None
     mine = tmp_path / "mine"
     assert not mine.exists() or not mine.read_text()
+
+
+def test_a_handler_that_the_script_sets_is_called(server, tmp_path):
+    """No question can find out whose handler it is, as docs/inside-workers.md says."""
+    text = f"{OWN_HANDLER}print('there', flush=True)\ntime.sleep(1000)"
+    assert stacks_of(server, python(tmp_path, text), tmp_path)["stacks"] == ""
+    assert server.processes[0].stdout.readline() == "mine\n"
 
 
 def test_a_script_that_a_debugger_has_stopped(server, tmp_path):

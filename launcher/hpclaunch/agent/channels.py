@@ -6,9 +6,9 @@ import itertools
 import math
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import zmq
 
@@ -16,22 +16,32 @@ from ..core.consensus.rotation import Rotation
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
-from ..core.protocol.model import HEAD, Allocation, Origin, Place, Trouble, with_place
+from ..core.protocol.model import (
+    HEAD,
+    Allocation,
+    Origin,
+    Place,
+    Trouble,
+    with_place,
+)
 from ..core.protocol.values import replace
 from ..system.hosts import machines
 from ..system.network import death_notices, route, wire, zmq_channel
-from ..system.network.secret import VARIABLE
+from ..system.network.secret import VARIABLE, fingerprint
 from ..system.shared.errands import Answer, Explain, Explained, Resolve, Resolved
+from .adapter import Adapter, Fd, Performs
 from .errands import Errands
-
-if TYPE_CHECKING:
-    from ..system.processes.fork_server_client import ForkServerClient
-
 
 FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
 
 
-class Channels:
+class PostsOnDeath(Protocol):
+    """What posts this agent's death notice once it is dead: its fork server."""
+
+    def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None: ...
+
+
+class Channels(Adapter):
     """Sends the core's messages, and turns what arrives into events.
 
     `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
@@ -45,6 +55,7 @@ class Channels:
         shared: bytes,
         addresses: Collection[str],
         say: Callable[[str], None],
+        errands: Errands,
         *,
         spare: Collection[str] = (),
         own: str = "",
@@ -58,9 +69,9 @@ class Channels:
         self._own = own
         self.context = zmq.Context()
         self._shared = shared
-        self._poller: zmq.Poller | None = None
+        self._errands = errands
         self._inquiries: death_notices.Inquiries | None = None
-        self._errands: Errands | None = None
+        self._notice: tuple[PostsOnDeath, str] | None = None  # who posts it, of which incarnation
         self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         self.server: zmq_channel.HeadChannel | None = None
@@ -107,9 +118,8 @@ class Channels:
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
-        if self._poller is not None:
-            for each in self.server.sockets:
-                self._poller.register(each, zmq.POLLIN)
+        if self._notice is not None:
+            self.leave_notice(*self._notice)
 
     @property
     def port(self) -> int:
@@ -119,8 +129,9 @@ class Channels:
         assert self._reserved is not None, "an agent has a port, with or without a place"
         return int(self._reserved.getsockname()[1])
 
-    def leave_notice(self, server: ForkServerClient, incarnation: str) -> None:
-        """Leave the notice of this agent's death with its fork server."""
+    def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
+        """Leave the notice of this agent's death, and again once it has another place."""
+        self._notice = server, incarnation
         index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
         notice = death_notices.notice(index, incarnation)
@@ -140,24 +151,31 @@ class Channels:
     def _all(self) -> list[zmq_channel.Channel]:
         return [*([self.server] if self.server else []), *self.ends.values()]
 
-    def watch(self, poller: zmq.Poller, errands: Errands) -> None:
-        """Register all sockets. Names are looked up by `errands`."""
-        self._poller, self._errands = poller, errands
-        for channel in self._all():
-            for each in channel.sockets:
-                poller.register(each, zmq.POLLIN)
-
     # Effects
+
+    def performs(self) -> Performs:
+        return {
+            effects.Send: lambda effect: self.send(effect.to, effect.message),
+            effects.Dial: lambda effect: self.dial(effect.agents, effect.addresses),
+            effects.TakePlace: self._take_place,
+            effects.Probe: self.probe,
+            effects.Diagnose: self._diagnose,
+        }
+
+    def _take_place(self, effect: effects.TakePlace) -> list[events.Event]:
+        host = self.here.host
+        try:
+            self.take_place(effect.index)
+        except UsageError as e:
+            trouble = Trouble(Origin.USAGE, f"on {host}: {e}")
+            return [events.TroubleFound(trouble)]
+        return [events.PlaceTaken(self.port)]
 
     def dial(self, agents: Sequence[int], addresses: Sequence[str]) -> None:
         """Those whose address is not known are looked up first."""
         known = dict(zip(agents, addresses, strict=True))
         for agent in [a for a in self.ends if a not in agents]:
-            end = self.ends.pop(agent)
-            if self._poller is not None:
-                for each in end.sockets:
-                    self._poller.unregister(each)
-            end.close()
+            self.ends.pop(agent).close()
         self._looked_up &= set(agents)
         for agent in set(agents) - self.ends.keys() - self._looked_up:
             place = self.where.places[agent]
@@ -172,7 +190,6 @@ class Channels:
 
     def _resolve(self, agent: int) -> None:
         self._looked_up.add(agent)
-        assert self._errands is not None, "the loop runs"
         resolve = partial(Resolve, host=self.where.places[agent].host)
         self._errands.run(resolve, partial(self._resolved, agent))
 
@@ -185,13 +202,9 @@ class Channels:
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.has_place else None
-        end = zmq_channel.MemberChannel(
+        self.ends[agent] = zmq_channel.MemberChannel(
             self.keys(agent), index, addresses, wire.MAX_BYTES, to=agent, context=self.context
         )
-        self.ends[agent] = end
-        if self._poller is not None:
-            for each in end.sockets:
-                self._poller.register(each, zmq.POLLIN)
 
     def send(self, to: int, message: Message) -> None:
         """Send a report to an agent that this one has dialled, any other message to one that has
@@ -202,31 +215,34 @@ class Channels:
         if channel is not None and (channel is self.server or channel.reached):
             channel.send(to, wire.encode(message))
 
-    def probe(self, effect: effects.Probe, now: float) -> None:
+    def probe(self, effect: effects.Probe) -> None:
         if self._inquiries is None:
             self._inquiries = death_notices.Inquiries(self.keys(effect.agent).death_secret)
-            assert self._poller is not None, "the loop runs"
-            self._poller.register(self._inquiries.fileno(), zmq.POLLIN)
         if effect.port:
             targets = [(effect.address or route.LOOPBACK, effect.port)]
         else:
             end = self.ends.get(effect.agent)
             targets = [] if end is None else end.targets
-        what = (effect.agent, targets, now, effect.incarnation)
+        what = (effect.agent, targets, time.monotonic(), effect.incarnation)
         self._inquiries.begin(*what, number=effect.number)
 
     # Events
 
-    def next_deadline(self) -> float:
+    def fds(self) -> Iterable[Fd]:
+        for channel in self._all():
+            yield from channel.sockets
+        if self._inquiries is not None:
+            yield self._inquiries.fileno()
+
+    def deadline(self) -> float:
         inquiries = math.inf if self._inquiries is None else self._inquiries.next_deadline()
         return min(inquiries, self._spare_at if self._spare else math.inf)
 
-    def receive(self, now: float, ready: Collection[Any]) -> list[events.Event]:
-        """Everything that is there on the sockets that are `ready`."""
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         self._try_spare(now)
         found: list[events.Event] = []
         for channel in self._all():
-            for item in channel.receive(ready):
+            for item in channel.receive(fds):
                 found += self._read(channel, item)
         if self._inquiries is not None:
             found += itertools.starmap(events.AgentGone, self._inquiries.receive(now))
@@ -243,12 +259,15 @@ class Channels:
             first.connect(self._spare)
             self._spare = ()
 
-    def explain(self, host: str, addresses: Collection[str], number: int) -> None:
-        """Ask why the first head is not heard; answered by Diagnosed."""
-        assert self._errands is not None, "the loop runs"
-        ports = tuple(self.keys(HEAD).ports)
-        explain = partial(Explain, host=host, addresses=tuple(addresses), ports=ports)
-        self._errands.run(explain, partial(_explained, number))
+    def _diagnose(self, effect: effects.Diagnose) -> list[events.Event]:
+        """Find out why nothing is heard of the others; answered by Diagnosed, here or later."""
+        known = self._diagnosis()
+        if known or not self._first:
+            return [events.Diagnosed(known, effect.number)]
+        host, ports = self.where.places[HEAD].host, tuple(self.keys(HEAD).ports)
+        explain = partial(Explain, host=host, addresses=self._first, ports=ports)
+        self._errands.run(explain, partial(_explained, effect.number))
+        return []
 
     def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
         reported_to = channel is self.server
@@ -278,12 +297,13 @@ class Channels:
         except OSError:  # the route has just been lost
             return ""
 
-    def diagnosis(self, fingerprint: str) -> str:
+    def _diagnosis(self) -> str:
         """Why nothing is heard of the others, as far as this end can tell; "" if it cannot."""
+        own = fingerprint(self._shared)
         if self.server is not None and self.server.refused:
             return (
                 f"{self.server.refused} connections were refused, since they did not know this "
-                f"job's secret: is the secret file (here {fingerprint}) the same on all hosts?"
+                f"job's secret: is the secret file (here {own}) the same on all hosts?"
             )
         first = self.ends.get(HEAD)
         head = self.where.places[HEAD].host
@@ -294,7 +314,7 @@ class Channels:
             )
         if first is not None and first.refused:
             return (
-                f"what answers on {head} does not know our secret (here {fingerprint}): "
+                f"what answers on {head} does not know our secret (here {own}): "
                 f"copy the same secret file to all hosts, or set {VARIABLE}"
             )
         return ""

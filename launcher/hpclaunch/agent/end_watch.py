@@ -6,15 +6,16 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from ..core.protocol import events
+from ..core.protocol import effects, events
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import Job
 from ..system.hosts import slurm
 from ..system.shared.errands import Answer, FindJobEnd, JobEndFound
+from .adapter import Adapter, Performs
 from .errands import Errands
 
 
-class EndWatch:
+class EndWatch(Adapter):
     """`ask` begins a question, and an event answers it."""
 
     def __init__(self, job: Job, environ: Mapping[str, str], errands: Errands) -> None:
@@ -34,6 +35,9 @@ class EndWatch:
         self._waits = False  # for the answer to one of them; further ones are asked then, as one
         self._last: JobEndFound | None = None
         self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
+
+    def performs(self) -> Performs:
+        return {effects.AskForEnd: lambda effect: self.ask(effect.number)}
 
     def ask(self, number: int) -> None:
         """Answered by EndFound, later."""

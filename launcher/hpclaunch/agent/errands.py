@@ -7,16 +7,15 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
-
-import zmq
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import ClassVar, TypeAlias
 
 from ..core.protocol import events
 from ..core.protocol.values import value
 from ..system.shared.errands import ANSWERS, Answer, Errand, Failed, Notify
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
+from .adapter import Adapter, Fd
 
 MOST_HUNG = 8  # errands, each with a thread, before the process that runs them is replaced
 
@@ -46,17 +45,17 @@ class PendingErrand:
     until: float
 
 
-class Errands:
+class Errands(Adapter):
     """Errands out, answers in. The process is started for the first errand, and replaced if it was
     killed, or once it has nothing to do but MOST_HUNG errands that hang. It does not end when it is
     idle, or for a single errand: when the next one comes, a file system may have stalled, and a
     start would wait for it. The same holds for the end of a process that cannot be killed.
     """
 
-    def __init__(
-        self, poller: zmq.Poller, is_replaced: Callable[[ErrandServiceClient], bool]
-    ) -> None:
-        self._poller, self._is_replaced = poller, is_replaced
+    limits_helper: ClassVar[bool] = True
+
+    def __init__(self, is_replaced: Callable[[ErrandServiceClient], bool]) -> None:
+        self._is_replaced = is_replaced
         self._client: ErrandServiceClient | None = None
         self._is_refused = False  # a process, since the last one has no successor
         self._number = 0
@@ -86,28 +85,30 @@ class Errands:
         if not self._is_refused:
             with contextlib.suppress(OSError):  # no process, or no descriptor, is left
                 self._client = ErrandServiceClient()
-                self._poller.register(self._client.fileno(), zmq.POLLIN)
         return self._client
 
-    def next_deadline(self) -> float:
+    def fds(self) -> Iterable[Fd]:
+        return () if self._client is None else (self._client.fileno(),)
+
+    def deadline(self) -> float:
         return min((pending.until for pending in self._pending.values()), default=math.inf)
 
-    def expire(self, now: float) -> list[events.Event]:
-        """Give up errands that are too late. Call it after `receive`."""
+    def update(self, now: float) -> list[events.Event]:
+        """Give up errands that are too late."""
         late = [number for number, pending in self._pending.items() if now >= pending.until]
         if self._client is not None:
             self._hung.update(late)
         return self._conclude(dict.fromkeys(late))
 
-    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
-        return self._hear() if self._client and self._client.fileno() in ready else []
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
+        return self._hear() if self._client and self._client.fileno() in fds else []
 
     def wait(self, limit: float) -> None:
         """Wait until an errand can be concluded, and do so, when the loop is over."""
-        left = self.next_deadline() - time.monotonic()
+        left = self.deadline() - time.monotonic()
         if self._client is not None and self._client.wait(min(limit, left)):
             self._hear()
-        self.expire(time.monotonic())
+        self.update(time.monotonic())
 
     def _hear(self) -> list[events.Event]:
         client = self._client
@@ -139,7 +140,6 @@ class Errands:
     def close(self) -> None:
         """End the process and all that it has started, at once."""
         if self._client is not None:
-            self._poller.unregister(self._client.fileno())
             self._client.abandon()
             self._client = None
             self._hung.clear()

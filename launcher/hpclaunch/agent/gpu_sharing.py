@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import zmq
-
 from ..core.placement import worker_environment
-from ..core.protocol import events
+from ..core.protocol import effects, events
 from ..core.protocol.model import HEAD, Assignment, Origin, Trouble
+from .adapter import Adapter, Fd, Performs
 from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
@@ -29,14 +28,13 @@ OCCUPIED = (
 )
 
 
-class GpuSharing:
+class GpuSharing(Adapter):
     """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
 
     def __init__(
         self,
         config: Config,
         environ: Mapping[str, str],
-        poller: zmq.Poller,
         say: Callable[[str], None],
         note: Callable[[str, Any], None],
         is_replaced: Callable[[Helper], bool],
@@ -44,7 +42,6 @@ class GpuSharing:
         self._is_replaced = is_replaced
         self._config = config
         self._environ = environ
-        self._poller = poller
         self._say = say
         self._note = note
         here = config.job.places[config.allocation.index]
@@ -59,8 +56,11 @@ class GpuSharing:
         self._said: set[str] = set()
         self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they are for
 
-    def prepare(self, part: Assignment) -> list[events.Event]:
-        """Answered by GpusReady, here or later, or by trouble."""
+    def performs(self) -> Performs:
+        return {effects.PrepareGpus: self._prepare}
+
+    def _prepare(self, effect: effects.PrepareGpus) -> list[events.Event]:
+        part = effect.assignment
         self._part, self._pids, self.directories = part, {}, {}
         self._waits, self._tries = False, 0
         if self._config.selector != worker_environment.CUDA:
@@ -80,7 +80,6 @@ class GpuSharing:
         if self._keeper is None:
             name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
             self._keeper = MpsKeeperClient(name, control, self._config.handled)
-            self._poller.register(self._keeper.fileno(), zmq.POLLIN)
         self._ask()
         return []
 
@@ -92,9 +91,12 @@ class GpuSharing:
         if self.directories and complete and keeper is not None:
             keeper.watch(self._pids)
 
-    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+    def fds(self) -> Iterable[Fd]:
+        return () if self._keeper is None else (self._keeper.fileno(),)
+
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         keeper = self._keeper
-        if keeper is None or keeper.fileno() not in ready:
+        if keeper is None or keeper.fileno() not in fds:
             return []
         answers = [event for reply in keeper.hear() for event in self._on_reply(reply)]
         if keeper.lost:
@@ -141,12 +143,10 @@ class GpuSharing:
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """The daemons have ended with their keeper, so their clients, if any, will fail."""
-        self._poller.unregister(keeper.fileno())
         keeper.close()
         self._keeper = None
         if self._is_replaced(keeper):
             self._keeper = keeper.successor()
-            self._poller.register(self._keeper.fileno(), zmq.POLLIN)
         if not self._waits:
             return []
         if self._tries > 1 or self._keeper is None:

@@ -3,46 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import zmq
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.health.findings import Finding, Grade, failed, reason
 from ..core.health.host_rules import Disk, judge_checkpoints, judge_host
 from ..core.placement import worker_environment
-from ..core.protocol import events
+from ..core.protocol import effects, events
 from ..system.hosts import host
+from ..system.logs import messages
+from ..system.shared.disk import DiskSeen
+from .adapter import Adapter, Fd, Performs
 from .config import Config
+from .logs import Logs
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
     from ..core.protocol.gpu_use import GpuUse
     from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
-    from ..system.shared.helper import Helper
 
 
-class HealthWatch:
+DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
+
+
+class HealthWatch(Adapter):
     """What makes the node unfit becomes an event. Anything less is told to the user, once."""
+
+    limits_helper: ClassVar[bool] = True
 
     def __init__(
         self,
         config: Config,
-        poller: zmq.Poller,
-        say: Callable[[str], None],
+        logs: Logs,
         note: Callable[[str, Any], None],
-        is_replaced: Callable[[Helper], bool],
     ) -> None:
-        self._is_replaced = is_replaced
+        self._logs = logs
         self._config = config
-        self._poller = poller
-        self._say = say
         self._note = note
         here = config.job.places[config.allocation.index]
         self._host = here.host
         # What concerns the whole node is told by one of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
+        self._disk_until = math.inf  # when to continue without an answer about the logs' disk
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0
         self.use: tuple[GpuUse, ...] = ()  # of the GPUs, as it was told last
@@ -50,8 +56,16 @@ class HealthWatch:
         self._ranks: dict[int, int] = {}  # by the pids of a round's workers
         self._faults: list[tuple[int | None, XidSeen]] = []  # of the round's programs, with ranks
 
-    def next_deadline(self) -> float:
-        return float("inf") if self._watcher is None else self._watcher.next_deadline()
+    def performs(self) -> Performs:
+        return {effects.CheckHealth: lambda _: self._ask_for_disk()}
+
+    def fds(self) -> Iterable[Fd]:
+        watcher = self._watcher
+        return () if watcher is None or watcher.lost else (watcher.fileno(),)
+
+    def deadline(self) -> float:
+        watcher = self._watcher
+        return min(self._disk_until, math.inf if watcher is None else watcher.next_deadline())
 
     def close(self) -> None:
         if self._watcher is not None:
@@ -59,8 +73,25 @@ class HealthWatch:
 
     # Before a round
 
-    def check(self, logs: Disk | None) -> list[events.Event]:
+    def _ask_for_disk(self) -> list[events.Event]:
+        """Begin a check with the disk of the logs: a file system that hangs must not hold it up."""
+        if self._config.logs is None:
+            return self._check(None)
+        self._disk_until = time.monotonic() + DISK_LIMIT
+        question = partial(messages.LookAtDisk, directory=str(self._config.logs.path))
+        self._logs.ask(question, self._on_disk)
+        return []
+
+    def _on_disk(self, reply: messages.Reply | None) -> list[events.Event]:
+        if self._disk_until == math.inf:  # too late
+            return []
+        if isinstance(reply, messages.Disk):
+            return self._check(Disk(**reply.seen.fields()))
+        return self._ask_for_disk()
+
+    def _check(self, logs: Disk | None) -> list[events.Event]:
         """Answered by HealthFound, here or later. `logs` is the disk of the log directory."""
+        self._disk_until = math.inf
         number, self._checks = self._checks, self._checks + 1
         dead, self._ranks, self._faults = tuple(self._ranks), {}, []
         seen = host.read(
@@ -85,13 +116,12 @@ class HealthWatch:
         elif self._watcher.lost:
             self._watcher.close()
             self._watcher = self._watcher.successor()
-        self._poller.register(self._watcher.fileno(), zmq.POLLIN)
         return self._watcher
 
-    def look_at_checkpoints(self, disk: Disk) -> None:
+    def look_at_checkpoints(self, seen: DiskSeen) -> None:
         """Judges the disk of the checkpoint directory, as the search for the newest has seen it."""
         if self._config.job.health:
-            self._warn(judge_checkpoints(disk))
+            self._warn(judge_checkpoints(Disk(**seen.fields())))
 
     # During a round
 
@@ -107,24 +137,25 @@ class HealthWatch:
         """The Xids that the driver has reported for a worker, and that are its own fault."""
         return [str(seen) for of, seen in self._faults if of in (rank, None)]
 
-    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         watcher = self._watcher
-        if watcher is None or watcher.fileno() not in ready:
+        if watcher is None or watcher.lost or watcher.fileno() not in fds:
             return []
         reports = list(watcher.reports())
-        if watcher.lost:
-            self._poller.unregister(watcher.fileno())
-            if self._is_replaced(watcher):
-                with contextlib.suppress(OSError):  # the next check tries again
-                    self._open_watcher()
+        if watcher.lost and self._logs.is_replaced(watcher):
+            with contextlib.suppress(OSError):  # the next check tries again
+                self._open_watcher()
         return [event for report in reports for event in self._on_report(report)]
 
-    def expire(self, now: float) -> list[events.Event]:
-        """Call it after `receive`."""
-        if self._watcher is None or now < self._watcher.next_deadline():
-            return []
-        self._poller.unregister(self._watcher.fileno())
-        return self._on_report(self._watcher.expire())
+    def update(self, now: float) -> list[events.Event]:
+        """Continue without the answers that are too late."""
+        found: list[events.Event] = []
+        if now >= self._disk_until:
+            assert self._config.logs is not None, "its disk was asked for"
+            found += self._check(Disk(str(self._config.logs.path), silent=True))
+        if self._watcher is not None and now >= self._watcher.next_deadline():
+            found += self._on_report(self._watcher.expire())
+        return found
 
     def _on_report(self, report: GpuReport) -> list[events.Event]:
         if report.use is not None:
@@ -142,14 +173,14 @@ class HealthWatch:
         rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), None)
         self._faults.append((rank, seen))
         who = self._host if rank is None else f"rank {rank} on {self._host}"
-        self._say(f"{who}: {seen}")
+        self._logs.say(f"{who}: {seen}")
 
     def _warn(self, findings: Iterable[Finding]) -> None:
         for f in findings:
             if f.grade is Grade.WARN and f.check not in self._told:
                 self._told.add(f.check)
                 advice = f" ({f.advice})" if f.advice else ""
-                self._say(f"on {self._host}: {f.check}: {f.found}{advice}")
+                self._logs.say(f"on {self._host}: {f.check}: {f.found}{advice}")
 
     def _found(self, findings: Collection[Finding]) -> events.HealthFound:
         wrong = reason(f for f in findings if f.grade is Grade.FAIL)

@@ -5,67 +5,67 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from ..core.protocol import events
+from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import HEAD, Allocation
 from ..core.protocol.values import value
 from ..system.hosts import machines
 from ..system.network import route, secret
-from .channels import Channels
+from .adapter import Adapter, Performs
+from .channels import Channels, PostsOnDeath
 from .config import Config
+from .errands import Errands
+
+
+class Alone(Adapter):
+    """The network of an agent that has no others."""
+
+    port = 0
+
+    def performs(self) -> Performs:
+        return {
+            effects.Send: lambda _: None,
+            effects.Dial: lambda _: None,
+            effects.Probe: lambda _: None,
+            effects.TakePlace: self._take_place,
+            effects.Diagnose: lambda effect: [events.Diagnosed("", effect.number)],
+        }
+
+    def _take_place(self, effect: effects.TakePlace) -> None:
+        raise AssertionError("an agent that is alone has a place")
+
+    def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
+        """Nobody would ask for it."""
 
 
 @value()
 class Joined:
-    """An agent's channels (None when it is alone), and the address at which others reach it, or ""
-    while that is unknown.
-    """
+    """An agent's network, and the address at which others reach it, or "" while that is unknown."""
 
-    channels: Channels | None
+    network: Channels | Alone
     address: str
-    head: str = ""  # the host of the first one
-    head_addresses: tuple[str, ...] = ()
-    fingerprint: str = ""  # of the secret
     networks: tuple[str, ...] = ()  # from which this node connects to others
 
-    def diagnose(self, number: int) -> list[events.Event]:
-        """Why nothing is heard of the others, as far as this end can tell: answered by Diagnosed,
-        here or later.
-        """
-        channels = self.channels
-        if channels is None:
-            return [events.Diagnosed("", number)]
-        known = channels.diagnosis(self.fingerprint)
-        if known or not self.head_addresses:
-            return [events.Diagnosed(known, number)]
-        channels.explain(self.head, self.head_addresses, number)
-        return []
 
-
-def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None]) -> Joined:
+def join(
+    config: Config, environ: Mapping[str, str], say: Callable[[str], None], errands: Errands
+) -> Joined:
     """UsageError when the secret, the names or the ports do not allow it."""
     where = config.allocation
     here = config.job.places[where.index]
     try:
         address = _own_address(config)
         if where.alone:
-            return Joined(None, address)
+            return Joined(Alone(), address)
         shared = secret.load_or_create(secret.secret_path(environ))
         addresses, spare = _addresses_of_head(where)
         networks = () if config.job.nodes == 1 else route.networks_of_node(address)
-        channels = Channels(where, shared, addresses, say, spare=spare, own=address)
+        channels = Channels(where, shared, addresses, say, errands, spare=spare, own=address)
     except UsageError as e:
         raise UsageError(f"on {here.host}: {e}") from e
     except OSError as e:
         raise UsageError(f"{here.host} cannot reach the other hosts: {e}") from e
-    return Joined(
-        channels,
-        address,
-        head=config.job.places[HEAD].host,
-        head_addresses=(*addresses, *spare),
-        fingerprint=secret.fingerprint(shared),
-        networks=networks,
-    )
+    return Joined(channels, address, networks)
 
 
 def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:

@@ -8,6 +8,8 @@ import math
 import time
 from importlib import import_module
 
+from .adapter import Adapter
+
 AFTER = 1.0  # seconds
 MODULES = (
     "core.head.job_snapshots",
@@ -20,14 +22,14 @@ MODULES = (
 )
 
 
-class LaterImports:
+class LaterImports(Adapter):
     def __init__(self) -> None:
         self._due = time.monotonic() + AFTER
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         return self._due
 
-    def expire(self, now: float) -> None:
+    def update(self, now: float) -> None:
         if now >= self._due:
             self._due = math.inf
             for module in MODULES:

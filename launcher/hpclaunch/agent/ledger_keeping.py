@@ -1,4 +1,5 @@
-"""The ledger of an agent that leads: the facts that it has recorded, after those of earlier heads.
+"""The ledger of an agent that leads: the facts that it has recorded, after those of earlier heads
+and of an earlier start of the first agent.
 
 The earlier ones are in the log directory, from which the log service reads them. Nothing is decided
 from a ledger.
@@ -8,46 +9,63 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
+from ..core.protocol.effects import Exit
 from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
 from ..core.protocol.wording import harmless_json
 from ..system.logs import fact_files
-from ..system.logs.log_client import LogServiceClient
 from ..system.shared import packing
+from ..system.shared.steady_date import SteadyDate
+from .adapter import Adapter
 from .config import Config
+from .end_watch import EndWatch
+from .logs import Logs
 
 if TYPE_CHECKING:
     from ..core.ledger.summing import Launch
-    from ..observe.ledger import DatedFact, Ledger
+    from ..observe.head_facts import DatedFact
+    from ..observe.ledger import Ledger
+    from ..system.logs.fact_files import AgentFacts
 
 SHORTEST, LONGEST = 30.0, 300.0  # seconds between two times that what the seats do is recorded,
 PER_AGE = 100  # and no more than this part of the job's age
 MOST_KEPT = 1000  # facts, until they are folded, or until those of earlier heads are known
 
 
-class LedgerKeeping:
+class LedgerKeeping(Adapter):
     """`record` has a fact recorded, which then comes with `note`."""
 
-    def __init__(self, config: Config, control: Control, record: Callable[[Fact], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        control: Control,
+        date: SteadyDate,
+        incarnation: str,
+        logs: Logs,
+        end_watch: EndWatch,
+        record: Callable[[Fact], None],
+    ) -> None:
         self._directory = None if config.logs is None else config.logs.path
         self._launch = config.allocation.name
-        self._control, self._record = control, record
+        self._control, self._date, self._record = control, date, record
+        self._incarnation = incarnation
+        self._logs, self._end_watch = logs, end_watch
         self._began = time.monotonic()
         self._due = self._began + SHORTEST
         self._ledger: Ledger | None = None  # None: nobody has looked yet
         self._new: list[DatedFact] = []  # that are not in it yet
-        self._is_whole = True  # it has the facts of all heads
+        self._is_whole = not config.anew  # it has the facts of all heads
         # All that were recorded under this head, until the facts of earlier ones come; None: they
         # are there, or too late.
-        self._own: list[DatedFact] | None = None
+        self._own: list[DatedFact] | None = [] if config.anew else None
         self._term = 0  # in which this head began to lead
         self._is_asked = False  # for the facts of earlier heads
         self._is_allocated = False  # it is recorded since when the job has its nodes
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         return self._due if self._control.leads else math.inf
 
     def note(self, fact: Fact, at: float) -> None:
@@ -62,35 +80,45 @@ class LedgerKeeping:
             self._own.append((at, fact))
             self._own = self._own if len(self._own) <= MOST_KEPT else None
 
-    def keep(self, service: LogServiceClient, began: float | None, now: float) -> None:
-        """Call it after every turn of the loop. `began`: when the job did, if that is known."""
+    def update(self, now: float) -> None:
+        began = self._end_watch.began  # when the job did, if that is known
         is_new = not self._is_allocated and self._control.leads
         # What is recorded before HeadChanged counts for no head.
         if began is not None and is_new and self._control.seat_use(now) is not None:
             self._is_allocated = True
-            self._record(NodesAllocated(began - time.time()))
+            self._record(NodesAllocated(began - self._date.now()))
         if now >= self._due and self._control.leads:
             age = now - self._began
             self._due = now + min(LONGEST, max(SHORTEST, age / PER_AGE))
             self._is_asked = False
             if (use := self._control.seat_use(now)) is not None:
                 self._record(use)
-        if self._own is not None and self._directory is not None and not self._is_asked:
+        is_wanted = self._own is not None and not self._is_asked and self._control.leads
+        if is_wanted and self._directory is not None:
             from ..observe.ledger import KINDS  # no start of an agent pays for it
 
             self._is_asked = True  # until it is due again: the answer may be lost with the process
-            service.read_facts(self._directory, self._launch, [kind.__name__ for kind in KINDS])
+            kinds = [kind.__name__ for kind in KINDS]
+            self._logs.read_facts(self._directory, self._launch, kinds, self._take_earlier)
 
-    def take_earlier(self, lines: str) -> None:
+    def _take_earlier(self, lines: str) -> None:
         """Take the facts of this launch that the log service has read."""
         if self._own is None:
             return
         from ..observe.ledger import ledger_of
 
-        earlier = ledger_of((run.facts for run in fact_files.of_lines(lines)), self._term)
-        if earlier.since > 0:  # something is known of what the seats did
+        earlier = ledger_of(map(self._before, fact_files.of_lines(lines)))
+        # An earlier start of the first agent, in the term that it leads, may have recorded nothing.
+        if earlier.since > 0 or not self._term:
             self._ledger, self._new, self._own = earlier, self._own, None
             self._is_whole = True
+
+    def _before(self, run: AgentFacts) -> Sequence[DatedFact]:
+        """Return the facts of a run that are not of this head."""
+        if run.incarnation != self._incarnation:
+            return run.facts
+        own = [isinstance(fact, HeadChanged) and fact.term == self._term for _, fact in run.facts]
+        return run.facts[: own.index(True)] if self._term and True in own else []
 
     def launch(self) -> Launch | None:
         """Return the launch until now; None if this agent does not lead, or does not know all of
@@ -99,7 +127,7 @@ class LedgerKeeping:
         use = self._control.seat_use(time.monotonic())
         if use is None or not self._is_whole:
             return None
-        return self._folded().launch(self._launch, use, time.time())
+        return self._folded().launch(self._launch, use, self._date.now())
 
     def ends(self) -> list[RoundEnded]:
         """Return the rounds that have ended early, as far as they are known here."""
@@ -117,7 +145,7 @@ class LedgerKeeping:
         launch = self.launch()
         return b"" if launch is None else packing.pack(launch)
 
-    def finish(self, service: LogServiceClient) -> None:
+    def conclude(self, end: Exit) -> None:
         """Record what the seats did until the end, and write the report, if this agent leads and
         knows all of the launch.
         """
@@ -130,7 +158,7 @@ class LedgerKeeping:
         from ..core.ledger.job_report import report
 
         text = harmless_json(packing.to_json(report([launch])).decode())
-        service.keep(self._directory, {"report.json": text})
+        self._logs.service.keep(self._directory, {"report.json": text})
 
     def _folded(self) -> Ledger:
         """Return the ledger with all facts so far."""

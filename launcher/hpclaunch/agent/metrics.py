@@ -9,19 +9,20 @@ import json
 import os
 import select
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import zmq
-
+from ..core.protocol.effects import Exit
 from ..core.protocol.wording import plain
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
+from .adapter import Adapter, Fd
 from .config import Config
 from .metrics_messages import REPLIES, Finish
+from .viewing import Viewing
 
 if TYPE_CHECKING:
     from ..system.metrics_target import MetricsTarget
@@ -61,18 +62,17 @@ class MetricsServiceClient(Helper):
         return said
 
 
-class Metrics:
+class Metrics(Adapter):
     """Nothing without --metrics, and then the process that tells them."""
 
     def __init__(
         self,
         config: Config,
-        asked: bytes,
-        poller: zmq.Poller,
+        viewing: Viewing,
         say: Callable[[str], None],
         is_replaced: Callable[[Helper], bool],
     ) -> None:
-        self._config, self._asked, self._poller, self._say = config, asked, poller, say
+        self._config, self._viewing, self._say = config, viewing, say
         self._is_replaced = is_replaced
         self._client: MetricsServiceClient | None = None
         if config.metrics is not None:
@@ -88,36 +88,36 @@ class Metrics:
     def _start(self) -> None:
         allocation = self._config.allocation
         name = f"hpclaunch-{allocation.name}-{allocation.label}.prom"
-        if not self._asked:
+        if not self._viewing.name:
             self._complain("this kernel has no abstract sockets")
             return
         try:
             self._client = MetricsServiceClient(
-                self._asked, self._target, name, ranks=self._config.metrics_ranks
+                self._viewing.name, self._target, name, ranks=self._config.metrics_ranks
             )
         except OSError as e:
             self._complain(e.strerror or str(e))
-            return
-        self._poller.register(self._client.fileno(), zmq.POLLIN)
 
-    def receive(self, ready: Mapping[Any, int]) -> None:
+    def fds(self) -> Iterable[Fd]:
+        return () if self._client is None else (self._client.fileno(),)
+
+    def ready(self, fds: Collection[Fd], now: float) -> None:
         client = self._client
-        if client is None or client.fileno() not in ready:
+        if client is None or client.fileno() not in fds:
             return
         for why in client.complaints():
             self._complain(why)
         if client.lost:
-            self._poller.unregister(client.fileno())
             client.end(0.0)
             self._client = None
             if self._is_replaced(client):
                 self._start()
 
-    def finish(self, last: Callable[[], tuple[int, int]]) -> None:
-        """The job is over: files are to say so. `last` makes the last answers to those who look."""
+    def conclude(self, end: Exit) -> None:
+        """Have the last file written, with the last answers to those who look."""
         if self._client is not None and not self._target.port and not self._client.lost:
             try:
-                for why in self._client.finish(*last(), END_LIMIT):
+                for why in self._client.finish(*self._viewing.last(), END_LIMIT):
                     self._complain(why)
             except TimeoutError:
                 self._complain(f"it was not written within {END_LIMIT:g} s at the end of the job")

@@ -12,6 +12,7 @@ from ..core.protocol import events
 from ..core.protocol.facts import Fact, JobEnded
 from ..core.protocol.wording import count, harmless, plain
 from ..system.shared.errands import Answer, Notified, Notify
+from .adapter import Adapter
 from .config import Config
 from .errands import Errands
 
@@ -23,17 +24,26 @@ MOST = 64  # events that wait; beyond that, the oldest are dropped
 END_LIMIT = 10.0  # seconds for what is left at the end
 
 
-class Notifying:
-    def __init__(self, config: Config, errands: Errands, say: Callable[[str], None]) -> None:
+class Notifying(Adapter):
+    """`goodput` is asked once the job is over."""
+
+    def __init__(
+        self,
+        config: Config,
+        errands: Errands,
+        say: Callable[[str], None],
+        goodput: Callable[[], float | None],
+    ) -> None:
         self._config, self._errands, self._say = config, errands, say
+        self._goodput = goodput
         self._notifications: Notifications | None = None  # None: the user asks for none
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
         self._has_failed = False  # and the user knows
 
-    def note(self, fact: Fact, goodput: Callable[[], float | None]) -> None:
-        """Send what this fact gives reason for. `goodput` is asked once the job is over."""
+    def note(self, fact: Fact, at: float) -> None:
+        """Send what this fact gives reason for."""
         if not self._config.notify:
             return
         if self._notifications is None:
@@ -41,7 +51,7 @@ class Notifying:
 
             self._notifications = Notifications()
         for notification in self._notifications.note(fact, time.monotonic()):
-            so_far = goodput() if isinstance(fact, JobEnded) else None
+            so_far = self._goodput() if isinstance(fact, JobEnded) else None
             self._send(notification, so_far)
 
     def _send(self, notification: Notification, goodput: float | None) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
-from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import index_of
 from ..system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
 from ..worker.fork_server_messages import Worker
+from .logs import Done, Logs
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
 
@@ -24,7 +24,7 @@ class Output:
 
     def __init__(
         self,
-        service: LogServiceClient,
+        logs: Logs,
         streams: Streams,
         *,
         role: str,
@@ -32,14 +32,13 @@ class Output:
         label: str,
         host: str,
     ) -> None:
-        self.service = service
+        self.logs = logs
         self._streams = streams
         self._role = role
         self._launch = launch
         self._label = label
         self._host = harmless(host)
         self._one_console = _are_one_place(1, 2)
-        self._shown: partial[Prepare] | None = None  # the request of the round that is shown
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
         """For each rank of this agent, the streams that the user watches on a terminal."""
@@ -76,16 +75,16 @@ class Output:
 
     def prepare(
         self,
-        number: int,
         part: Assignment,
         workers: Sequence[Worker],
         directory: Path,
         *,
         errors: Sequence[str],
         store: Path,
+        done: Done,
     ) -> None:
         """Have the directory and the files of a round made, and show what the workers write, as the
-        user chose. `errors` are removed before.
+        user chose. `errors` are removed before. `done` gets the answer.
         """
         # A single worker's lines cannot be torn, so its prompts are shown at once.
         at_once = part.local_world_size == 1 and os.isatty(1)
@@ -111,26 +110,15 @@ class Output:
                 path = worker.out if stream is Std.OUT else worker.err
                 files.append(StreamFile(path, tuple(taps)))
         path = str(directory / index_of(self._label))
-        self._shown = partial(
+        request = partial(
             Prepare,
-            id=number,
             directory=str(directory),
             streams=tuple(files),
             duplicates=tuple(duplicates),
             store=str(store),
             index=IndexFile(path, self._launch, self._host),
         )
-        self.service.send(self._shown(errors=tuple(errors)))
-
-    def replace_service(self) -> None:
-        """Start a successor, which continues at the current end of the files."""
-        self.service = self.service.successor()
-        if self._shown is not None:
-            self.service.send(self._shown(errors=()))
-
-    def say(self, text: str) -> None:
-        """A line to the user, after all that the workers have written so far."""
-        self.service.say(text)
+        self.logs.prepare(request, errors, done)
 
 
 def _are_one_place(first: int, second: int) -> bool:

@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 
+from ..core.control import Control
 from ..core.head.restarts import how, who
 from ..core.ledger.last_lines import advise
-from ..core.protocol.model import EXIT_USAGE, Culprit, Failure, Verdict
+from ..core.protocol.effects import Exit
+from ..core.protocol.model import EXIT_FAILED, EXIT_USAGE, Culprit, Failure, Verdict
+from ..system.logs import error_file
+from .adapter import Adapter
+from .config import Config
+from .logs import Logs
 
 CONSEQUENCES = 4  # that are named; the rest is counted
 LINES = 14  # of all; a worker's last ones give way
 LEAST = 4  # of these
 WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
+
+
+class PostMortem(Adapter):
+    """Says at the end why the job failed, and hands on the workers' error files."""
+
+    def __init__(
+        self, config: Config, control: Control, logs: Logs, environ: Mapping[str, str]
+    ) -> None:
+        self._config, self._control = config, control
+        self._logs, self._environ = logs, environ
+
+    def conclude(self, end: Exit) -> None:
+        verdict, logs = end.verdict, self._config.logs
+        if not verdict.code:
+            return
+        text = account(
+            verdict,
+            code=exit_code(verdict, self._config),
+            host=self._config.job.places[self._config.allocation.index].host,
+            at_head=self._control.leads,
+            log_dir="" if logs is None else str(logs.path),
+        )
+        if text:
+            self._logs.say(text)
+        if logs is not None:
+            failures = [verdict.cause] if verdict.cause else []
+            error_file.hand_on((*failures, *verdict.consequences), logs.path, self._environ)
+
+
+def exit_code(verdict: Verdict, config: Config) -> int:
+    """Return the exit code of an agent."""
+    return min(verdict.code, EXIT_FAILED) if config.as_torchrun else verdict.code
 
 
 def account(verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str) -> str:

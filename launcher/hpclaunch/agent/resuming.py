@@ -12,12 +12,11 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import zmq
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import ClassVar
 
 from ..core.protocol import effects, events
+from ..core.protocol.facts import CheckpointSaved, Fact
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
@@ -31,10 +30,8 @@ from ..system.checkpoints.messages import (
     Suggested,
 )
 from ..system.shared.disk import DiskSeen
+from .adapter import Adapter, Fd, Performs
 from .config import Checkpoints, Config
-
-if TYPE_CHECKING:
-    from ..core.history.moment import SavedMoment
 
 MOST_ROUNDS = 256  # that are remembered
 NEAR = 3  # rounds to tell about, before and after the one in which something was saved
@@ -42,25 +39,27 @@ TRIES = 2  # for a search, or a look, whose process has ended
 SETTLED = 1 << 62  # ns; as the end of a round: its workers have written all that was to follow
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
 NAMES = 4
+NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
 
 
-class Resuming:
+class Resuming(Adapter):
     """One search at a time, and one look: `choose` and `look` begin them, events answer them."""
+
+    limits_helper: ClassVar[bool] = True
 
     def __init__(
         self,
         config: Config,
-        poller: zmq.Poller,
         look_at_disk: Callable[[DiskSeen], None],
         say: Callable[[str], None],
+        record: Callable[[Fact], None],
         is_replaced: Callable[[CheckpointServiceClient], bool],
     ) -> None:
         self._settings = config.checkpoints
         self._is_replaced = is_replaced
         self._command = config.command
-        self._say = say
+        self._say, self._record = say, record
         self._suggests = config.checkpoints is None  # at the first restart
-        self._poller = poller
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
         self._local = config.job.local
@@ -79,14 +78,21 @@ class Resuming:
         self._look_at = math.inf  # when to look again
         self._seen: Seen | None = None
         self._rounds: Rounds = ()
-        self._newest_number = 0  # of the newest request for it
-        self.newest: SavedMoment | None = None  # the newest complete checkpoint, told last
+        self._newest_number = 0  # of the search for the newest that is waited for, or 0
+        self._newest_at = -math.inf  # when the next one may begin
+        self._newest: FoundCheckpoint | None = None  # that is recorded
+
+    def performs(self) -> Performs:
+        return {
+            effects.ChooseCheckpoint: self.choose,
+            effects.LookAt: lambda effect: self.look(effect.look),
+        }
 
     def close(self) -> None:
         if self._service is not None:
-            self._poller.unregister(self._service.fileno())
             self._service.close()
             self._service = None
+        self._newest_number = 0
 
     # What this agent sees of the rounds
 
@@ -137,7 +143,7 @@ class Resuming:
         except OSError as e:
             return [self._failed(str(e))]
         self._number += 1
-        self._search_number = self._number
+        self._search_number, self._newest_number = self._number, 0
         rounds = self._rounds
         if self._ended_well and rounds:
             begun, _, world = rounds[-1]
@@ -167,10 +173,21 @@ class Resuming:
         service.look(self._number, look, local=self._local)
         return []
 
-    def ask_newest(self) -> None:
-        """For the history: `newest` has it once it is told. Whatever else is asked comes first."""
-        if self._service is None or not self._settings or self._search_number or self._look_number:
+    @property
+    def seeks_newest(self) -> bool:
+        """Whether the search for the newest checkpoint has no answer yet."""
+        return self._newest_number > 0
+
+    def seek_newest(self) -> None:
+        """Have the newest checkpoint recorded, if it is a new one and if it is time to look for it.
+        Whatever else is asked comes first.
+        """
+        now = time.monotonic()
+        if self._service is None or not self._settings or now < self._newest_at:
             return
+        if self._search_number or self._look_number or self._newest_number:
+            return
+        self._newest_at = now + NEWEST_AGAIN
         self._number += 1
         self._newest_number = self._number
         self._service.search(self._number, self._rounds, {})
@@ -182,18 +199,17 @@ class Resuming:
             self._service = CheckpointServiceClient(
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
-            self._poller.register(self._service.fileno(), zmq.POLLIN)
             if self._watches:
                 self._watch(on=True)
         return self._service
 
     # Time
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         return min(self._look_at, math.inf if self._service is None else self._service.deadline)
 
-    def expire(self, now: float) -> list[events.Event]:
-        """Call it after `receive`. A process that hangs is replaced."""
+    def update(self, now: float) -> list[events.Event]:
+        """Look again if it is time, and replace a process that hangs."""
         told: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
             self._look_tries = TRIES
@@ -225,9 +241,12 @@ class Resuming:
 
     # Replies
 
-    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+    def fds(self) -> Iterable[Fd]:
+        return () if self._service is None else (self._service.fileno(),)
+
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         service = self._service
-        if service is None or service.fileno() not in ready:
+        if service is None or service.fileno() not in fds:
             return []
         told: list[events.Event] = []
         for reply in service.replies():
@@ -246,8 +265,11 @@ class Resuming:
         match reply:
             case Failed(id=number, why=why) if number == self._search_number:
                 return [self._failed(why)]
-            case Searched(id=number, found=(*_, last)) if number == self._newest_number:
-                self._note_newest(last)
+            case Failed(id=number) if number == self._newest_number:
+                self._newest_number = 0
+            case Searched(id=number, found=found) if number == self._newest_number:
+                self._newest_number = 0
+                self._note_newest(found)
             case Searched(id=number) if number == self._search_number:
                 self._look_at_disk(reply.disk)
                 return [self._chosen(reply)]
@@ -263,11 +285,14 @@ class Resuming:
                 )
         return []  # an answer to an old request, or just a sign of life
 
-    def _note_newest(self, last: FoundCheckpoint) -> None:
-        if last.lacks is None and last.time:
-            from ..core.history.moment import SavedMoment
-
-            self.newest = SavedMoment(last.time / 1e9, last.step, last.size)
+    def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:
+        """Return the newest complete checkpoint, and record it if it is a new one."""
+        newest = found[-1] if found and found[-1].lacks is None else None
+        known = self._newest
+        if newest is not None and (known is None or _save(newest) != _save(known)):
+            self._newest = newest
+            self._record(CheckpointSaved(newest.path, newest.step, newest.size, _age(newest)))
+        return newest
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
         seen = Seen(look.number, look.mark, look.share, missing, damage)
@@ -279,9 +304,7 @@ class Resuming:
     def _chosen(self, searched: Searched) -> events.CheckpointChosen:
         self._search_number = 0
         found = searched.found
-        newest = found[-1] if found and found[-1].lacks is None else None
-        if newest is not None:
-            self._note_newest(newest)
+        newest = self._note_newest(found)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
         if newest is None:
@@ -299,7 +322,7 @@ class Resuming:
             scale=f"{newest.unit} {os.path.dirname(newest.path)}",
             rounds=self._near(newest.time),
             is_read=newest.is_read,
-            age=(time.time_ns() - newest.time) / 1e9 if newest.time else None,
+            age=_age(newest),
             number=self._question,
         )
 
@@ -324,3 +347,12 @@ class Resuming:
         where = self._settings.where if self._settings else ""
         reason = f"cannot look for checkpoints in {where}: {why}"
         return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._question)
+
+
+def _save(found: FoundCheckpoint) -> tuple[str, int]:
+    return found.path, found.time
+
+
+def _age(found: FoundCheckpoint) -> float | None:
+    """Return the seconds since it was saved; None if that is not known."""
+    return (time.time_ns() - found.time) / 1e9 if found.time else None

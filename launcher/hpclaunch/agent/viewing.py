@@ -9,22 +9,25 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import zmq
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.protocol import events
+from ..core.protocol import effects, events
+from ..core.protocol.facts import CheckpointSaved, Fact
 from ..core.protocol.model import Request
 from ..core.protocol.values import replace
+from ..observe.launch_past import newest_checkpoint
 from ..observe.past_rounds import past_rounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
+from ..system.shared.steady_date import SteadyDate
+from .adapter import Adapter, Fd
 from .config import Config
 from .health_watch import HealthWatch
 from .ledger_keeping import LedgerKeeping
-from .output import Output
+from .logs import Logs
+from .resuming import Resuming
 
 if TYPE_CHECKING:
     import socket
@@ -70,22 +73,21 @@ class ViewFile:
             self._file = -1
 
 
-class Viewing:
-    """`deliver` gives events to the core, at once."""
-
+class Viewing(Adapter):
     def __init__(
         self,
         config: Config,
         control: Control,
-        poller: zmq.Poller,
-        output: Output,
+        logs: Logs,
         ledger: LedgerKeeping,
         health: HealthWatch,
-        deliver: Callable[[events.Event], None],
+        resuming: Resuming,
+        date: SteadyDate,
     ) -> None:
-        self._config, self._control, self._output = config, control, output
-        self._ledger, self._health = ledger, health
-        self._poller, self._deliver = poller, deliver
+        self._config, self._control, self._logs = config, control, logs
+        self._ledger, self._health, self._resuming = ledger, health, resuming
+        self._date = date
+        self._saved: tuple[float, CheckpointSaved] | None = None  # the newest, and when recorded
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
@@ -102,7 +104,6 @@ class Viewing:
             self._socket = ViewSocket()
         except OSError:
             return  # nobody can look: no reason not to train
-        self._poller.register(self._socket.fileno(), zmq.POLLIN)
 
     @property
     def name(self) -> bytes:
@@ -115,40 +116,49 @@ class Viewing:
         self._snapshots.close()
         self._ledgers.close()
 
-    def next_deadline(self) -> float:
+    def fds(self) -> Iterable[Fd]:
+        return () if self._socket is None or self._read_at < math.inf else (self._socket.fileno(),)
+
+    def deadline(self) -> float:
         return min(self._read_at, self._keep_at if self._control.leads else math.inf)
 
-    def expire(self, now: float) -> None:
+    def update(self, now: float) -> None:
         if now >= self._keep_at and self._control.leads:
-            self.keep()
-        if now >= self._read_at and self._socket is not None:
+            self._keep()
+        if now >= self._read_at:
             self._read_at = math.inf
-            self._poller.register(self._socket.fileno(), zmq.POLLIN)
 
-    def keep(self) -> None:
+    def conclude(self, end: effects.Exit) -> None:
+        self._keep()
+
+    def _keep(self) -> None:
         """Write a snapshot for those who cannot ask, if this agent leads."""
         logs = self._config.logs
         if logs is None or not self._control.leads:
             return
         self._keep_at = time.monotonic() + KEPT
-        self._output.service.keep(logs.path, {STATUS: self._snapshot().decode()})
+        self._logs.service.keep(logs.path, {STATUS: self._snapshot().decode()})
 
-    def receive(self, ready: Mapping[Any, int]) -> None:
-        if self._socket is None or self._socket.fileno() not in ready:
+    def note(self, fact: Fact, at: float) -> None:
+        """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
+        if isinstance(fact, CheckpointSaved):
+            self._saved = at, fact
+
+    def ready(self, fds: Collection[Fd], now: float) -> Iterator[events.Event]:
+        if self._socket is None or self._socket.fileno() not in fds:
             return
-        self._poller.unregister(self._socket.fileno())
         self._read_at = time.monotonic() + PAUSE
         from ..system.network.view_socket import LEDGER
 
         for word, end in self._socket.receive():
             if request := REQUESTS.get(word):
-                self._request(request, end)
+                yield from self._request(request, end)
             elif word == LEDGER:
                 self._socket.answer(end, self._ledgers.newest())
             else:
-                self._socket.answer(end, self._look())
+                yield from self._look(end)
 
-    def _request(self, request: Request, end: socket.socket) -> None:
+    def _request(self, request: Request, end: socket.socket) -> Iterator[events.Event]:
         from ..system.network.view_socket import file_of
 
         assert self._socket is not None, "somebody has asked"
@@ -157,18 +167,20 @@ class Viewing:
         self._socket.answer(end, file)
         os.close(file)
         if not why:
-            self._deliver(events.Requested(request))
+            yield events.Requested(request)
 
-    def _look(self) -> int:
-        """The file with a snapshot."""
+    def _look(self, end: socket.socket) -> Iterator[events.Event]:
+        """Answer with a snapshot, after the core knows that somebody looks."""
+        assert self._socket is not None, "somebody has asked"
         now = time.monotonic()
         if now >= self._looked_at + LOOKED:
             self._looked_at = now
             if self._control.leads:
-                self._deliver(events.LookedAt())
+                yield events.LookedAt()
+                self._resuming.seek_newest()
             else:
                 self._health.ask_use()
-        return self._snapshots.newest()
+        self._socket.answer(end, self._snapshots.newest())
 
     def last(self) -> tuple[int, int]:
         """The last snapshot and the last ledger, when the job is over: descriptors."""
@@ -180,8 +192,14 @@ class Viewing:
         config, control, now = self._config, self._control, time.monotonic()
         job = control.snapshot(now)
         if job is not None:
-            past = past_rounds(self._ledger.ends(), time.time())
-            job = replace(job, past=past, goodput=self._ledger.goodput())
+            date, ends = self._date.now(), self._ledger.ends()
+            job = replace(
+                job,
+                checkpoint=None if self._saved is None else newest_checkpoint(*self._saved, date),
+                past=past_rounds(ends, date),
+                goodput=self._ledger.goodput(),
+                is_complete=job.is_complete and not self._resuming.seeks_newest,
+            )
         launch = LaunchSnapshot(
             name=config.allocation.name,
             slurm_id=config.job.slurm_id,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.stages import Stage
+from .adapter import Adapter
 from .output import Output
 
 OVER = (Stage.ENDING, Stage.ENDED)
@@ -18,7 +19,7 @@ UNKNOWN = 60.0  # seconds after which workers count as those of a script without
 NARROW = 60  # columns of a terminal that does not say how many it has
 
 
-class WaitOnTerminal:
+class WaitOnTerminal(Adapter):
     """Without a terminal, it does nothing. Once the workers make steps, it does nothing until the
     round has ended.
     """
@@ -28,10 +29,8 @@ class WaitOnTerminal:
         control: Control,
         output: Output,
         environ: Mapping[str, str],
-        deliver: Callable[[events.Event], None],
     ) -> None:
-        """`deliver` gives events to the core, at once."""
-        self._control, self._output, self._deliver = control, output, deliver
+        self._control, self._output = control, output
         self._has_terminal = os.isatty(2) and environ.get("TERM") != "dumb"
         self._seen: tuple[Stage, int] | None = None  # the last stage, with the round
         self._over: tuple[Stage, int] | None = None  # one in which there is nothing to wait for
@@ -40,11 +39,10 @@ class WaitOnTerminal:
         self._due = math.inf
         self._said = ""
 
-    def next_deadline(self) -> float:
+    def deadline(self) -> float:
         return self._due
 
-    def update(self, now: float) -> None:
-        """Call it after every turn of the loop."""
+    def update(self, now: float) -> Iterator[events.Event]:
         if not self._has_terminal:
             return
         head = self._control.head
@@ -57,7 +55,7 @@ class WaitOnTerminal:
             self._stop(seen)
             return
         if snapshot.stage is Stage.RUNNING:  # what workers do is told only to those who look
-            self._deliver(events.LookedAt())
+            yield events.LookedAt()
         self._since = min(self._since, now)
         _, columns = self._output.size
         from ..core.views.live_line import live_line  # only a terminal pays for it
@@ -80,4 +78,4 @@ class WaitOnTerminal:
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            self._output.service.live(text)
+            self._output.logs.service.live(text)

@@ -1,4 +1,4 @@
-"""The ledgers of the launches in a log directory, made of the facts of their agents."""
+"""The ledgers and the pasts of the launches in a log directory, by the facts of their agents."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hpclaunch.core.history.launch_past import LaunchPast
     from hpclaunch.core.ledger.summing import Launch
-    from hpclaunch.system.logs.fact_files import AgentFacts
+    from hpclaunch.observe.head_facts import DatedFact
 
 
 def read(directory: Path) -> tuple[list[Launch], list[str]]:
@@ -17,14 +18,28 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
     another version. Raises OSError.
     """
     from hpclaunch.observe.ledger import ledger_of
+
+    runs, unknown = _by_launch(directory)
+    found = (ledger_of(of).launch(name) for name, of in runs.items())
+    return sorted(filter(None, found), key=lambda launch: launch.begin), unknown
+
+
+def pasts(directory: Path) -> dict[str, LaunchPast]:
+    """Return the pasts of the launches, by their names. Raises OSError."""
+    from hpclaunch.observe.head_facts import facts_of_heads
+    from hpclaunch.observe.launch_past import past_of
+
+    return {name: past_of(facts_of_heads(of)) for name, of in _by_launch(directory)[0].items()}
+
+
+def _by_launch(directory: Path) -> tuple[dict[str, list[list[DatedFact]]], list[str]]:
     from hpclaunch.system.logs import fact_files
 
+    found = defaultdict[str, list[list["DatedFact"]]](list)
     runs, unknown = fact_files.read(directory)
-    by_name: dict[str, list[AgentFacts]] = defaultdict(list)
     for run in runs:
-        by_name[run.launch].append(run)
-    found = (ledger_of(run.facts for run in of).launch(name) for name, of in by_name.items())
-    return sorted(filter(None, found), key=lambda launch: launch.begin), unknown
+        found[run.launch].append(run.facts)
+    return found, unknown
 
 
 def state(directory: Path) -> tuple[tuple[str, int, int], ...]:

@@ -24,7 +24,10 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.views.job_page import JobPage, job_page
 from hpclaunch.system.logs import history_files, stack_files
 
+from . import launch_ledgers
+
 if TYPE_CHECKING:
+    from hpclaunch.core.history.launch_past import LaunchPast
     from hpclaunch.core.history.moment import AgentHistory
     from hpclaunch.core.views.job_page import HangStacks
 
@@ -38,15 +41,19 @@ def write_file(
 ) -> None:
     """Raises UsageError."""
     histories: list[AgentHistory] = []
+    pasts: dict[str, LaunchPast] = {}
     stacks: list[HangStacks] = []
     names = {launch.name for launch in launches}
     faulty = [(end.round, end.failures[0].rank) for end in round_ends(launches) if end.failures]
     for directory in directories:
         with contextlib.suppress(OSError):
+            found = launch_ledgers.pasts(directory)
+            pasts |= {name: past for name, past in found.items() if name in names}
             histories += [h for h in history_files.read(directory) if h.launch in names]
             stacks += stack_files.read(directory, faulty)
     logs = [str(directory) for directory in directories]
-    page = job_page(report, launches, histories, stacks, _local, logs=logs, version=__version__)
+    seen = (pasts, histories, stacks)
+    page = job_page(report, launches, *seen, _local, logs=logs, version=__version__)
     data = html(page).encode(errors="replace")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -116,9 +116,9 @@ def run(
                 from hpclaunch.agent.workers import prepare
 
                 prepare(server, config, environ)
-                from hpclaunch.agent import loop
+                from hpclaunch.agent import assembly
 
-            return loop.run(config, signals, server, logs, lambda: begun(config))
+            return assembly.run(config, signals, server, logs, lambda: begun(config))
         except UsageError:  # no agent was made that would close both
             server.close()
             logs.close()

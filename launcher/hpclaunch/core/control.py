@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
@@ -50,6 +50,22 @@ if TYPE_CHECKING:
 # Of the loss timeout, but no more than a beat: by less, a worker lease that is good for longer than
 # a beat is not renewed.
 KEEP_SHARE = 0.02
+
+
+class ControlArguments(TypedDict):
+    """What an agent makes its `Control` with, and notes in its journal."""
+
+    job: Job
+    index: int
+    nproc: int
+    address: str
+    incarnation: str
+    gpus: tuple[str, ...]
+    port: int
+    networks: tuple[str, ...]
+    task: int
+    anew: bool
+    has_place: bool
 
 
 class Control:

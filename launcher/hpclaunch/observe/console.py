@@ -50,7 +50,7 @@ def messages(fact: facts.Fact) -> list[str]:
             return _round_began(fact)
         case facts.RoundEnded() | facts.NodeArrived():
             return []
-        case facts.SeatUse() | facts.NodesAllocated():  # for the ledger alone
+        case facts.SeatUse() | facts.NodesAllocated() | facts.CheckpointSaved():  # for reports
             return []
         case facts.RestartDecided():
             return [_restart(fact)]
@@ -63,10 +63,10 @@ def messages(fact: facts.Fact) -> list[str]:
             return [_hang(fact)]
         case facts.StragglerNamed(host=host, rank=rank, seconds=seconds, pace=pace, why=why):
             waits = f"the others wait for it, {seconds:.2g} s of each step of {pace:.2g} s"
-            first = f"{_who(host, rank)} is a straggler: {waits}"
+            first = f"{who(host, rank)} is a straggler: {waits}"
             return ["\n  ".join(filter(None, [first, why]))]
         case facts.StragglerRecovered(host=host, rank=rank):
-            return [f"{_who(host, rank)} is no longer a straggler"]
+            return [f"{who(host, rank)} is no longer a straggler"]
         case facts.LeftoversFound():
             return [_leftovers(fact)]
         case facts.WorkersSurvive(host=host, why=why):
@@ -135,7 +135,8 @@ def words(fact: facts.Fact) -> str:
     return message
 
 
-def _who(host: str, rank: int) -> str:
+def who(host: str, rank: int) -> str:
+    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
     return host if rank == NO_RANK else f"rank {rank} on {host}"
 
 

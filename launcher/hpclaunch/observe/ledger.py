@@ -5,12 +5,9 @@ The same for a job that runs and for one that is over. All times are seconds sin
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ..core.ledger.entries import (
-    LATEST,
     NEVER_SAVED,
     LedgerEntry,
     cut_off,
@@ -20,6 +17,7 @@ from ..core.ledger.entries import (
     sums,
 )
 from ..core.ledger.summing import Launch
+from ..core.protocol import host_lists
 from ..core.protocol.facts import (
     Category,
     Fact,
@@ -33,14 +31,14 @@ from ..core.protocol.facts import (
     SeatUse,
 )
 from ..core.protocol.model import Verdict
-from ..core.protocol.values import field, is_value, names, replace, value
+from ..core.protocol.values import field, replace, value
+from .head_facts import DatedFact, facts_of_heads
 
 MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
 MOST_ENDS = 50
+NAMED = 64  # nodes
 SHORTEST = 0.001  # seconds, or seat seconds, that something is divided by
 KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocated, JobEnded)
-
-DatedFact = tuple[float, Fact]  # with the time when it was recorded
 
 
 @value()
@@ -58,6 +56,7 @@ class Ledger:
     resumed: float | None = None  # when the checkpoint was saved that it began with
     ended: int = -1  # the last round that has ended
     allocated: float | None = None  # since when the job has its nodes
+    hosts: dict[str, None] = field(default_factory=dict)  # of nodes that were heard, each once
     verdict: Verdict | None = None
 
     def note(self, fact: Fact, at: float) -> None:
@@ -70,6 +69,8 @@ class Ledger:
                     self._end_round(self.last)
                 if fact.last is not None:
                     self.last = fact.last.moved(at)
+                if self.use is None or fact.nodes != self.use.nodes:
+                    self._note_hosts(fact)
                 self.use, self.since = fact, at
                 if fact.round is not None and self.running is None:
                     seats = sum(fact.seats.values())
@@ -112,10 +113,15 @@ class Ledger:
             tuple(whole.ends),
             allocated=self.allocated,
             verdict=self.verdict,
-            hosts=use.hosts,
+            hosts=tuple(self.hosts)[:NAMED],
             seat="GPU" if use.are_gpus else "worker",
             restarts=use.restarts,
         )
+
+    def _note_hosts(self, use: SeatUse) -> None:
+        for category, hosts in use.nodes.items():
+            if category is not Category.WAITING and len(self.hosts) < NAMED:
+                self.hosts = {**self.hosts, **dict.fromkeys(host_lists.read(hosts))}
 
     def _close(self, at: float) -> None:
         """The seats did until now what was recorded last."""
@@ -214,68 +220,9 @@ def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
     return replace(entry, spent=spent, trained=trained)
 
 
-def ledger_of(runs: Iterable[Sequence[DatedFact]], before: int | None = None) -> Ledger:
-    """Return the ledger of a launch by what its agents have recorded, each in its own run.
-
-    A head's facts count until a head of a later term begins to lead. `before`: only those of heads
-    before this term.
-    """
-    tenures = defaultdict[int, list[DatedFact]](list)
-    for run in runs:
-        term: int | None = None
-        for at, fact in run:
-            match fact:
-                case HeadChanged(term=number) | SeatUse(tenure=number):
-                    term = number
-                case HeadDeposed():
-                    term = None
-            if term is not None and isinstance(fact, KINDS) and is_sound(at, fact):
-                tenures[term].append((at, fact))
+def ledger_of(runs: Iterable[Sequence[DatedFact]]) -> Ledger:
+    """Return the ledger of a launch by what its agents have recorded, each in its own run."""
     ledger = Ledger()
-    heads = _on_one_clock(tenures[t] for t in sorted(tenures) if before is None or t < before)
-    for i, head in enumerate(heads):
-        until = min((later[0][0] for later in heads[i + 1 :]), default=LATEST)
-        for at, fact in head:
-            if at < until:
-                ledger.note(fact, at)
+    for at, fact in facts_of_heads(runs):
+        ledger.note(fact, at)
     return ledger
-
-
-def _on_one_clock(heads: Iterable[Sequence[DatedFact]]) -> list[list[DatedFact]]:
-    """Return the facts of each head, in the order in which it has recorded them, with times that
-    never decrease.
-
-    No head begins to lead while a round runs under an earlier one. If it seems so, its clock is
-    behind.
-    """
-    found = []
-    ran = 0.0  # when a round ran last, as far as it is known
-    for head in heads:
-        # A fact is no later than those after it, also if the clock was ahead for a while.
-        times = [*itertools.accumulate((at for at, _ in reversed(head)), min)][::-1]
-        behind = max(0.0, ran - times[0])
-        dated = [(at + behind, fact) for at, (_, fact) in zip(times, head, strict=True)]
-        ran = max((at for at, fact in dated if _is_running(fact)), default=ran)
-        found.append(dated)
-    return found
-
-
-def _is_running(fact: Fact) -> bool:
-    return isinstance(fact, RoundBegan) or (isinstance(fact, SeatUse) and fact.round is not None)
-
-
-def is_sound(at: float, fact: Fact) -> bool:
-    """Whether an agent may have recorded this. If not, it is damaged."""
-    return 0 <= at < LATEST and _is_possible(fact)
-
-
-def _is_possible(value: object) -> bool:
-    if isinstance(value, float):
-        return -LATEST < value < LATEST
-    if isinstance(value, dict):  # of seats, or of seat seconds
-        return all(0 <= each < LATEST for each in value.values())
-    if isinstance(value, tuple):
-        return all(map(_is_possible, value))
-    if isinstance(value, RoundShares) and value.elapsed < 0:
-        return False
-    return not is_value(value) or all(_is_possible(getattr(value, n)) for n in names(value))

@@ -1,9 +1,9 @@
 """The MPS keeper: starts, verifies and ends the MPS control daemons of one agent.
 
 `system/shared/helper.py` starts it with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
-JOB, DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON
-list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is the file that every process
-that uses CUDA has open, and FIRST the seconds until the first look at the workers.
+JOB and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON list)
+that can have it. CONTROL is nvidia-cuda-mps-control, and FIRST the seconds until the first look at
+the workers.
 `mps_messages.py` has what the agent asks and learns.
 
 A group that is not owned is ready when the keeper of the agent that owns it has said so, in a file.
@@ -67,7 +67,15 @@ from .mps_messages import (
     Waiting,
     Watch,
 )
-from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
+from .processes import (
+    PR_SET_CHILD_SUBREAPER,
+    SPARED,
+    Spawner,
+    numbers,
+    prctl,
+    read_small,
+    threads_of,
+)
 
 # Seconds for another agent's daemon to be ready: it ends an old one, starts one, and its server.
 OTHERS_LIMIT = QUIT + ANSWER_LIMIT + KILL_LIMIT + START_LIMIT + SERVER_LIMIT
@@ -75,6 +83,7 @@ ANOTHER_USER_LIMIT = 300.0  # seconds for a foreign daemon to be done with anoth
 ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
+CONTEXT_THREAD = b"cuda-EvtHandlr\n"  # every CUDA context has one
 WATCH = 600.0  # seconds; a worker that has not used CUDA by then hardly will
 
 
@@ -111,7 +120,7 @@ class MpsKeeper:
     def report(self, event: Event) -> None:
         self.channel.send(event.encoded())
 
-    def run(self, device: str, first: float) -> None:
+    def run(self, first: float) -> None:
         swept = sweep(self.places, self.prefix)
         if swept:
             self.report(Swept(swept))
@@ -127,7 +136,7 @@ class MpsKeeper:
                 self.watch = None
                 match decode(REQUESTS, raw):
                     case Watch(workers):
-                        self.watch = WorkerWatch(workers, device, first)
+                        self.watch = WorkerWatch(workers, first)
                     case Prepare(number, groups, foreign):
                         self.on_prepare(number, groups, foreign)
                     case request:
@@ -265,9 +274,8 @@ class MpsKeeper:
 class WorkerWatch:
     """Whether the workers of a round are clients: looked at less and less often."""
 
-    def __init__(self, workers: Mapping[int, int], device: str, first: float) -> None:
+    def __init__(self, workers: Mapping[int, int], first: float) -> None:
         self.workers = workers  # rank -> pid, which is its session's too
-        self.device = device
         self.interval = first
         self.due = time.monotonic() + first
         self.until = time.monotonic() + WATCH
@@ -281,7 +289,7 @@ class WorkerWatch:
         if not absent:
             return set(), True
         of = {self.workers[rank]: rank for rank in absent}
-        suspects = {of[s] for pid, s in everyone() if s in of and has_open(pid, self.device)}
+        suspects = {of[s] for pid, s in everyone() if s in of and has_cuda_context(pid)}
         certain, self.suspects = suspects & self.suspects, suspects
         if self.told:
             return set(), False
@@ -306,16 +314,17 @@ def everyone() -> list[tuple[int, int]]:
     return [(pid, session(pid)) for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))]
 
 
-def has_open(pid: int, path: str) -> bool:
-    try:
-        fds = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # gone, or another user's
-        return False
-    for fd in fds:
+def has_cuda_context(pid: int) -> bool:
+    """Whether a process computes on a GPU, as its threads show.
+
+    Its open devices would not: NVML, which programs that only watch a GPU use, opens the same ones,
+    /dev/nvidia-uvm too (seen with driver 580).
+    """
+    for thread in threads_of(pid):
         try:
-            if os.readlink(f"/proc/{pid}/fd/{fd}") == path:
+            if read_small(f"/proc/{pid}/task/{thread}/comm") == CONTEXT_THREAD:
                 return True
-        except OSError:  # closed meanwhile
+        except OSError:  # it has ended
             continue
     return False
 
@@ -328,7 +337,6 @@ def main(
     places: str,
     prefix: str,
     job: str,
-    device: str,
     first: str,
 ) -> None:
     for s in {*SPARED, *numbers(spared)}:
@@ -339,7 +347,7 @@ def main(
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     keeper = MpsKeeper(AgentChannel(fd), spawner, control, json.loads(places), prefix, job)
     try:
-        keeper.run(device, float(first))
+        keeper.run(float(first))
     except AgentGoneError:
         pass
     finally:

@@ -14,7 +14,6 @@ from hpclaunch.core.protocol.events import (
     AgentGone,
     CheckpointChosen,
     Diagnosed,
-    LookedAt,
     PeerClosed,
     SearchFailed,
     Started,
@@ -40,19 +39,20 @@ def looks(effects):
     return [m.look for m in messages if isinstance(m, Order) and m.look is not None]
 
 
-def test_the_answer_to_a_search_in_one_round_does_not_choose_for_the_next():
+def test_the_answer_to_the_search_for_one_round_does_not_choose_for_the_next():
     head = Head(a_job(saves=True, loss=100.0, beat=100.0))
-    tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE), CheckpointChosen(""))
+    tell(head, 0.0, Started(), report(0, IDLE))
+    earlier = ask(head, 0.0, report(1, IDLE), ChooseCheckpoint)
+    head.handle(CheckpointChosen("", number=earlier), 0.0)
     tell(head, 0.1, report(0, RUNNING, 0), report(1, RUNNING, 0))
-    in_round = ask(head, 0.2, LookedAt(), ChooseCheckpoint)
     failure = (WorkerExit(0, 1, 0, 0.0, stopped=False, tail="no"),)
     tell(head, 1.0, report(0, RUNNING, 0, exits=failure), report(1, IDLE, 0))
     for_next = ask(head, 1.1, report(0, IDLE, 0, exits=failure), ChooseCheckpoint)
     assert head.stage is Stage.CHOOSING
-    assert looks(head.handle(CheckpointChosen("/c/1.pt", number=in_round), 1.2)) == []
+    assert looks(head.handle(CheckpointChosen("/c/1.pt", number=earlier), 1.2)) == []
     looked = looks(head.handle(CheckpointChosen("/c/2.pt", age=5.0, number=for_next), 1.3))
     assert {look.path for look in looked} == {"/c/2.pt"}
-    head.handle(CheckpointChosen("/c/1.pt", age=9.0, number=in_round), 1.4)
+    head.handle(CheckpointChosen("/c/1.pt", age=9.0, number=earlier), 1.4)
     seen = Seen(looked[0].number, looked[0].mark)
     head.handle(report(0, IDLE, 0, exits=failure, seen=seen), 1.5)
     effects = head.handle(report(1, IDLE, 0, seen=seen), 1.8)

@@ -1,44 +1,14 @@
-"""What is noted, how often, and how the states of many agents are written."""
+"""What is noted of an agent's workers, and how often."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hpclaunch.core.history.moment import (
-    GpusMoment,
-    SavedMoment,
-    of_job,
-    of_workers,
-    period,
-    states_of,
-    written,
-)
+from hpclaunch.core.history.moment import GpusMoment, of_workers, period
 from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.model import RankVitals
-from hpclaunch.core.protocol.stages import Stage
-from hpclaunch.core.snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
-RUNNING, SPARE, LOST = AgentState.RUNNING, AgentState.SPARE, AgentState.LOST
-
-
-@given(st.lists(st.sampled_from(AgentState)))
-def test_states_are_read_as_they_were_written(states):
-    assert states_of(written(states)) == states
-
-
-@pytest.mark.parametrize(
-    ("states", "text"),
-    [([], ""), ([RUNNING], "R"), ([RUNNING] * 62 + [LOST, SPARE, SPARE], "62RL2S")],
-)
-def test_states_are_short(states, text):
-    assert written(states) == text
-
-
-def test_states_of_another_version_are_left_out():
-    assert states_of("2RZ3?S") == [RUNNING, RUNNING, SPARE]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +53,3 @@ def test_gpus_that_do_not_tell():
 def test_nobody_has_looked():
     moment = of_workers(0, 2, 1.0, (), (8, 9), 0.5)
     assert (moment.steps, moment.memory, moment.gpus) == (9, 0, None)
-
-
-def test_the_hosts_of_a_job_are_only_noted_once():
-    agents = tuple(AgentSnapshot(i, i, f"n{i}", state) for i, state in enumerate((RUNNING, LOST)))
-    snapshot = JobSnapshot(Stage.RUNNING, 1, "n0", 1, 0, 1, "", 2, 2, 0, 3, agents)
-    saved = SavedMoment(1.0, 10, 100)
-    first = of_job(snapshot, saved, is_first=True)
-    assert (first.states, first.saved, first.hosts) == ("RL", saved, ("n0", "n1"))
-    assert of_job(snapshot, saved, is_first=False).hosts == ()

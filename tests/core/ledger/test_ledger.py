@@ -253,12 +253,6 @@ def test_since_when_the_job_has_its_nodes():
     assert launch_of(run).allocated == 10.0
 
 
-def test_facts_of_heads_before_a_term():
-    runs = [[*begins(0), *ends(10, 0, 10)], takes_over(20), takes_over(30, term=2)]
-    assert ledger_of(runs, before=0).use is None
-    assert ledger_of(runs, before=2).since == 20
-
-
 @pytest.mark.parametrize("at", [-1.0, 1e11, 1e300])
 def test_a_fact_of_no_possible_time_is_damaged(at):
     assert launch_of([*begins(at), *ends(at, 0, 10)]) is None

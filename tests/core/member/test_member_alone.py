@@ -135,6 +135,20 @@ def test_a_beat_each_second_whatever_happens():
     assert reports(tell(member, 6.5, Tick())) == []
 
 
+def test_the_beat_is_longer_while_workers_run_and_the_loss_timeout_is_long():
+    member = running(loss=300.0, beat=0.5, quiet=2.0)
+    tell(member, 10.0, Tick())
+    assert member.next_deadline() == pytest.approx(12.0)
+    tell(member, 10.1, run(0, vitals=1))
+    assert member.next_deadline() == pytest.approx(10.6)  # somebody looks
+
+
+def test_a_report_at_the_beginning_of_a_sample_shows_how_the_clocks_differ():
+    member = running(loss=300.0, beat=0.5, quiet=2.0)
+    tell(member, 10.0, Tick())
+    assert len(reports(tell(member, 10.1, run(0, sample=1)))) == 1
+
+
 def test_serials_grow():
     member = idle()
     sent = reports(tell(member, 1.0, run(0)) + tell(member, 2.0, Tick(), stop(0)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.placement.ranks import host_list, seats
+from hpclaunch.core.placement.ranks import seats
 from hpclaunch.core.protocol.model import Place
 
 # (node, workers) of each agent in Slurm's order, and the ranks that it gets.
@@ -32,23 +32,6 @@ def ranks_of(seat):
 def test_table(agents, expected):
     by_agent = sorted(seats(roster(agents)), key=lambda seat: seat.place.index)
     assert [ranks_of(seat) for seat in by_agent] == expected
-
-
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
-        ("n1", "n1"),
-        ("n1 n2 n3", "n[1-3]"),
-        ("n3 n1 n2", "n3,n[1-2]"),
-        ("n2 n1", "n2,n1"),
-        ("n08 n09 n10 n100", "n[08-10],n100"),
-        ("n9 n10 n11", "n9,n[10-11]"),
-        ("gpu cpu", "gpu,cpu"),
-        ("r1n2 r1n3 r2n4 n4-ib", "r1n[2-3],r2n4,n4-ib"),
-    ],
-)
-def test_host_lists(hosts, text):
-    assert host_list(hosts.split()) == text
 
 
 def test_local_ranks_of_agents_that_share_a_node():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from long_jobs import BEGIN, a_launch
+from long_jobs import BEGIN, a_launch, pasts_of
 
-from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment
+from hpclaunch.core.history.launch_past import Happening, HappeningKind, LaunchPast
 from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
@@ -23,10 +23,10 @@ def local(at, form):
     return time.strftime(form, time.gmtime(at))
 
 
-def page_of(launches, histories, stacks=()):
-    return job_page(
-        report(launches), launches, histories, stacks, local, logs=["logs"], version="1.2.3"
-    )
+def page_of(launches, histories, stacks=(), pasts=None):
+    pasts = pasts_of(*launches) if pasts is None else pasts
+    seen = (pasts, histories, stacks)
+    return job_page(report(launches), launches, *seen, local, logs=["logs"], version="1.2.3")
 
 
 def facts(page):
@@ -99,7 +99,7 @@ def test_a_job_that_the_user_or_slurm_has_ended_has_not_failed(verdict, state, r
 
 def test_without_a_history_the_ledger_is_shown():
     launch, _ = a_launch()
-    page = page_of([launch], [])
+    page = page_of([launch], [], pasts={})
     assert page.time_line.lanes == 0
     assert job_categories(page.time_line) >= {"training"}
     assert page.gpu_charts == ()
@@ -107,7 +107,7 @@ def test_without_a_history_the_ledger_is_shown():
 
 
 def test_a_job_of_no_time():
-    page = page_of([Launch("71.0", (LedgerEntry(BEGIN, BEGIN, 0.0, {}),))], [])
+    page = page_of([Launch("71.0", (LedgerEntry(BEGIN, BEGIN, 0.0, {}),))], [], pasts={})
     assert (page.state, page.ledger, page.ends) == ("running", (), ())
     assert page.end > page.begin
 
@@ -125,28 +125,24 @@ def test_requeued_jobs_are_one():
 def test_a_running_job_lasts_until_the_newest_moment():
     launch, histories = a_launch(over=False)
     at = launch.until + 60
-    newest = AgentMoment(at, 1, None, JobMoment("2RS"))
+    newest = replace(histories[0].moments[-1], at=at)
     histories[0] = replace(histories[0], moments=(*histories[0].moments, newest))
     length = at - launch.allocated
     assert page_of([launch], histories).end == at + pages.ROOM * length
 
 
-def test_nodes_that_are_lost_and_come_back():
+def test_a_node_that_is_lost_and_one_that_never_had_workers_have_lanes():
     launch, _ = a_launch()
-    noted = [
-        AgentMoment(BEGIN + 1, 0, None, JobMoment("3R", hosts=("n1", "n2", "n3"))),
-        AgentMoment(BEGIN + 50, 0, None, JobMoment("RLR")),
-        AgentMoment(
-            BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2", straggler_host="n2")
-        ),
-    ]
-    page = page_of([launch], [AgentHistory("71.0", 0, "n1", tuple(noted))])
-    told = [(kind, text) for _, kind, text, _ in page.events]
-    assert told[:3] == [
-        ("node", "n2 is lost"),
-        ("node", "n2 is back"),
-        ("straggler", "the others wait for rank 3 on n2, step after step"),
-    ]
+    nodes = {"n1": ((BEGIN, Category.WAITING), (BEGIN + 50, Category.LOST)), "n2": ()}
+    happened = (Happening(BEGIN + 50, HappeningKind.NODE, "n1 is lost", "n1"),)
+    page = page_of([launch], [], pasts={launch.name: LaunchPast(nodes, (), happened)})
+    assert ("node", "n1 is lost") in [(kind.value, text) for _, kind, text, _ in page.events]
+    line = page.time_line
+    assert line.rows[4:] == ("n1", "n2")
+    assert {line.categories[c] for row, c, _, _ in line.bars if row == 4} == {
+        "waiting for nodes",
+        "lost or cordoned",
+    }
 
 
 def test_a_cause_is_not_among_its_consequences():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment, WorkersMoment
+from hpclaunch.core.history.moment import AgentHistory, AgentMoment, WorkersMoment
 from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.protocol.facts import Category
-from hpclaunch.core.snapshot.job_snapshot import AgentState
 from hpclaunch.core.views.page_lanes import (
     MOST_BARS,
     MOST_LANES,
@@ -17,7 +16,6 @@ from hpclaunch.core.views.page_lanes import (
     lanes,
     most,
     runs,
-    states_seen,
 )
 from hpclaunch.core.views.time_axis import TimeAxis
 
@@ -49,8 +47,8 @@ def history(*moments):
     return AgentHistory("71.0", 0, "n1", moments)
 
 
-def bars_of(*moments, states=(), end=100.0, least=0.0):
-    return told(agent_bars(history(*moments), states, {0: (10.0, end)}, 100.0, least))
+def bars_of(*moments, uses=(), end=100.0, least=0.0):
+    return told(agent_bars(history(*moments), uses, {0: (10.0, end)}, 100.0, least))
 
 
 def test_a_round_of_the_job_goes_through_its_categories_in_order():
@@ -108,24 +106,14 @@ def test_saves_are_where_they_ended():
 
 def test_a_node_that_is_lost_works_no_more():
     noted = a_moment(30, 20, 0, 0, 0, 0, 20_000, 0, 4)
-    states = [(12.0, AgentState.RUNNING), (60.0, AgentState.LOST)]
-    assert bars_of(noted, states=states) == [(10, 60, TRAINING), (60, 100, LOST)]
+    uses = [(12.0, Category.UNKNOWN), (60.0, LOST)]
+    assert bars_of(noted, uses=uses) == [(10, 60, TRAINING), (60, 100, LOST)]
 
 
 def test_a_spare_that_takes_part_later():
     noted = a_moment(70, 10, 0, 0, 0, 0, 10_000, 0, 4)
-    states = [(10.0, AgentState.SPARE), (61.0, AgentState.RUNNING)]
-    assert bars_of(noted, states=states) == [(10, 60, SPARE), (60, 100, TRAINING)]
-
-
-def test_states_are_those_that_all_heads_have_seen():
-    both = tuple(AgentMoment(at, 0, None, JobMoment("2R")) for at in (1, 2))
-    one = AgentHistory("71.0", 0, "n1", both)
-    other = AgentHistory("71.0", 1, "n2", (AgentMoment(3, 0, None, JobMoment("LR")),))
-    assert states_seen([other, one]) == [
-        [(1, AgentState.RUNNING), (3, AgentState.LOST)],
-        [(1, AgentState.RUNNING)],
-    ]
+    uses = [(10.0, SPARE), (61.0, Category.UNKNOWN)]
+    assert bars_of(noted, uses=uses) == [(10, 60, SPARE), (60, 100, TRAINING)]
 
 
 def test_what_most_of_them_do():

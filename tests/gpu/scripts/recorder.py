@@ -3,10 +3,12 @@ safe. The launcher dumps NCCL's only when it suspects a hang, gloo's every 10 s.
 
     recorder.py [--backend nccl]
 
-Ten thousand small all_reduces of one rank, alone and beside a thread that dumps without a pause.
+Ten thousand small all_reduces of one rank, alone and beside a thread that dumps with short pauses.
+Without pauses they would stand still: the dump holds the recorder's lock, and takes it again first.
 """
 
 import argparse
+import faulthandler
 import os
 import threading
 import time
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 ALL = 10_000
+PAUSE = 0.02  # seconds
 
 
 def seconds(device: str) -> float:
@@ -37,8 +40,10 @@ def main() -> None:
     on_gpu = parser.parse_args().backend == "nccl"
     device = "cuda" if on_gpu else "cpu"
     dump = c10d._dump_nccl_trace_json if on_gpu else c10d._dump_fr_trace_json
+    faulthandler.dump_traceback_later(20)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     seconds(device)
+    print("the process group is there", flush=True)
     alone, dumps, over = seconds(device), [], threading.Event()
 
     def dump_again() -> None:
@@ -47,6 +52,7 @@ def main() -> None:
             size = len(dump(True, False))
             dumps.append((time.monotonic() - began, size))
 
+    print(f"an all_reduce alone {alone / ALL * 1e6:.1f} us", flush=True)
     thread = threading.Thread(target=dump_again)
     thread.start()
     beside = seconds(device)
@@ -54,9 +60,7 @@ def main() -> None:
     thread.join()
     took = sorted(took for took, _ in dumps)
     print(f"{len(dumps)} dumps of {dumps[-1][1]} bytes, median {took[len(took) // 2] * 1e3:.1f} ms")
-    print(
-        f"an all_reduce alone {alone / ALL * 1e6:.1f} us, beside dumps {beside / ALL * 1e6:.1f} us"
-    )
+    print(f"an all_reduce beside dumps {beside / ALL * 1e6:.1f} us")
     dist.destroy_process_group()
 
 

@@ -94,7 +94,7 @@ class LeaderLease:
         An agent that fell silent just now may keep the lease from being renewed until it is given
         up. What begins now should not end before that.
         """
-        return now < self.until - self.timing.loss + self.timing.beat
+        return now < self.until - self.timing.loss + self.timing.quiet_beat
 
     def for_workers(self, other: Presence, now: float) -> float:
         """Return for how many seconds after its last report another agent's workers may run."""

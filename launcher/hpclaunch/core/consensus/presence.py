@@ -144,7 +144,7 @@ class Presence:
         if self.answered.lease_start is None:
             return math.inf
         since = max(self.answered.lease_start, self._awake_since)
-        return since + self.timing.loss + 2 * self.timing.beat
+        return since + self.timing.loss + 2 * self.timing.quiet_beat
 
     def check(self, now: float) -> str:
         """Return why the agent must be given up; "" if it need not be.

@@ -105,6 +105,10 @@ class Head:
         stage_at = self._stage.next_deadline()
         return min(beat_at, self.losses.check_at, self.state.allocation.ask_at, stage_at)
 
+    def _beat(self, now: float) -> float:
+        is_quiet = self.stage is Stage.RUNNING and not self.state.viewers.vitals(now)
+        return self.timing.quiet_beat if is_quiet else self.timing.beat
+
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
         self.state.lease.miss(seconds, now)
@@ -118,7 +122,7 @@ class Head:
         self.state.take_over(election, now, heard)
         for peer in self.state.roster:
             self.losses.expect(peer)
-        self._beat_at = now + self.timing.beat
+        self._beat_at = now + self._beat(now)
         return self._begin(now) + self._stage.order_all(now)
 
     def _begin(self, now: float) -> list[Effect]:
@@ -139,7 +143,7 @@ class Head:
             case Started():
                 state.rendezvous.begin(now)
                 effects += self._begin(now)
-                self._beat_at = now + self.timing.beat if state.roster.others else math.inf
+                self._beat_at = now + self._beat(now) if state.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
                 strange = self._admission.answer(sender, report, now)
                 effects += strange or []
@@ -159,7 +163,7 @@ class Head:
                 effects += self._note_losses(self.losses.died(state.roster[index], now))
                 effects += state.renew(now)
             case CheckpointChosen() | SearchFailed():
-                state.hear_search(event, now)
+                state.hear_search(event)
                 effects += self._stage.event(event, now)
             case EndFound():
                 effects += state.allocation.found(event, now) + state.end.found(event)
@@ -167,8 +171,9 @@ class Head:
                 effects += self._stage.event(event, now)
                 effects += self._stage.order_all(now) if state.allocation.comes_later else []
             case LookedAt():
-                wants_vitals = state.onlookers.look(now)
-                effects += self._stage.show(now, wants_vitals=wants_vitals)
+                if state.viewers.look(now):
+                    effects += self._stage.show(now)
+                self._beat_at = min(self._beat_at, now + self._beat(now))
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
@@ -182,7 +187,7 @@ class Head:
             effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
         beat = is_fresh and now >= self._beat_at
         if beat:
-            self._beat_at = now + self.timing.beat
+            self._beat_at = now + self._beat(now)
             effects += state.renew(now)
             if self.stage is not Stage.ENDING and state.reconfigure(now):
                 # This agent learns of it at once: it may have to vote with it.
@@ -196,7 +201,7 @@ class Head:
         if beat and (more := self._stage.beat(now)):
             effects += more + self._advance(now, ticked=False)
         if beat:  # most agents have had an order since the last beat, in answer to a report
-            before = now - self.timing.beat
+            before = now - self._beat(now)
             others = (p for p in state.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._stage.order(peer, now) for peer in waiting]
@@ -235,7 +240,6 @@ class Head:
         state, current = self.state, self.state.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
-            state.onlookers.hear(peer, report, now)
             self._stage.report(peer, report)
         state.notices.hear(peer.place.index, report, state.round, now)
         state.end.hear(report, now, state.budget.total)

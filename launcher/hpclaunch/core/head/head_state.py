@@ -25,13 +25,13 @@ from ..protocol.model import Job
 from . import restarts
 from .checkpoint_choice import newest_search
 from .cordon import UnfitNodes
-from .onlookers import Onlookers
 from .orders import Orders
 from .other_heads import OtherHeads
 from .rendezvous import Rendezvous
 from .roster import Peer, Roster
 from .round import Round
 from .takeover import Takeover
+from .viewers import Viewers
 
 QUESTION_BITS = 32  # of the number of a question, below the term in which it was asked
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
@@ -73,7 +73,7 @@ class HeadState:
         self.notices = Notices(job, self.allocation)
         is_progress = self.budget.is_beyond_first
         self.end = JobEnd(job, self.notices, self.allocation, self.numbers, is_progress)
-        self.onlookers = Onlookers()
+        self.viewers = Viewers()
         self.unfit = UnfitNodes(job)
 
     @property
@@ -126,20 +126,11 @@ class HeadState:
         if self.current is not None and peer.assignment is not None:
             self.current.ends.add(EndReason.LOSS)
 
-    def hear_search(self, event: CheckpointChosen | SearchFailed, now: float) -> None:
+    def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
         """Take in the answer to a search that no stage has asked for by itself."""
         found = event if isinstance(event, CheckpointChosen) else None
         if self.end.last_save.has_asked(event.number):
             self.end.last_save.answer(found)
-        if self.onlookers.has_asked(event.number):
-            if found is None:
-                self.onlookers.search_failed()
-            else:
-                self.note_save(found, now)
-
-    def note_save(self, newest: CheckpointChosen, now: float) -> None:
-        self.onlookers.chose(newest, now)
-        self.notices.learn(newest.took)
 
     # The next round
 

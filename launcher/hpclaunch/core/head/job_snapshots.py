@@ -29,7 +29,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
     current = head.state.current if head.stage in IN_ROUND else None
     groups = current.groups if current is not None else []
     agents = tuple(_agent(head, peer, groups, now) for peer in head.state.roster)
-    wanted = head.state.onlookers.wanted(now)
+    wanted = head.state.viewers.vitals(now)
     told = (p.report for p in current.participants) if current is not None else ()
     job, notices, straggler = head.job, head.state.notices, head.straggler
     return JobSnapshot(
@@ -45,8 +45,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         restarts=head.state.budget.total,
         max_restarts=job.max_restarts,
         agents=agents,
-        checkpoint=head.state.onlookers.checkpoint(now),
-        pace=None if current is None else head.state.onlookers.pace,
+        pace=None if current is None else current.pace,
         straggler=_straggler(head),
         straggler_host="" if straggler is None else head.state.roster[straggler.agent].host,
         end=head.state.allocation.left(now),
@@ -55,7 +54,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
         verdict="" if head.state.end.verdict is None else head.state.end.verdict.reason,
         code=None if head.state.end.verdict is None else head.state.end.verdict.code,
-        is_complete=not head.state.onlookers.searching and all(_has_told(r, wanted) for r in told),
+        is_complete=all(_has_told(r, wanted) for r in told),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from ..ledger.round_shares import RoundPart, together
 from ..protocol.facts import (
@@ -20,6 +21,7 @@ from .roster import Peer
 
 MOST_FAILURES = 9  # of a round that a fact names, the cause among them
 MOST_LOST = 8  # nodes
+STEPS_KEPT, STEPS_APART = 13, 5.0  # counts, and seconds between two of them
 ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
 
 
@@ -37,9 +39,16 @@ class Round:
     stopped_at: float = math.inf  # when the head ended it
     cut: float = math.inf  # when something happened that ended it, as far as it was known then
     missed: float = 0.0  # seconds of it in which the head's process did not run
+    # When rank 0 had made how many steps, over the last minute
+    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
         """Take in an agent's report on this round."""
+        part, progress = peer.assignment, report.progress
+        is_first = part is not None and part.first_rank == 0
+        is_due = not self.steps or now >= self.steps[-1][0] + STEPS_APART
+        if is_first and is_due and progress is not None and progress.steps:
+            self.steps.append((now, max(progress.steps)))
         for e in report.exits:
             if restarts.failed(e) and e.rank not in self.failures:
                 self.failures[e.rank] = restarts.failure(e, report.round, peer.host, now)
@@ -54,6 +63,14 @@ class Round:
         """Whether all workers have ended with 0. They may have left processes behind."""
         ended = all(peer.workers_have_ended_well(self.number) for peer in self.participants)
         return ended and not self.failures
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds for a step, over the last minute; None if that is not known."""
+        if len(self.steps) < 2:
+            return None
+        (since, first), (until, last) = self.steps[0], self.steps[-1]
+        return (until - since) / (last - first) if last > first else None
 
     @property
     def cause(self) -> Failure:

@@ -6,19 +6,19 @@ have ended, and is in the round's `shares`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..ledger.round_shares import Holder, seats_of
+from ..protocol import host_lists
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import Category, SeatUse
 from ..protocol.stages import Stage
-from .roster import Peer, hosts_of
+from .roster import Peer
 
 if TYPE_CHECKING:
     from .head_state import HeadState
 
-NAMED = 64  # nodes
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
 
 
@@ -49,19 +49,27 @@ def seat_use(state: HeadState, stage: Stage, now: float, *, with_last: bool = Tr
     current = state.current if stage in IN_ROUND else None
     seats = seats_of_agents(state.roster) if current is None else current.seats
     found: dict[Category, float] = {}
+    nodes: dict[str, Category] = {}
     for peer, each in zip(state.roster, seats, strict=True):
         category = _category(state, stage, peer)
         found[category] = found.get(category, 0.0) + each
-    heard = [peer for peer in state.roster if peer.report is not None]
+        nodes.setdefault(peer.host, category)
     return SeatUse(
         state.lease.tenure,
         {category: each for category, each in found.items() if each},
         round=state.round if stage is Stage.RUNNING else None,
         last=current.ended(now) if with_last and current is not None else None,
-        hosts=hosts_of(heard)[:NAMED],
-        are_gpus=any(peer.report is not None and peer.report.gpus for peer in heard),
+        nodes=_by_category(nodes),
+        are_gpus=any(peer.report is not None and peer.report.gpus for peer in state.roster),
         restarts=state.budget.total,
     )
+
+
+def _by_category(nodes: Mapping[str, Category]) -> dict[Category, str]:
+    found: dict[Category, list[str]] = {}
+    for host, category in nodes.items():
+        found.setdefault(category, []).append(host)
+    return {category: host_lists.written(hosts) for category, hosts in found.items()}
 
 
 def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
@@ -79,12 +87,12 @@ def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
 def _category(state: HeadState, stage: Stage, peer: Peer) -> Category:
     if stage is Stage.RUNNING and peer.assignment is not None:
         return Category.UNKNOWN
+    if peer.report is None and not peer.out:
+        return Category.WAITING
     if stage in (Stage.ENDING, Stage.ENDED):
         return Category.END
     if peer.out:
         return Category.LOST
-    if peer.report is None:
-        return Category.WAITING
     if stage is Stage.RUNNING or (stage is Stage.STOPPING and peer.assignment is None):
         return Category.SPARE
     if stage is Stage.STOPPING:

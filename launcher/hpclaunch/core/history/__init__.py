@@ -1,1 +1,1 @@
-"""What becomes of a job over time: what agents note now and then, so that a page can show it."""
+"""What becomes of a job over time, as values: the samples that agents note, and a launch's past."""

@@ -1,19 +1,16 @@
-"""A moment of an agent: how its own workers are, and while it leads, how the job is.
+"""A moment of an agent: a sample of its own workers and GPUs.
 
 Each agent notes its own: nothing of it crosses the network, and it outlives a change of heads. It
-is noted every `period` seconds, and when a round or the state of a node changes.
+is noted every `period` seconds, and when a round begins or ends. What happened is in the facts.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from ..protocol.gpu_use import GpuUse
 from ..protocol.model import Doing, RankVitals, Spent
 from ..protocol.values import value
-from ..snapshot.job_snapshot import AgentState, JobSnapshot
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
 YOUNG, YOUNGEST = 60.0, 5.0  # seconds: until a job is as old as that, it is the latter
@@ -22,21 +19,6 @@ AGENTS = 16  # that may write to the log directory in one second
 LATEST = 1e11  # seconds since the epoch, as of the ledger
 MOST_RANKS = 1 << 20  # of a job
 MOST = 1 << 60  # bytes, steps or milliseconds
-
-LETTERS = {
-    AgentState.ABSENT: "A",
-    AgentState.PREPARING: "P",
-    AgentState.READY: "Y",
-    AgentState.RUNNING: "R",
-    AgentState.STOPPING: "T",
-    AgentState.DONE: "D",
-    AgentState.SPARE: "S",
-    AgentState.CORDONED: "C",
-    AgentState.LOST: "L",
-    AgentState.LEFT: "E",
-}
-STATES = {letter: state for state, letter in LETTERS.items()}
-RUN = re.compile(r"(\d{0,5})([A-Z])")  # no job has more agents than such a number says
 
 
 @value(frozen=True)
@@ -68,29 +50,10 @@ class WorkersMoment:
 
 
 @value(frozen=True)
-class SavedMoment:
-    """The newest complete checkpoint."""
-
-    at: float  # seconds since the epoch
-    step: int | None
-    size: int  # bytes
-
-
-@value(frozen=True)
-class JobMoment:
-    states: str  # of all agents in their order, each a letter, or a number of equal ones: "62R2S"
-    straggler: str = ""  # whom the others wait for
-    saved: SavedMoment | None = None
-    hosts: tuple[str, ...] = ()  # of all agents; only the first time
-    straggler_host: str = ""
-
-
-@value(frozen=True)
 class AgentMoment:
     at: float  # seconds since the epoch
     round: int
-    workers: WorkersMoment | None = None
-    job: JobMoment | None = None  # None: another agent leads
+    workers: WorkersMoment
 
 
 def period(age: float, agents: int) -> float:
@@ -139,46 +102,11 @@ def _of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
     )
 
 
-def of_job(snapshot: JobSnapshot, saved: SavedMoment | None, *, is_first: bool) -> JobMoment:
-    """`is_first`: of the agent that notes it."""
-    return JobMoment(
-        states=written(agent.state for agent in snapshot.agents),
-        straggler=snapshot.straggler,
-        straggler_host=snapshot.straggler_host,
-        saved=saved,
-        hosts=tuple(agent.host for agent in snapshot.agents) if is_first else (),
-    )
-
-
-def written(states: Iterable[AgentState]) -> str:
-    """States one after the other; `states_of` reads them."""
-    runs = ((letter, len(list(same))) for letter, same in groupby(map(LETTERS.__getitem__, states)))
-    return "".join(letter if length == 1 else f"{length}{letter}" for letter, length in runs)
-
-
-def states_of(text: str) -> list[AgentState]:
-    """Letters without a meaning are left out: they are of another version."""
-    return [
-        STATES[letter]
-        for length, letter in RUN.findall(text)
-        for _ in range(int(length or 1))
-        if letter in STATES
-    ]
-
-
 def is_sound(moment: AgentMoment) -> bool:
-    """Whether it may be what an agent has noted. If not, it is damaged."""
-    workers, job = moment.workers, moment.job
-    times = [moment.at]
-    if job is not None and job.saved is not None:
-        times.append(job.saved.at)
-    if workers is not None:
-        times += [workers.elapsed, workers.seen]
-    return (
-        moment.at >= 0
-        and all(-LATEST < at < LATEST for at in times)
-        and (workers is None or _are_sound(workers))
-    )
+    """Return whether an agent may have noted this. If not, it is damaged."""
+    workers = moment.workers
+    times = (moment.at, workers.elapsed, workers.seen)
+    return moment.at >= 0 and all(-LATEST < at < LATEST for at in times) and _are_sound(workers)
 
 
 def _are_sound(workers: WorkersMoment) -> bool:

@@ -9,11 +9,20 @@ from __future__ import annotations
 import math
 import signal
 
-from ..consensus.follower import Follower
+from ..consensus.follower import Follower, Standing
 from ..consensus.rotation import Rotation
 from ..ending.table import verdict
 from ..protocol.configuration import NOBODY
-from ..protocol.effects import Effect, KeepWorkers, LookAt, Probe, Send, StopWorkers, TakePlace
+from ..protocol.effects import (
+    Effect,
+    KeepWorkers,
+    LookAt,
+    Probe,
+    Send,
+    StopWorkers,
+    TakePlace,
+    TakeSample,
+)
 from ..protocol.events import (
     AgentGone,
     CheckpointSeen,
@@ -191,7 +200,24 @@ class Member:
         # The lease is for what the order asks for. It must not let workers go on that are held, and
         # that are to be stopped: the head may have begun another round without them.
         stops = any(isinstance(effect, StopWorkers) for effect in asked)
+        self._hasten_report(order, asked, now)
         return effects + (asked + keep if stops else keep + asked)
+
+    def _hasten_report(self, order: Order, asked: list[Effect], now: float) -> None:
+        """Report earlier than at the next quiet beat where the order asks for something that is no
+        news. The head's answer to a report shows how far its clock is ahead, which a sample needs:
+        so report at once when one is begun.
+        """
+        if any(isinstance(effect, TakeSample) for effect in asked):
+            self._report_at = min(self._report_at, now)
+        elif order.vitals:
+            self._report_at = min(self._report_at, now + self.job.timing.beat)
+
+    @property
+    def _beat(self) -> float:
+        timing, standing = self.job.timing, self.follower.standing
+        is_quiet = self.phase is Phase.RUNNING and standing is Standing.FOLLOWING
+        return timing.quiet_beat if is_quiet else timing.beat
 
     def _may_be_signalled(self, order: Order) -> bool:
         """Return whether the signal that ends the job may still reach this agent, and its workers,
@@ -307,7 +333,7 @@ class Member:
         if report.news == self._last_news and now < self._report_at:
             return []
         alone = follower.report_to == (self.index,)
-        self._report_at = math.inf if alone else now + self.job.timing.beat
+        self._report_at = math.inf if alone else now + self._beat
         self._serial += 1
         self._last_news = report.news
         follower.link.report_sent(report.serial, now)

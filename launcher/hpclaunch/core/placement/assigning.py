@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from ..protocol import host_lists
 from ..protocol.messages import Report
 from ..protocol.model import Assignment, Job, Shares
 from . import ranks
@@ -33,7 +34,7 @@ def assign(
     peers = tuple(sorted({n for seat in seats for n in reports[seat.place.index].networks}))
     world = sum(seat.nproc for seat in seats)
     layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
-    hosts = ranks.host_list({s.group_rank: reports[s.place.index].host for s in seats}.values())
+    hosts = host_lists.written({s.group_rank: reports[s.place.index].host for s in seats}.values())
     return {
         seat.place.index: Assignment(
             round=number,

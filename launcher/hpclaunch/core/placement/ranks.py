@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -28,26 +27,6 @@ def layout(counts: Iterable[int]) -> str:
     """Write numbers of workers as Slurm writes tasks per node: [2, 2, 2, 1] -> "2(x3),1"."""
     runs = [(count, sum(1 for _ in same)) for count, same in groupby(counts)]
     return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
-
-
-def host_list(hosts: Iterable[str]) -> str:
-    """Write hosts in Slurm's form, and keep their order: [n3, n1, n2] -> "n3,n[1-2]"."""
-
-    def run_of(entry: tuple[int, str]) -> tuple[str, int, int]:
-        """Return a key that is equal for consecutive hosts with consecutive numbers."""
-        position, host = entry
-        numbered = re.fullmatch(r"(.*?)(\d+)", host)
-        if numbered is None:
-            return host, 0, 0
-        return numbered[1], len(numbered[2]), int(numbered[2]) - position
-
-    parts = []
-    for (prefix, _, _), run in groupby(enumerate(hosts), run_of):
-        first, *rest = (host for _, host in run)
-        parts.append(
-            f"{prefix}[{first[len(prefix) :]}-{rest[-1][len(prefix) :]}]" if rest else first
-        )
-    return ",".join(parts)
 
 
 def seats(

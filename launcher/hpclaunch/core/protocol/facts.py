@@ -11,7 +11,7 @@ from enum import Enum
 
 from .job_state import JobState
 from .model import Failure, Leftover, Request, Verdict
-from .values import replace, value
+from .values import field, replace, value
 
 # The time of the seats: GPUs, or where there are none the places of workers
 
@@ -153,7 +153,8 @@ class SeatUse:
     seats: dict[Category, float]
     round: int | None = None  # that is running; None: no round is
     last: RoundEnded | None = None  # the round that runs or is being stopped, if it had ended now
-    hosts: tuple[str, ...] = ()  # of the nodes that were heard, the first few
+    # The nodes that do so, in Slurm's form. One with several agents counts as its first one.
+    nodes: dict[Category, str] = field(default_factory=dict)
     are_gpus: bool = False
     restarts: int = 0  # of the whole launch, also under earlier heads
 
@@ -333,6 +334,16 @@ class QuorumAwaited:
 
 
 @value(frozen=True)
+class CheckpointSaved:
+    """A checkpoint is complete that is newer than all before."""
+
+    path: str
+    step: int | None
+    size: int  # bytes
+    age: float | None  # since it was saved; None: not known
+
+
+@value(frozen=True)
 class CheckpointSought:
     """The search for a complete checkpoint takes long."""
 
@@ -456,6 +467,7 @@ Fact = (
     | AgentsAwaited
     | NodesAwaited
     | QuorumAwaited
+    | CheckpointSaved
     | CheckpointSought
     | ReadersAwaited
     | HeadChanged

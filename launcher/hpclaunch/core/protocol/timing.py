@@ -17,6 +17,7 @@ class Timing:
 
     # Loss detection and elections
     beat: float = 0.5  # between two messages, if nothing changes
+    quiet: float = 2.0  # the most that `quiet_beat` may be
     loss: float = 3.0  # an agent that is silent for this long counts as lost
     election: float = 1.0  # an agent that was asked to lead must do so within this time
     killing: float = 0.25  # killed workers are gone within this time
@@ -61,13 +62,20 @@ class Timing:
     headless_notice: float = 5.0  # until the user is told that there is no head
 
     @property
+    def quiet_beat(self) -> float:
+        """The beat while workers run and nobody asks about them: longer where the loss timeout is
+        long, since each beat wakes processes on every node.
+        """
+        return max(self.beat, min(self.quiet, self.loss / 12))
+
+    @property
     def vote_lease(self) -> float:
         """For how long after an order a follower follows no other head.
 
         It must outlast the loss timeout by enough that a head which is still answered keeps its
         leader lease: the head learns of an answer up to two beats after it sent the order.
         """
-        return self.loss + 3 * self.beat
+        return self.loss + 3 * self.quiet_beat
 
 
 DEFAULTS = Timing()

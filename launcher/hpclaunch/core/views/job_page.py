@@ -6,16 +6,16 @@ Texts in it may be hostile: the template escapes them. They have no control char
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
+from ..history.launch_past import Happening, HappeningKind, LaunchPast
+from ..history.moment import AgentHistory, GpusMoment, WorkersMoment
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
 from ..ledger.summing import Launch, job_entries, round_ends
 from ..protocol.facts import Category, RoundEnded
 from ..protocol.model import EndCause
-from ..protocol.values import value
+from ..protocol.values import replace, value
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
-from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
 from . import page_lanes as lanes
 from .text_style import DAY, seat_time
@@ -60,7 +60,7 @@ class Fact:
 class Mark:
     """Something that happened at one time."""
 
-    kind: str  # "fault", "change", "save", "node" or "straggler"
+    kind: HappeningKind
     x: int
     rows: tuple[int, ...]  # of the time line in which it is drawn
     text: str
@@ -167,6 +167,7 @@ class JobPage:
 def job_page(
     report: JobReport,
     launches: Sequence[Launch],
+    pasts: Mapping[str, LaunchPast],
     histories: Sequence[AgentHistory],
     stacks: Sequence[HangStacks],
     local: LocalTime,
@@ -174,22 +175,24 @@ def job_page(
     logs: Sequence[str],
     version: str,
 ) -> JobPage:
-    """`report` is that of the launches, and `histories` are those of their agents."""
+    """Return the page. `report` is that of the launches, `pasts` are theirs by their names, and
+    `histories` are those of their agents.
+    """
     noted = [history.moments[-1].at for history in histories if history.moments]
     end = max(noted, default=report.end) if not report.over else report.end
     end = max(end, report.end, report.begin + 1)
     axis = TimeAxis(report.begin, end + ROOM * (end - report.begin))
     clock = _Clock(local, with_date=axis.length > 20 * 3600)
     ends = round_ends(launches)
-    rows = _lanes(launches, histories, axis)
+    rows = _lanes(launches, pasts, histories, axis)
     points = curves.gathered(histories, axis)
-    happened = _happened(report.ends, ends, histories)
+    happened = _happened(report.ends, ends, pasts.values())
     return JobPage(
         name=plain(some(report.launches, 3)),
         state=_state(report.outcome),
         result=_result(report),
         reason=plain(report.reason) if report.over and report.code else "",
-        facts=tuple(_facts(report, histories, local)),
+        facts=tuple(_facts(report, pasts.values(), histories, local)),
         begin=axis.begin,
         end=axis.end,
         offset=ahead(axis.begin, local),
@@ -246,7 +249,10 @@ def _result(report: JobReport) -> str:
 
 
 def _facts(
-    report: JobReport, histories: Sequence[AgentHistory], local: LocalTime
+    report: JobReport,
+    pasts: Iterable[LaunchPast],
+    histories: Sequence[AgentHistory],
+    local: LocalTime,
 ) -> Iterable[Fact]:
     form = "%Y-%m-%d %H:%M:%S"
     begin, end = (local(at, form) for at in (report.begin, report.end))
@@ -267,126 +273,60 @@ def _facts(
     yield Fact("Rounds", rounds, ", ".join(filter(None, [restarts, launches])))
     if step := curves.farthest(histories):
         yield Fact("Step", f"{step:,}", "the farthest that was seen")
-    if saved := _saves(histories):
-        last = saved[-1]
+    saves = [save for past in pasts for save in past.saves]
+    if saves:
+        last = max(saves, key=lambda save: save.at)
         step_of = "" if last.step is None else f"step {last.step:,}"
         ago = f"saved at {local(last.at, form)[11:]}"
         yield Fact("Checkpoint", step_of or ago, ago if step_of else "")
 
 
-def _saves(histories: Iterable[AgentHistory]) -> list[SavedMoment]:
-    """The checkpoints that were the newest when somebody looked, each once, in order."""
-    jobs = (m.job for history in histories for m in history.moments if m.job is not None)
-    found = {job.saved.at: job.saved for job in jobs if job.saved is not None}
-    return [found[at] for at in sorted(found)]
-
-
 # What happened
 
 
-@value(frozen=True)
-class _Happening:
-    at: float
-    kind: str
-    text: str
-    host: str = ""
-    rank: int | None = None
-    link: str = ""
-
-
 def _happened(
-    told: Sequence[EndReport],
-    ends: Sequence[RoundEnded],
-    histories: Sequence[AgentHistory],
-) -> list[_Happening]:
-    """In the order of time."""
-    found = []
+    told: Sequence[EndReport], ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
+) -> list[Happening]:
+    """Return what happened, in the order of time."""
+    found = [happening for past in pasts for happening in past.happenings]
     shown = set(_shown(len(told)))
     for i, (report, end) in enumerate(zip(told, ends, strict=True)):
         who = f", {report.who}" if report.who else ""
         text = plain(f"round {report.round} ended: {report.cause}{who}")
-        kind = "change" if report.cause in WANTED else "fault"
+        kind = HappeningKind.CHANGE if report.cause in WANTED else HappeningKind.FAULT
         first = end.failures[0] if report.who else None
         host, rank = ("", None) if first is None else (first.host, first.rank)
         link = f"end-{i}" if i in shown else ""
-        found.append(_Happening(report.at, kind, text, host, rank, link))
-    for saved in _saves(histories):
-        step = "" if saved.step is None else f" of step {saved.step:,}"
-        found.append(_Happening(saved.at, "save", f"a checkpoint{step} is complete"))
-    for of_launch in _by_launch(histories).values():
-        found += _of_nodes(of_launch)
-        found += _of_stragglers(of_launch)
-    # A node may have several agents, of which the same is told.
-    return sorted(dict.fromkeys(found), key=lambda happening: happening.at)
-
-
-def _of_nodes(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
-    hosts = _hosts(histories)
-    for index, states in enumerate(lanes.states_seen(histories)):
-        host = hosts.get(index, f"agent {index}")
-        was_out = False
-        for at, state in states:
-            if state in (AgentState.LOST, AgentState.CORDONED):
-                yield _Happening(at, "node", plain(f"{host} is {state.value}"), host)
-            elif was_out:
-                yield _Happening(at, "node", plain(f"{host} is back"), host)
-            was_out = state in (AgentState.LOST, AgentState.CORDONED)
-
-
-def _of_stragglers(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
-    jobs = [(m.at, m.job) for history in histories for m in history.moments if m.job is not None]
-    last = ""
-    for at, job in sorted(jobs, key=lambda each: each[0]):
-        if job.straggler and job.straggler != last:
-            text = plain(f"the others wait for {job.straggler}, step after step")
-            yield _Happening(at, "straggler", text, job.straggler_host)
-        last = job.straggler
-
-
-def _by_launch(histories: Iterable[AgentHistory]) -> dict[str, list[AgentHistory]]:
-    found = defaultdict[str, list[AgentHistory]](list)
-    for history in histories:
-        found[history.launch].append(history)
-    return found
-
-
-def _hosts(histories: Iterable[AgentHistory]) -> dict[int, str]:
-    """Of the agents of a launch."""
-    found = {history.index: history.host for history in histories}
-    for history in histories:
-        for moment in history.moments:
-            if moment.job is not None and moment.job.hosts:
-                found = {**dict(enumerate(moment.job.hosts)), **found}
-    return found
+        found.append(Happening(report.at, kind, text, host, rank, link))
+    return sorted(found, key=lambda happening: happening.at)
 
 
 # The time line
 
 
 def _lanes(
-    launches: Sequence[Launch], histories: Sequence[AgentHistory], axis: TimeAxis
+    launches: Sequence[Launch],
+    pasts: Mapping[str, LaunchPast],
+    histories: Sequence[AgentHistory],
+    axis: TimeAxis,
 ) -> list[lanes.Lane]:
     by_host = defaultdict[str, list[lanes.Bar]](list)
     by_rank: dict[int, tuple[str, list[lanes.Bar]]] = {}
     is_stable = True  # each rank has had one host
-    of = _by_launch(histories)
     for launch in launches:
         rounds = {e.round: (e.begin, e.end) for e in launch.entries if e.round is not None}
-        mine = of[launch.name]
-        states, own = lanes.states_seen(mine), defaultdict[int, list[AgentHistory]](list)
-        for history in mine:
-            own[history.index].append(history)
-        of_host = defaultdict[str, list[list[lanes.Bar]]](list)
-        for index, host in sorted(_hosts(mine).items()):
-            seen = states[index] if index < len(states) else []
-            moments = sorted((m for h in own[index] for m in h.moments), key=lambda m: m.at)
-            history = AgentHistory(launch.name, index, host, tuple(moments))
+        uses = pasts[launch.name].nodes if launch.name in pasts else {}
+        own = _by_agent(histories, launch.name)
+        hosts = {history.host for history in own}
+        own += [AgentHistory(launch.name, -1, host, ()) for host in uses if host not in hosts]
+        of_host = dict[str, list[list[lanes.Bar]]]((host, []) for host in uses)
+        for history in own:
+            host, seen = history.host, uses.get(history.host, ())
             bars = lanes.agent_bars(history, seen, rounds, launch.until, axis.length / UNITS)
-            of_host[host].append(bars)
+            of_host.setdefault(host, []).append(bars)
             ranks = {
                 rank
-                for m in moments
-                if m.workers is not None
+                for m in history.moments
                 for rank in range(m.workers.first, m.workers.first + m.workers.count)
             }
             for rank in ranks if len(ranks) <= lanes.FEW_RANKS else ():
@@ -399,10 +339,21 @@ def _lanes(
     return lanes.lanes(by_host, by_rank if is_stable else {})
 
 
+def _by_agent(histories: Iterable[AgentHistory], launch: str) -> list[AgentHistory]:
+    """Put together what the starts of each agent have noted."""
+    found = dict[int, AgentHistory]()
+    for history in histories:
+        if history.launch == launch:
+            known = found.get(history.index, replace(history, moments=()))
+            moments = sorted((*known.moments, *history.moments), key=lambda m: m.at)
+            found[history.index] = replace(known, moments=tuple(moments))
+    return [found[index] for index in sorted(found)]
+
+
 def _time_line(
     launches: Sequence[Launch],
     rows: Sequence[lanes.Lane],
-    happened: Sequence[_Happening],
+    happened: Sequence[Happening],
     axis: TimeAxis,
 ) -> TimeLine:
     of_job = lanes.runs([lanes.job_bars(job_entries(launches))], axis)[0]
@@ -433,7 +384,7 @@ def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
 
 
 def _marks(
-    happened: Sequence[_Happening], rows: Sequence[lanes.Lane], axis: TimeAxis
+    happened: Sequence[Happening], rows: Sequence[lanes.Lane], axis: TimeAxis
 ) -> Iterable[Mark]:
     """The first of those of a kind at nearly the same place."""
     taken = set[tuple[str, int]]()
@@ -442,13 +393,13 @@ def _marks(
         if place in taken:
             continue
         taken.add(place)
-        of_job = JOB_ROWS.index("checkpoints" if happening.kind == "save" else "events")
+        of_job = JOB_ROWS.index("checkpoints" if happening.kind is HappeningKind.SAVE else "events")
         lane = _lane(happening, rows)
         on = (of_job,) if lane is None else (of_job, len(JOB_ROWS) + lane)
         yield Mark(happening.kind, axis.x(happening.at), on, happening.text, happening.link)
 
 
-def _lane(happening: _Happening, rows: Sequence[lanes.Lane]) -> int | None:
+def _lane(happening: Happening, rows: Sequence[lanes.Lane]) -> int | None:
     for i, row in enumerate(rows):
         if happening.host in row.hosts and row.rank in (None, happening.rank):
             return i

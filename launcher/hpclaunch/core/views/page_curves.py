@@ -94,12 +94,12 @@ def step_rates(histories: Iterable[AgentHistory]) -> Curve:
     """Steps in a second, of rank 0's agent, round by round."""
     found: Curve = []
     for history in histories:
-        moments = [m for m in history.moments if m.workers is not None and m.workers.first == 0]
+        moments = [m for m in history.moments if m.workers.first == 0]
         for _, same in groupby(moments, key=lambda m: m.round):
             steps = {
                 m.at - m.workers.elapsed + m.workers.seen: m.workers.steps
                 for m in same
-                if m.workers and _train(m.workers)
+                if _train(m.workers)
             }
             if piece := _rates(list(steps.items())):
                 found.append(piece)
@@ -126,8 +126,7 @@ def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
 
 def farthest(histories: Iterable[AgentHistory]) -> int:
     """Step, as the script counts; 0 if it does not say."""
-    workers = (m.workers for history in histories for m in history.moments)
-    return max((w.step for w in workers if w is not None), default=0)
+    return max((m.workers.step for history in histories for m in history.moments), default=0)
 
 
 @value(frozen=True)
@@ -148,7 +147,7 @@ def gathered(histories: Iterable[AgentHistory], axis: TimeAxis) -> list[Gathered
         before = math.inf
         for moment in history.moments:
             seen = moment.workers
-            if seen is not None and (seen.memory or seen.gpus):
+            if seen.memory or seen.gpus:
                 place = int((moment.at - axis.begin) // width)
                 workers[place].append(seen)
                 apart[place] = max(apart[place], moment.at - before)

@@ -8,13 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from ..history.moment import AgentHistory, AgentMoment, states_of
+from ..history.moment import AgentHistory, AgentMoment
 from ..ledger.entries import LedgerEntry
 from ..ledger.round_shares import CATEGORIES
 from ..protocol.facts import Category
 from ..protocol.model import Doing
 from ..protocol.values import replace, value
-from ..snapshot.job_snapshot import AgentState
 from .time_axis import UNITS, TimeAxis
 
 FEW_RANKS = 16  # that have a lane each; of more, each node has one
@@ -30,16 +29,6 @@ IN_ORDER = (
 )
 BESIDE = (Category.WAITING, Category.SPARE, Category.LOST)
 BEFORE_STEPS = (Doing.START, Doing.IMPORTS, Doing.RENDEZVOUS, Doing.LOADING)
-OF_STATE = {
-    AgentState.ABSENT: Category.WAITING,
-    AgentState.PREPARING: Category.START,
-    AgentState.READY: Category.START,
-    AgentState.SPARE: Category.SPARE,
-    AgentState.CORDONED: Category.LOST,
-    AgentState.LOST: Category.LOST,
-    AgentState.DONE: Category.END,
-    AgentState.LEFT: Category.END,
-}
 
 
 @value(frozen=True)
@@ -91,30 +80,29 @@ def job_bars(entries: Iterable[LedgerEntry]) -> list[Bar]:
 
 def agent_bars(
     history: AgentHistory,
-    states: Sequence[tuple[float, AgentState]],
+    uses: Sequence[tuple[float, Category]],
     rounds: Mapping[int, tuple[float, float]],
     until: float,
     least: float,
 ) -> list[Bar]:
-    """`states` are those that the heads have seen of it, in order; `rounds` is from when to when
-    each round was, and `until` when the launch was over. What workers saved in less than `least`
-    seconds is left out.
+    """Return what an agent did. `uses` says what its node did from each time on, UNKNOWN while it
+    had workers; `rounds` from when to when each round was, and `until` when the launch was over.
+    What workers saved in less than `least` seconds is left out.
     """
     own = defaultdict[int, list[AgentMoment]](list)
     for moment in history.moments:
-        if moment.workers is not None:
-            own[moment.round].append(moment)
-    lost = [at for at, state in states if state is AgentState.LOST]
+        own[moment.round].append(moment)
+    lost = [at for at, category in uses if category is Category.LOST]
     working: list[Bar] = []
     for number, moments in sorted(own.items()):
         end = rounds.get(number, (0.0, until))[1]
         gone = next((at for at in lost if moments[0].at < at < end), end)
         working += _round_bars(moments, min(gone, until), least)
-    ends = [*(at for at, _ in states[1:]), until]
+    ends = [*(at for at, _ in uses[1:]), until]
     idle = [
-        Bar(at, end, OF_STATE[state])
-        for (at, state), end in zip(states, ends, strict=False)
-        if state in OF_STATE and at < end
+        Bar(at, end, category)
+        for (at, category), end in zip(uses, ends, strict=False)
+        if category is not Category.UNKNOWN and at < end
     ]
     return sorted([*_between(idle, working), *working], key=lambda bar: bar.begin)
 
@@ -122,7 +110,6 @@ def agent_bars(
 def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> list[Bar]:
     """What the workers of an agent did in a round."""
     last = moments[-1]
-    assert last.workers is not None, "the caller has looked"
     workers, found = last.workers, list[Bar]()
     begin = at = last.at - workers.elapsed
     spent = [milliseconds / 1000 for milliseconds in workers.spent[: Doing.NOTHING]]
@@ -156,7 +143,7 @@ def _saves(moments: Sequence[AgentMoment], least: float) -> list[Bar]:
 
 
 def _saving(moment: AgentMoment) -> int:
-    spent = () if moment.workers is None else moment.workers.spent
+    spent = moment.workers.spent
     return spent[Doing.SAVING] if len(spent) > Doing.SAVING else 0
 
 
@@ -173,24 +160,6 @@ def _between(bars: Iterable[Bar], others: Sequence[Bar]) -> list[Bar]:
             at = max(at, other.end)
         if at < bar.end:
             found.append(replace(bar, begin=at))
-    return found
-
-
-def states_seen(histories: Iterable[AgentHistory]) -> list[list[tuple[float, AgentState]]]:
-    """By all heads of a launch, of each of its agents: since when each state was."""
-    moments = [m for history in histories for m in history.moments if m.job is not None]
-    found: list[list[tuple[float, AgentState]]] = []
-    last = ""
-    for moment in sorted(moments, key=lambda m: m.at):
-        assert moment.job is not None, "those without are left out"
-        if moment.job.states == last:
-            continue
-        last = moment.job.states
-        for index, state in enumerate(states_of(moment.job.states)):
-            if index == len(found):
-                found.append([])
-            if not found[index] or found[index][-1][1] is not state:
-                found[index].append((moment.at, state))
     return found
 
 

@@ -29,7 +29,6 @@ from ..shared.helper import Helper, numbers
 
 ANSWER_LIMIT = 3.0  # seconds for an answer of a daemon that is not ours
 CLOSE_LIMIT = 30.0  # seconds until all daemons have ended; usually it is less than one
-UVM = "/dev/nvidia-uvm"  # a process that uses CUDA has it open
 FIRST_LOOK = 1.0  # seconds
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
 PEER = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
@@ -144,20 +143,19 @@ class MpsKeeperClient(Helper):
         control: str,
         handled: Iterable[int] = (),
         *,
-        device: str = UVM,
         first_look: float = FIRST_LOOK,
     ) -> None:
         """`job` is the same for all agents of the job on this node and for no other job of this
         user; `handled` are signals beyond the usual ones on which the agent acts.
         """
-        self._again = (job, control, tuple(handled), device, first_look)
+        self._again = (job, control, tuple(handled), first_look)
         where = (json.dumps(_places(os.environ)), _prefix(), _short(job))
-        words = (numbers(self._again[2]), control, *where, device, str(first_look))
+        words = (numbers(self._again[2]), control, *where, str(first_look))
         super().__init__("hpclaunch.worker.mps_keeper", *words)
 
     def successor(self) -> MpsKeeperClient:
-        job, control, handled, device, first_look = self._again
-        return MpsKeeperClient(job, control, handled, device=device, first_look=first_look)
+        job, control, handled, first_look = self._again
+        return MpsKeeperClient(job, control, handled, first_look=first_look)
 
     def hear(self) -> list[Event]:
         """Return the events that are there; call it when the descriptor is readable."""

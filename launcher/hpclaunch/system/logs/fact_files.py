@@ -3,11 +3,11 @@
 
 One JSON object per line; lines are only ever appended:
 
-    {"time", "format", "version", "launch", "host"}    an agent's run begins
-    {"time", "fact": NAME, ...}                        a fact, with its fields
-    {"time", "lost"}                                   so many lines before this are missing
+    {"time", "format", "version", "launch", "host", "incarnation"}    an agent's run begins
+    {"time", "fact": NAME, ...}                                       a fact, with its fields
+    {"time", "lost"}                              so many lines before this are missing
 
-`time` is that of the wall clock, in seconds.
+`time` is in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..shared import bounded_json, packing
 from .appended_lines import AppendedLines, name_of
 from .log_client import LogServiceClient
 
-FORMAT = 2
+FORMAT = 3
 MOST = 4 << 20  # bytes of lines that are read for an agent
 NAMES = re.compile(r"facts(-agent-[\w.-]+)?\.jsonl")
 KINDS: dict[str, type[facts.Fact]] = {kind.__name__: kind for kind in get_args(facts.Fact)}
@@ -40,12 +40,15 @@ KINDS: dict[str, type[facts.Fact]] = {kind.__name__: kind for kind in get_args(f
 class FactFile:
     """The file of one agent. Without a directory there is none."""
 
-    def __init__(self, directory: Path | None, label: str, launch: str, host: str) -> None:
+    def __init__(
+        self, directory: Path | None, label: str, launch: str, host: str, incarnation: str
+    ) -> None:
         self._title: dict[str, Any] | None = {
             "format": FORMAT,
             "version": __version__,
             "launch": launch,
             "host": host,
+            "incarnation": incarnation,
         }
         self._lines: AppendedLines | None = None
         if directory is not None:
@@ -84,6 +87,7 @@ class AgentFacts:
 
     launch: str
     host: str
+    incarnation: str  # of the agent
     facts: list[tuple[float, facts.Fact]] = field(default_factory=list)
 
 
@@ -120,8 +124,8 @@ def _runs(lines: list[bytes]) -> list[AgentFacts]:
             if "format" in value:
                 run = None
                 if value["format"] == FORMAT:
-                    names = (value["launch"], value["host"])
-                    run = AgentFacts(*msgspec.convert(names, tuple[str, str]))
+                    names = (value["launch"], value["host"], value["incarnation"])
+                    run = AgentFacts(*msgspec.convert(names, tuple[str, str, str]))
                     found.append(run)
             elif run is not None and "fact" in value:
                 at = msgspec.convert(value["time"], float)

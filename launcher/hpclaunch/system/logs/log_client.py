@@ -78,12 +78,6 @@ class LogServiceClient(Helper):
             self._is_cut = self._waiting[sent - 1 : sent] != b"\n"
             del self._waiting[:sent]
 
-    def tail(self, number: int, files: Sequence[Path]) -> None:
-        self.send(messages.ReadTail(number, tuple(map(str, files))))
-
-    def look(self, number: int, directory: Path) -> None:
-        self.send(messages.LookAtDisk(number, str(directory)))
-
     def say(self, text: str) -> None:
         if len(self._waiting) > MOST:
             self._unsaid += 1

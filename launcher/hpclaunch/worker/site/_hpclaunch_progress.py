@@ -516,31 +516,6 @@ def _print_stacks(server: int, stacks: int) -> None:
     with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as fd:
         high = dup_high(fd, HIGH)
     faulthandler.register(SIGNAL, file=high, all_threads=True, chain=False)
-    _give_way(faulthandler, high)
-
-
-def _give_way(faulthandler: "Any", high: int) -> None:
-    """If the script sets a handler of its own for SIGNAL, it finds none of ours, and whoever asks
-    finds the file closed, and does not send it."""
-    import _signal
-
-    set_handler = _signal.signal
-
-    def signal(signalnum: int, handler: "Any") -> "Any":
-        if signalnum == SIGNAL and is_ours(high):
-            faulthandler.unregister(SIGNAL)
-            os.close(high)
-        return set_handler(signalnum, handler)
-
-    signal.__doc__ = set_handler.__doc__
-    _signal.signal = signal
-
-
-def is_ours(fd: int) -> bool:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith(KINDS[0])
-    except OSError:
-        return False  # the script has closed it
 
 
 def _faulthandler() -> "Any":

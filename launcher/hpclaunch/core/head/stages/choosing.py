@@ -29,7 +29,7 @@ class Choosing(JobStage):
 
     def event(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, CheckpointChosen) and self._choosing.chosen(event, now):
-            self.state.note_save(event, now)
+            self.state.notices.learn(event.took)
         return []
 
     @property

@@ -9,7 +9,6 @@ from ...protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin, Requ
 from ...protocol.messages import Report
 from ...protocol.model import Grow, Phase, Request
 from ...protocol.stages import Stage
-from ...protocol.values import replace
 from ..cordon import cordon
 from ..growth import Growth
 from ..hang_watch import HangWatch
@@ -35,7 +34,6 @@ class Running(InRound):
     def enter(self, now: float) -> list[Effect]:
         super().enter(now)
         state = self.state
-        state.onlookers.begin()
         self._stragglers.begin(state.current_round, now)
         state.notices.begin(now)
         state.reconfigure(now)
@@ -53,7 +51,7 @@ class Running(InRound):
         match event:
             case CheckpointChosen(number=number) if self._growth.has_asked(number):
                 self._growth.chosen(event, now)
-                state.note_save(event, now)
+                state.notices.learn(event.took)
             case SearchFailed(number=number) if self._growth.has_asked(number):
                 self._growth.failed()
             case EndFound(draining=draining):
@@ -66,19 +64,9 @@ class Running(InRound):
                 return [Record(RequestGranted(event.request))]
         return []
 
-    def show(self, now: float, *, wants_vitals: bool) -> list[Effect]:
-        """Ask for vitals and the newest checkpoint. The other agents are asked in answer to their
-        next reports.
-        """
-        state = self.state
-        own = state.roster[state.me]
-        effects: list[Effect] = [self.order(own, now)] if wants_vitals else []
-        idle = not self._growth.is_looking and not state.end.last_save.is_open
-        if state.job.saves and idle and state.onlookers.wants_search(now):
-            number = next(state.numbers)
-            state.onlookers.begin_search(number, now)
-            effects.append(replace(state.search, number=number))
-        return effects
+    def show(self, now: float) -> list[Effect]:
+        """Ask this agent for vitals. The others are asked in answer to their next reports."""
+        return [self.order(self.state.roster[self.state.me], now)]
 
     def _refusal(self, request: Request) -> str:
         has_notice = request is not Request.NOTICE or bool(self.state.timing.notice)
@@ -89,7 +77,7 @@ class Running(InRound):
             gather=self._hangs.gather,
             sample=self._stragglers.number,
             notice=self.state.notices.offer,
-            vitals=self.state.onlookers.wanted(now),
+            vitals=self.state.viewers.vitals(now),
         )
 
     # Whether to end the round
@@ -180,9 +168,7 @@ class Running(InRound):
         elif hosts and self._growth.is_worthwhile:
             effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
         elif drained or slow or (hosts and state.job.grow is Grow.CHECKPOINT):
-            if searching := self._growth.look(state.search, now):
-                state.onlookers.search_failed()  # this one replaces theirs
-            return searching
+            return self._growth.look(state.search, now)
         else:
             return []
         current.ends.add(EndReason.GROWTH)

@@ -77,8 +77,8 @@ class JobStage:
         """The number of a search without whose answer no round can begin; None: no search is."""
         return None
 
-    def show(self, now: float, *, wants_vitals: bool) -> list[Effect]:
-        """Ask for what is only wanted while somebody looks at the job."""
+    def show(self, now: float) -> list[Effect]:
+        """Ask for what is only reported while somebody looks at the job."""
         return []
 
     def refusal(self, request: Request) -> str:

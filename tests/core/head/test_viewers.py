@@ -17,7 +17,7 @@ from hpclaunch.core.protocol.events import (
     WorkersGone,
 )
 from hpclaunch.core.protocol.gpu_use import GpuUse
-from hpclaunch.core.protocol.model import Grow, RankVitals, Request
+from hpclaunch.core.protocol.model import RankVitals, Request
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import AgentState
 
@@ -182,35 +182,6 @@ def test_the_next_head_tells():
     assert job.stage is Stage.RUNNING
     assert job.agents[0].state is AgentState.LOST
     assert len(look(crew, head)) == 2
-
-
-def test_the_newest_checkpoint_is_looked_for_while_somebody_looks():
-    crew = training(saves=True)
-    crew.checkpoint, crew.saved_at = "/c/10.pt", crew.now
-    assert snapshot(crew).checkpoint is None
-    look(crew)
-    saved = snapshot(crew).checkpoint
-    assert (saved.path, saved.step) == ("/c/10.pt", 10)
-    crew.until(crew.now + 5.0)
-    assert snapshot(crew).checkpoint.age == pytest.approx(crew.now - 2.0)
-
-
-def test_looking_does_not_make_a_job_grow():
-    """It would, had the search been for a node that waits: there is a new checkpoint."""
-    crew = Crew("n0 n1 n2", fewest=2, most=3, saves=True, grow=Grow.CHECKPOINT, last_call=1.0)
-    crew.start(0, 1)
-    crew.until(3.0)
-    look(crew)
-    crew.checkpoint = "/c/10.pt"
-    crew.until(crew.now + 12.0)
-    look(crew)
-    assert snapshot(crew).checkpoint.path == "/c/10.pt"
-    crew.start(2)
-    crew.until(crew.now + 30.0)
-    assert snapshot(crew).round == 0
-    crew.checkpoint = "/c/20.pt"
-    crew.until(crew.now + 30.0)
-    assert snapshot(crew).round == 1
 
 
 # Requests

@@ -1,0 +1,272 @@
+"""The fork server, as the loop knows it: what the core wants of its workers, and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from ..core.protocol import effects, events
+from ..core.protocol.model import (
+    HEAD,
+    OUT_OF_MEMORY,
+    Leftover,
+    NoticeAnswer,
+    RankVitals,
+    StepNotice,
+)
+from ..core.protocol.wording import signal_name
+from ..core.source.reasons import of_restart
+from ..system.logs.log_directory import EVIDENCE
+from ..system.processes.fork_server_client import ForkServerClient
+from ..system.shared.helper import CONTINUES
+from ..worker import fork_server_messages as replies
+from . import evidence, sampling
+from .adapter import Adapter, Fd, Performs
+from .config import Config
+from .errands import Errands
+from .gpu_sharing import GpuSharing
+from .health_watch import HealthWatch
+from .last_words import LastWords
+from .output import Output
+from .resuming import Resuming
+from .round_start import RoundStart
+from .workers import prepare
+
+Remark: TypeAlias = (
+    replies.Unhandled
+    | replies.Template
+    | replies.Restart
+    | replies.Renewed
+    | replies.PassedOver
+    | replies.Continued
+)
+VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
+
+
+class ForkServer(Adapter):
+    """The fork server is replaced if it was killed. `note` writes to the journal."""
+
+    def __init__(
+        self,
+        config: Config,
+        environ: Mapping[str, str],
+        client: ForkServerClient,
+        output: Output,
+        last_words: LastWords,
+        health: HealthWatch,
+        sharing: GpuSharing,
+        resuming: Resuming,
+        errands: Errands,
+        note: Callable[[str, Any], None],
+    ) -> None:
+        self._config, self._environ, self._client = config, environ, client
+        self._output, self._logs, self._last_words = output, output.logs, last_words
+        self._health, self._sharing, self._resuming = health, sharing, resuming
+        self._note = note
+        self._place = config.job.places[config.allocation.index]
+        self._native_stacks = evidence.NativeStacks(errands)
+        self._start = RoundStart(config, environ, output, sharing, note)
+        self._death_notice: tuple[int, str, bytes, str] | None = None
+        self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
+
+    def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
+        """Have this death notice posted by the fork server, also by a later one."""
+        self._death_notice = port, notice, secret, release
+        self._client.post_on_death(*self._death_notice)
+
+    def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
+        """Have `take` get what the workers do and use, for the history."""
+        self._take_vitals = take
+        self._client.vitals(VITALS)
+
+    def resize(self) -> None:
+        """Give the workers' terminals the size of the user's."""
+        self._client.resize(self._output.size)
+
+    # Effects
+
+    def performs(self) -> Performs:
+        return {
+            effects.OpenStore: lambda _: self._client.listen(loopback=self._config.job.nodes == 1),
+            effects.StartWorkers: self._start_workers,
+            effects.KeepWorkers: lambda effect: self._client.keep(effect.until),
+            effects.GatherEvidence: lambda effect: self._client.gather(effect.number),
+            effects.AwaitStillness: lambda effect: self._client.await_stillness(effect.seconds),
+            effects.TakeSample: lambda effect: self._client.sample(effect.number),
+            effects.TakeVitals: self._ask_vitals_for_core,
+            effects.OfferNotice: lambda effect: self._offer(effect.notice),
+            effects.WithdrawNotice: lambda _: self._client.withdraw(),
+            effects.GiveNotice: lambda effect: self._client.give(effect.number),
+            effects.SignalWorkers: lambda effect: self._client.signal(effect.signum),
+            effects.StopWorkers: self._stop_workers,
+            effects.KillIdleWorkers: lambda _: self._client.kill_idle(),
+            effects.KillWorkers: self._kill_workers,
+            effects.SignalLeftovers: lambda effect: self._client.signal_left(effect.signum),
+        }
+
+    def _start_workers(self, effect: effects.StartWorkers) -> list[events.Event]:
+        self._resuming.began(effect.assignment)
+        return self._start.begin(effect.assignment, self._client)
+
+    def _ask_vitals_for_core(self, effect: effects.TakeVitals) -> None:
+        self._health.ask_use()
+        self._client.vitals(effect.number)
+
+    def _offer(self, notice: StepNotice) -> None:
+        self._client.offer(notice.number, notice.step, notice.signum)
+
+    def _stop_workers(self, effect: effects.StopWorkers) -> list[events.Event]:
+        self._resuming.ended()
+        if self._start.cancel():
+            return [events.WorkersGone()]
+        self._client.stop(effect.signum)
+        return []
+
+    def _kill_workers(self, _: effects.KillWorkers) -> list[events.Event]:
+        if self._start.cancel():
+            self._resuming.ended()
+            return [events.WorkersGone()]
+        self._client.kill()
+        return []
+
+    # Events
+
+    def fds(self) -> Iterable[Fd]:
+        return () if self._client.lost else (self._client.fileno(),)
+
+    def ready(self, fds: Collection[Fd], now: float) -> Iterator[events.Event]:
+        if self._client.lost or self._client.fileno() not in fds:
+            return
+        for reply in self._client.hear():
+            yield from self._on_reply(reply)
+        if self._client.lost:
+            yield from self._replace()
+
+    def _replace(self) -> list[events.Event]:
+        """The dead one's workers have died with it."""
+        dead = self._client
+        dead.close()
+        self._logs.service.finish()
+        self._start.cancel()
+        if dead.survivors or not dead.heard:
+            how = "was killed and left workers behind" if dead.survivors else "cannot start"
+            reason = f"the fork server {how}"
+            return self._in_order(events.HealthFound(reason), events.WorkersGone())
+        self._client = dead.successor()
+        if self._death_notice is not None:
+            self._client.post_on_death(*self._death_notice)
+        prepare(self._client, self._config, self._environ)
+        return self._in_order(events.ForkServerReplaced())
+
+    def _in_order(self, *some: events.Event) -> list[events.Event]:
+        """Return these events after all that the fork server has reported before."""
+        return self._last_words.add(lambda _: some)
+
+    def _on_reply(self, reply: replies.Event) -> Iterable[events.Event]:
+        """Return the events that follow from one of the fork server's."""
+        match reply:
+            case replies.Listening(port):
+                return [events.StoreListening(port)]
+            case replies.Exit(rank, code, signum, oom):
+                return self._on_exit(rank, code, signum, oom=oom)
+            case replies.CannotStart(why):
+                return [events.HealthFound(f"workers cannot be started: {why}")]
+            case replies.LeaseOver():
+                return [events.LeaseOver()]
+            case replies.Left(processes):
+                leftovers = tuple(Leftover(**process.fields()) for process in processes)
+                return self._in_order(events.LeftBehind(leftovers))
+            case replies.Gone(spent):
+                self._resuming.ended()
+                self._logs.service.finish()
+                return self._in_order(events.WorkersGone(tuple(spent)))
+            case replies.StoreExit(port, code, signum, why):
+                files = [] if why else [self._start.store_errors]
+                return self._last_words.add(
+                    lambda tail: [events.StoreEnded(port, code, signum, why or tail)], files
+                )
+            case replies.Progress(steps=steps, spent=spent):
+                lists = {"steps": tuple(steps), "spent": tuple(spent)}
+                return [events.WorkersSeen(**{**reply.fields(), **lists})]
+            case replies.Evidence(number, ranks):
+                directory = self._start.directory / EVIDENCE
+                hang = evidence.HangEvidence(directory, number, ranks, {})
+                return self._native_stacks.add_to(hang, self._keep_evidence)
+            case replies.Sample(number, ranks, ways):
+                agents = len(self._config.job.places)
+                return [events.SampleTaken(sampling.sample_of(number, ranks, ways, agents))]
+            case replies.Vitals(number, vitals):
+                told = tuple(RankVitals(**rank.fields()) for rank in vitals)
+                if number != VITALS:
+                    return [events.VitalsTaken(number, told, self._health.use)]
+                self._take_vitals(told)
+            case replies.Offered(number, accepted, busy, steps):
+                answer = NoticeAnswer(number, accepted, busy, tuple(steps))
+                return [events.NoticeOffered(answer)]
+            case replies.Unheard(number):
+                return [events.NoticeUnheard(number)]
+            case replies.Taken(number, last):
+                # A worker that looks for the file has come to the step: all have taken the notice.
+                file = self._start.notice_file
+                self._logs.service.keep(file.parent, {file.name: "notice was given\n"})
+                return [events.NoticeTaken(number, last)]
+            case replies.Started(rank, pid):
+                self._note(reply.op, reply.fields())
+                self._health.started(rank, pid)
+                self._sharing.started(rank, pid)
+            case replies.Copier(pid):
+                self._client.spare(pid)
+            case _:
+                self._inform(reply)
+        return ()
+
+    def _inform(self, reply: Remark) -> None:
+        """Say or note something that the core does not need."""
+        if not isinstance(reply, replies.Unhandled | replies.Continued):
+            self._note(reply.op, reply.fields())
+        host, is_head = self._place.host, self._place.index == HEAD
+        match reply:
+            case replies.Unhandled(signum, deaf):
+                who = ", ".join(map(str, deaf))
+                name = signal_name(signum)
+                self._logs.say(
+                    f"{name} not passed on to rank {who}: the script has no handler for it"
+                )
+            case replies.Template("none", why):
+                self._logs.say(f"the template process on {host} ended ({why}) and was replaced")
+            case replies.Template(_, why) if why and self._config.start.warm and is_head:
+                self._logs.say(f"cold start: {why}")
+            case replies.Restart() if is_head:
+                self._logs.say(of_restart(**reply.fields()))
+            case replies.PassedOver(module, why, learned) if is_head and not learned:
+                self._logs.say(f"--preload {module}: passed over, {why}")
+            case replies.Continued(what):
+                self._logs.say(f"the {what} on {host} {CONTINUES}")
+
+    def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
+        if code:
+            self._resuming.ended()
+        directory = self._start.directory
+        files = [directory / f"rank-{rank}.{kind}" for kind in ("err", "out")] if code else []
+
+        def make(wrote: str) -> Iterator[events.Event]:
+            faults = self._health.faults_of(rank) if code else []
+            faults += [f"{OUT_OF_MEMORY} (oom_kill in memory.events)"] if oom else []
+            last = "\n".join(filter(None, [wrote, *faults]))
+            yield events.WorkerExited(rank, code, signum, last)
+
+        return self._last_words.add(make, files)
+
+    def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
+        self._logs.service.keep(found.directory, evidence.files_of(found))
+        states = tuple(map(evidence.state_of, found.ranks))
+        return [events.EvidenceGathered(found.number, states)]
+
+    # The end
+
+    def conclude(self, end: effects.Exit) -> None:
+        if not end.alone:
+            self._client.part()
+
+    def close(self) -> None:
+        self._client.close(in_order=False)  # `conclude` has said if it is

@@ -1,0 +1,46 @@
+"""The journal and the facts of an agent, on their way to files and to whoever observes facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..core.protocol import effects
+from ..core.protocol.facts import Fact
+from ..system.logs.fact_files import FactFile
+from ..system.logs.journal import Journal
+from ..system.shared.steady_date import SteadyDate
+from .adapter import Adapter, Performs
+from .config import Config
+from .logs import Logs
+
+
+class Recording(Adapter):
+    """`observers` are called for each fact with the time when it happened, in seconds since the
+    epoch.
+    """
+
+    def __init__(self, config: Config, logs: Logs, date: SteadyDate, incarnation: str) -> None:
+        self._logs, self._date = logs, date
+        directory = None if config.logs is None else config.logs.path
+        allocation = config.allocation
+        host = config.job.places[allocation.index].host
+        self.journal = Journal(directory, allocation.label)
+        self._facts = FactFile(directory, allocation.label, allocation.name, host, incarnation)
+        self.observers: list[Callable[[Fact, float], None]] = [self._facts.record]
+
+    def performs(self) -> Performs:
+        return {effects.Record: lambda effect: self.record(effect.fact, effect.ago)}
+
+    def record(self, fact: Fact, ago: float = 0.0) -> None:
+        """Let all observers note a fact, which happened so many seconds ago."""
+        at = round(self._date.now() - ago, 3)
+        for note in self.observers:
+            note(fact, at)
+
+    def update(self, now: float) -> None:
+        self.journal.flush(self._logs.service)
+        self._facts.flush(self._logs.service)
+
+    def close(self) -> None:
+        self._facts.finish(self._logs.service)
+        self.journal.finish(self._logs.service)

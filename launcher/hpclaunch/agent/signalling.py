@@ -1,0 +1,43 @@
+"""The signals that this process receives, and helpers that somebody has stopped with one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from ..core.protocol import effects, events
+from ..system.processes.signals import Signals
+from ..system.shared.helper import StoppedHelpers
+from .adapter import Adapter, Fd
+
+
+class Signalling(Adapter):
+    """`resize` is called when the terminal has another size."""
+
+    def __init__(
+        self, signals: Signals, say: Callable[[str], None], resize: Callable[[], None]
+    ) -> None:
+        self._signals, self._resize = signals, resize
+        self._stopped = StoppedHelpers(say)
+
+    def fds(self) -> Iterable[Fd]:
+        return (self._signals.fileno(),)
+
+    def deadline(self) -> float:
+        return self._stopped.next_deadline()
+
+    def ready(self, fds: Collection[Fd], now: float) -> Iterator[events.Event]:
+        for signum in self._signals.receive() if self._signals.fileno() in fds else ():
+            if signum == signal.SIGCHLD:
+                self._stopped.look(now)
+            elif signum == signal.SIGWINCH:
+                self._resize()
+            else:
+                yield events.Signalled(signum)
+
+    def update(self, now: float) -> None:
+        if now >= self._stopped.next_deadline():
+            self._stopped.look(now)
+
+    def conclude(self, end: effects.Exit) -> None:
+        self._signals.ignore()

@@ -1,0 +1,86 @@
+"""The past of a launch: what its nodes did, and what happened to them and was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..core.history.launch_past import Happening, HappeningKind, LaunchPast, Save
+from ..core.protocol import facts, host_lists
+from ..core.protocol.facts import Category
+from ..core.protocol.wording import plain
+from ..core.snapshot.job_snapshot import CheckpointSnapshot
+from .console import who
+from .head_facts import DatedFact
+
+
+class Past:
+    """A fold: `note` is to have the facts of the heads of a launch, in the order of time."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, list[tuple[float, Category]]] = {}
+        self._out: set[str] = set()  # hosts that are lost or cordoned
+        self._saves: list[Save] = []
+        self._happenings: list[Happening] = []
+
+    def note(self, fact: facts.Fact, at: float) -> None:
+        """Note a fact that was recorded at this time, in seconds since the epoch."""
+        match fact:
+            case facts.SeatUse(nodes=nodes):
+                for category, hosts in nodes.items():
+                    for host in host_lists.read(hosts):
+                        self._note_use(host, category, at)
+            case facts.NodeLost(host=host) | facts.HeadChanged(lost=host):
+                self._leave(host, "lost", at)
+            case facts.NodesCordoned(hosts=hosts):
+                for host in hosts:
+                    self._leave(host, "cordoned", at)
+            case facts.NodeCameBack(host=host):
+                self._come_back(host, at)
+            case facts.RoundBegan(came=hosts):
+                for host in hosts:
+                    self._come_back(host, at)
+            case facts.StragglerNamed(host=host, rank=rank):
+                text = f"the others wait for {who(host, rank)}, step after step"
+                self._add(at, HappeningKind.STRAGGLER, text, host)
+            case facts.CheckpointSaved(step=step, age=age):
+                save = Save(at - (age or 0.0), step)
+                self._saves.append(save)
+                of = "" if step is None else f" of step {step:,}"
+                self._add(save.at, HappeningKind.SAVE, f"a checkpoint{of} is complete")
+
+    def past(self) -> LaunchPast:
+        """Return the past until the last fact."""
+        nodes = {host: tuple(uses) for host, uses in self._nodes.items()}
+        return LaunchPast(nodes, tuple(self._saves), tuple(self._happenings))
+
+    def _note_use(self, host: str, category: Category, at: float) -> None:
+        uses = self._nodes.setdefault(host, [])
+        if not uses or uses[-1][1] is not category:
+            uses.append((at, category))
+
+    def _leave(self, host: str, how: str, at: float) -> None:
+        if host not in self._out:
+            self._out.add(host)
+            self._add(at, HappeningKind.NODE, f"{host} is {how}", host)
+
+    def _come_back(self, host: str, at: float) -> None:
+        if host in self._out:
+            self._out.discard(host)
+            self._add(at, HappeningKind.NODE, f"{host} is back", host)
+
+    def _add(self, at: float, kind: HappeningKind, text: str, host: str = "") -> None:
+        self._happenings.append(Happening(at, kind, plain(text), host))
+
+
+def past_of(dated: Iterable[DatedFact]) -> LaunchPast:
+    """Return the past by the facts of the heads of a launch, in the order of time."""
+    past = Past()
+    for at, fact in dated:
+        past.note(fact, at)
+    return past.past()
+
+
+def newest_checkpoint(at: float, saved: facts.CheckpointSaved, now: float) -> CheckpointSnapshot:
+    """Return the checkpoint of a fact that was recorded at `at`, as it is seen `now`."""
+    age = None if saved.age is None else saved.age + now - at
+    return CheckpointSnapshot(saved.path, saved.step, saved.size, age)

@@ -1,0 +1,147 @@
+"""The loop with adapters of its own making, around a real core."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hpclaunch.agent import loop
+from hpclaunch.agent.adapter import Adapter
+from hpclaunch.agent.loop import Loop
+from hpclaunch.core.control import Control
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import EXIT_USAGE, Job, Origin, Place, Trouble
+from hpclaunch.system.logs.journal import Journal
+
+ALL = set(effects.Effect.__args__) - {effects.Exit}
+TROUBLE = events.TroubleFound(Trouble(Origin.USAGE, "no way"))
+QUIET = 0.2  # seconds
+
+
+class World(Adapter):
+    """Performs `kinds` by noting them."""
+
+    def __init__(self, kinds=ALL):
+        self.kinds, self.performed = kinds, []
+
+    def performs(self):
+        return dict.fromkeys(self.kinds, self.performed.append)
+
+
+class Pipe(Adapter):
+    """Is readable from the start, and says that there is trouble."""
+
+    def __init__(self):
+        self.reader, self.writer = os.pipe()
+        os.write(self.writer, b".")
+        self.after = None
+
+    def fds(self):
+        return [self.reader]
+
+    def ready(self, fds, now):
+        if self.reader in fds:
+            os.read(self.reader, 1)
+            yield TROUBLE
+            self.after = list(self.world.performed)
+
+    def close(self):
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+class Clock(Adapter):
+    """Has a deadline, and trouble then."""
+
+    def __init__(self):
+        self.at = time.monotonic() + QUIET
+
+    def deadline(self):
+        return self.at
+
+    def update(self, now):
+        return [TROUBLE] if now >= self.at else []
+
+
+class Helped(Clock):
+    """Takes its helper for lost then."""
+
+    limits_helper = True
+
+    def update(self, now):
+        assert now < self.at, "the helper could not answer in time"
+        return []
+
+
+class Closed(Adapter):
+    def __init__(self, name, order, fails=False):
+        self.name, self.order, self.fails = name, order, fails
+
+    def close(self):
+        self.order.append(self.name)
+        if self.fails:
+            raise OSError(self.name)
+
+
+def looping(*adapters):
+    control = Control(Job((Place(0, 0, "n0"),)), 0, 1, "127.0.0.1", "a0")
+    return Loop(control, Journal(None, "0"), adapters)
+
+
+def test_an_effect_that_nobody_performs_is_an_error_at_the_start():
+    with pytest.raises(TypeError, match="no adapter performs Say"):
+        looping(World(ALL - {effects.Say}))
+
+
+def test_an_effect_that_two_perform_is_one_too():
+    with pytest.raises(TypeError, match="Say is performed twice"):
+        looping(World(), World({effects.Say}))
+
+
+def test_what_arrives_is_handled_before_its_adapter_continues():
+    pipe, world = Pipe(), World()
+    pipe.world = world
+    each = looping(world, pipe)
+    end = each.run([events.Started()])
+    assert end.verdict.reason.endswith("no way")
+    assert pipe.after == world.performed != []
+    each.close([])
+
+
+def test_the_earliest_deadline_wakes_it():
+    clock = Clock()
+    end = looping(World(), Adapter(), clock).run([events.Started()])
+    assert end.verdict.code == EXIT_USAGE
+    assert time.monotonic() >= clock.at
+
+
+def test_helpers_get_more_time_after_a_suspension(monkeypatch):
+    """This process was late, as its helpers were; anything else is late all the same."""
+    helped, clock = Helped(), Clock()
+    clock.at += QUIET
+    monkeypatch.setattr(loop, "LATE", 0.0)
+    assert looping(World(), helped, clock).run([events.Started()]).verdict.code == EXIT_USAGE
+
+
+def test_they_are_closed_in_reverse_with_exceptions_even_if_one_fails():
+    order: list[str] = []
+    first, second, third, fourth = (Closed(n, order, fails=n == "3") for n in "1234")
+    with pytest.raises(OSError, match="3"):
+        looping(World(), first, second, third, fourth).close([fourth, third])
+    assert order == ["2", "1", "4", "3"]
+
+
+def test_the_loop_knows_none_of_their_cases():
+    """What it imports of the agent is what an adapter is."""
+    text = Path(loop.__file__).read_text()
+    assert [line for line in text.splitlines() if line.startswith("from .")] == [
+        "from ..core.consensus.awake_clock import LATE",
+        "from ..core.control import Control",
+        "from ..core.protocol.effects import Effect, Exit",
+        "from ..core.protocol.events import Event, Tick",
+        "from ..system.logs.journal import Journal",
+        "from .adapter import Adapter, Fd",
+    ]
