@@ -22,7 +22,7 @@ from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, StoreListening, Tick
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import Goal, Job, Place
-from hpclaunch.system.logs import appended_lines, journal, log_client
+from hpclaunch.system.logs import appended_lines, journal, log_client, messages
 from hpclaunch.system.logs.journal import Journal, Recorder
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.shared import packing
@@ -127,7 +127,7 @@ def test_another_run_goes_on_in_the_same_file(tmp_path):
 @pytest.mark.starts
 def test_a_full_disk_is_said_once(tmp_path, capfd):
     service, journal = LogServiceClient(), Journal(tmp_path, "0")
-    service.tail(1, [])
+    service.send(messages.ReadTail(1, []))
     select.select([service], [], [])  # its imports must not write cut-off .pyc files
     resource.prlimit(service._process.pid, resource.RLIMIT_FSIZE, (100, 100))
     tell(journal, service, *STORY)

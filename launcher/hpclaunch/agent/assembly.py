@@ -84,7 +84,7 @@ class Agent:
             host=config.job.places[config.allocation.index].host,
         )
         last_words = LastWords(logs)
-        health = HealthWatch(config, logs, note)
+        self._health = health = HealthWatch(config, logs, note)
         self._sharing = GpuSharing(config, environ, say, note, is_replaced)
         resuming = Resuming(config, health.look_at_checkpoints, say, recording.record, is_replaced)
         self._fork_server = fork_server = ForkServer(
@@ -146,6 +146,8 @@ class Agent:
             troubles = [] if trouble is None else [events.TroubleFound(trouble)]
             end = self._loop.run([events.Started(), *troubles])
             self._loop.conclude(end)
+            if not end.alone:
+                self._logs.forget_first()
             return end
         finally:
             self._loop.close(self._closed_last(end))
@@ -155,7 +157,8 @@ class Agent:
         # All that the others still record and say is written before the fork server, which may take
         # some time, is closed.
         shown = (self._recording, self._logs)
-        workers = (self._fork_server, self._sharing)  # MPS daemons serve the workers
+        # MPS daemons serve the workers, and NVML may hang.
+        workers = (self._fork_server, self._sharing, self._health)
         if end is not None and not end.alone:
             return *shown, *workers, self._network  # others see this agent leave without workers
         # Others are to learn that this agent is dead: the fork server says so, at its port.

@@ -66,6 +66,7 @@ class ForkServer(Adapter):
         self._place = config.job.places[config.allocation.index]
         self._native_stacks = evidence.NativeStacks(errands)
         self._start = RoundStart(config, environ, output, sharing, note)
+        self._is_in_order = False  # nobody has to learn that this agent has ended
         self._death_notice: tuple[int, str, bytes, str] | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
 
@@ -265,8 +266,7 @@ class ForkServer(Adapter):
     # The end
 
     def conclude(self, end: effects.Exit) -> None:
-        if not end.alone:
-            self._client.part()
+        self._is_in_order = not end.alone
 
     def close(self) -> None:
-        self._client.close(in_order=False)  # `conclude` has said if it is
+        self._client.close(in_order=self._is_in_order)

@@ -16,6 +16,7 @@ MODULES = (
     "core.history.moment",
     "core.ledger.job_report",
     "core.ledger.summing",
+    "observe.launch_past",
     "observe.ledger",
     "system.logs.history_files",
     "agent.sequel",

@@ -106,8 +106,11 @@ class Logs(Adapter):
         for done in asked.values():
             yield from done(None)
 
-    def conclude(self, end: effects.Exit) -> None:
-        if self._first is not None and not end.alone:
+    def forget_first(self) -> None:
+        """Remove the file by which a later start of the first agent knows that it is not the first:
+        the job is over, and all that is to be written of it is on its way.
+        """
+        if self._first is not None:
             self.service.remove(self._first)
 
     def close(self) -> None:

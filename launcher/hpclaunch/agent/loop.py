@@ -75,7 +75,7 @@ class Loop:
         self._checked_at = now
         if now >= self._control.next_deadline():
             self._deliver([Tick()])
-        now = time.monotonic()
+        # A deadline that passes from here on counts in the next turn, which may find this one late.
         for adapter in self._adapters:
             if not adapter.limits_helper or now >= self._patient_until:
                 self._deliver(adapter.update(now) or ())

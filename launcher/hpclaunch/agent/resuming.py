@@ -183,14 +183,18 @@ class Resuming(Adapter):
         Whatever else is asked comes first.
         """
         now = time.monotonic()
-        if self._service is None or not self._settings or now < self._newest_at:
+        if not self._settings or now < self._newest_at:
             return
         if self._search_number or self._look_number or self._newest_number:
             return
         self._newest_at = now + NEWEST_AGAIN
+        try:
+            service = self._served()
+        except OSError:
+            return
         self._number += 1
         self._newest_number = self._number
-        self._service.search(self._number, self._rounds, {})
+        service.search(self._number, self._rounds, self._avoid)
 
     def _served(self) -> CheckpointServiceClient:
         """The process that searches, started if there is none. Raises OSError."""

@@ -17,7 +17,6 @@ from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointSaved, Fact
 from ..core.protocol.model import Request
 from ..core.protocol.values import replace
-from ..observe.launch_past import newest_checkpoint
 from ..observe.past_rounds import past_rounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
@@ -193,6 +192,8 @@ class Viewing(Adapter):
         job = control.snapshot(now)
         if job is not None:
             date, ends = self._date.now(), self._ledger.ends()
+            from ..observe.launch_past import newest_checkpoint  # no start of an agent pays for it
+
             job = replace(
                 job,
                 checkpoint=None if self._saved is None else newest_checkpoint(*self._saved, date),

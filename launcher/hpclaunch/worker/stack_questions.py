@@ -144,9 +144,10 @@ def _statuses(pid: int) -> Iterator[tuple[int, dict[bytes, bytes]]]:
 
 
 def prints(pid: int, stacks: str) -> bool:
-    """Whether SIGNAL has it write its stacks to this file. The handler may be the script's own, and
-    the descriptor may be of another file by now; a process that was forked has both. For any other
-    program the signal could be the end."""
+    """Return whether a process has a handler of SIGNAL, and this file under a descriptor for
+    stacks: for any other program the signal could be the end. A handler of the script's own cannot
+    be distinguished, so it gets the signal.
+    """
     return catches(pid, page.SIGNAL) and any(_is_same(pid, fd, stacks) for fd in page.HIGH)
 
 

@@ -163,6 +163,7 @@ class JobEnd:
         saved = self.last_save.found
         if self._is_out_of_time:
             ended = self._verdict_in_time(saved, now, ended.restarts)
+            depends = self._requeue.depends_on_progress(ended.origin)
         progress = depends and (saved is None or self._is_progress(saved))
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)

@@ -173,7 +173,8 @@ class Head:
             case LookedAt():
                 if state.viewers.look(now):
                     effects += self._stage.show(now)
-                self._beat_at = min(self._beat_at, now + self._beat(now))
+                if state.roster.others:
+                    self._beat_at = min(self._beat_at, now + self._beat(now))
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):

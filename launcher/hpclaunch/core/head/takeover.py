@@ -114,7 +114,9 @@ class Takeover:
         timeout at most. If it was only lost, we waited for its leases to end, so they have none.
         """
         timing, roster = self.job.timing, self.roster
-        within = timing.loss if self.old_is_dead else timing.election
+        # Vote leases end as far apart as the last orders were, which is up to a quiet beat.
+        apart = timing.election + timing.quiet_beat - timing.beat
+        within = timing.loss if self.old_is_dead else apart
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()

@@ -335,7 +335,7 @@ class QuorumAwaited:
 
 @value(frozen=True)
 class CheckpointSaved:
-    """A checkpoint is complete that is newer than all before."""
+    """The newest complete checkpoint is another one than this head knew."""
 
     path: str
     step: int | None

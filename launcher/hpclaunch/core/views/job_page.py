@@ -288,7 +288,9 @@ def _happened(
     told: Sequence[EndReport], ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
 ) -> list[Happening]:
     """Return what happened, in the order of time."""
-    found = [happening for past in pasts for happening in past.happenings]
+    # Each head records the newest checkpoint that it finds, so a save may be in there repeatedly.
+    happenings = [each for past in pasts for each in past.happenings]
+    found = list({(round(each.at), each.text): each for each in happenings}.values())
     shown = set(_shown(len(told)))
     for i, (report, end) in enumerate(zip(told, ends, strict=True)):
         who = f", {report.who}" if report.who else ""

@@ -18,7 +18,7 @@ from hpclaunch.worker import private_files
 from ..shared import packing
 from .log_directory import HISTORIES
 
-FORMAT = 1
+FORMAT = 2
 
 
 @value(frozen=True)

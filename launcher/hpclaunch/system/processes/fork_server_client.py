@@ -161,14 +161,10 @@ class ForkServerClient(Helper):
         """
         self.send(messages.PostOnDeath(port, notice, secret.hex(), release))
 
-    def part(self) -> None:
-        """Say that this process ends in order: its death is not posted."""
-        self.send(messages.Part())
-
     def close(self, *, in_order: bool = True) -> None:
         """The end: the fork server kills whatever is left, and exits; unless all is `in_order`, it
         first tells the others that this agent is dead, whose port must be free by now.
         """
         if in_order:
-            self.part()
+            self.send(messages.Part())
         self.end(2 * GONE_LIMIT)
