@@ -36,7 +36,7 @@ FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head
 
 
 class PostsOnDeath(Protocol):
-    """What posts this agent's death notice once it is dead: its fork server."""
+    """Posts the death notice of this agent once it is dead, as its fork server does."""
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None: ...
 

@@ -53,7 +53,7 @@ KEEP_SHARE = 0.02
 
 
 class ControlArguments(TypedDict):
-    """What an agent makes its `Control` with, and notes in its journal."""
+    """Arguments of `Control`, which an agent also notes in its journal."""
 
     job: Job
     index: int

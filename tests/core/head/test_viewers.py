@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
-from story import seen
+from story import a_job, seen
 
+from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects
 from hpclaunch.core.protocol.events import (
     HealthFound,
     LookedAt,
     Requested,
+    Started,
     StoreListening,
     VitalsTaken,
     WorkerExited,
@@ -257,3 +259,11 @@ def test_an_agent_that_does_not_lead_disregards_it():
         crew.tell(1, event)
     crew.until(crew.now + 2.0)
     assert not crew.verdicts
+
+
+def test_a_look_at_a_job_of_one_agent_begins_no_heartbeats():
+    control = Control(a_job("n0"), 0, 2, "127.0.0.1", "a0")
+    control.handle(Started(), 0.0)
+    before = control.next_deadline()
+    control.handle(LookedAt(), 1.0)
+    assert control.next_deadline() == before

@@ -73,7 +73,7 @@ class Leaving:
 
     @property
     def account(self) -> str:
-        """What they left after, in words."""
+        """Return in words after what they left."""
         if self._is_taken:
             return f"the notice{self.where}"
         announced = self._sigterm_at < math.inf

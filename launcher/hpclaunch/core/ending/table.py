@@ -1,4 +1,4 @@
-"""What may end a job, and what follows from it: one row for each origin of an end.
+"""The ways in which a job may end, and their consequences: one row for each origin of an end.
 
 Whatever depends on where an end comes from is looked up here: whether the workers have notice of
 it, whether their last save counts, the exit code, the names that users know it by, and whether
@@ -50,7 +50,7 @@ class NextRun(Enum):
 
 @value(frozen=True)
 class Row:
-    """What follows from an origin."""
+    """The consequences of an origin."""
 
     code: int | Code | None  # None: the job goes on in another round, and there is no verdict
     notice: Notice = Notice.NEVER

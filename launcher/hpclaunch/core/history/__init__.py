@@ -1,1 +1,1 @@
-"""What becomes of a job over time, as values: the samples that agents note, and a launch's past."""
+"""A job over time, as values: the samples that agents note, and a launch's past."""

@@ -38,7 +38,7 @@ class Save:
 
 @value(frozen=True)
 class LaunchPast:
-    """What the nodes of a launch did, and what happened, in the order of time."""
+    """The past of a launch: what its nodes did, and what happened, in the order of time."""
 
     nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: from each time on
     saves: tuple[Save, ...] = ()

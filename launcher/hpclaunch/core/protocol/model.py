@@ -143,7 +143,7 @@ class EndCause(str, Enum):
 
 
 class Origin(str, Enum):
-    """What has ended the job. Whoever decides that it ends says so; what follows from each is in
+    """The origin of a job's end. Whoever decides that it ends says so; what follows from each is in
     `core/ending/table.py`.
     """
 
