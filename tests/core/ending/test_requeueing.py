@@ -7,7 +7,14 @@ from crew import Crew
 from endings import SETTINGS, kind, leave, preempt, take, training, verdict
 
 from hpclaunch.core.ending.table import ENDS
-from hpclaunch.core.protocol.events import EndFound, Requested, Signalled, WorkerExited
+from hpclaunch.core.protocol.effects import StopWorkers
+from hpclaunch.core.protocol.events import (
+    EndFound,
+    Requested,
+    Signalled,
+    WorkerExited,
+    WorkersGone,
+)
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     EXIT_FAILED,
@@ -15,6 +22,7 @@ from hpclaunch.core.protocol.model import (
     EXIT_SAVED,
     GOES_ON,
     EndKind,
+    Origin,
     Request,
     Requeueing,
     Sequel,
@@ -277,3 +285,33 @@ def test_a_chain_ends_with_a_script_that_fails():
     crew.tell(1, WorkerExited(2, 9, 0))
     crew.until(10.0)
     assert verdict(crew).sequel is Sequel.END_CHAIN
+
+
+def test_a_job_that_is_preempted_while_its_workers_are_stopped_for_the_time_limit():
+    """The origin of its end is another one by then, and another run must have made progress."""
+    crew = Crew("n0 n1", **SETTINGS, requeueing=asked((EndKind.PREEMPTION,), before=1))
+    crew.ends_at, crew.checkpoint, crew.steps = 1000.0, "/c/5.pt", {0: (5, 5), 1: (5, 5)}
+    crew.start(0, 1)
+    crew.until(951.0)
+    crew.checkpoint, crew.saved_at = "/c/9.pt", 953.0
+    carry_out, stopped = crew._carry_out, set()
+
+    def stop_slowly(agent, effect):
+        if isinstance(effect, StopWorkers):
+            stopped.add(agent)
+        else:
+            carry_out(agent, effect)
+
+    crew._carry_out = stop_slowly
+    while len(stopped) < 2:
+        crew.until(crew.now + 0.25)
+        assert crew.now < 995.0
+    crew.state = JobState.PREEMPTED
+    crew.tell(0, EndFound(crew.ends_at, JobState.PREEMPTED, may_requeue=True))
+    crew._carry_out = carry_out
+    for agent in stopped:
+        crew.running.pop(agent)
+        crew.tell(agent, WorkersGone())
+    crew.until(995.0)
+    ended = verdict(crew)
+    assert (ended.origin, ended.sequel) == (Origin.PREEMPTION, Sequel.REQUEUE)
