@@ -197,10 +197,10 @@ class ForkServer(Adapter):
                 agents = len(self._config.job.places)
                 return [events.SampleTaken(sampling.sample_of(number, ranks, ways, agents))]
             case replies.Vitals(number, vitals):
-                told = tuple(RankVitals(**rank.fields()) for rank in vitals)
+                of_ranks = tuple(RankVitals(**rank.fields()) for rank in vitals)
                 if number != VITALS:
-                    return [events.VitalsTaken(number, told, self._health.use)]
-                self._take_vitals(told)
+                    return [events.VitalsTaken(number, of_ranks, self._health.use)]
+                self._take_vitals(of_ranks)
             case replies.Offered(number, accepted, busy, steps):
                 answer = NoticeAnswer(number, accepted, busy, tuple(steps))
                 return [events.NoticeOffered(answer)]

@@ -1,7 +1,7 @@
 """The process that reads and writes an agent's log files, as the loop knows it.
 
-It is replaced when it was killed. Its successor shows the round that is shown, and whoever has
-asked something else is told that there is no answer.
+It is replaced when it was killed. Its successor shows the same round; whatever else the dead one
+was asked has no answer.
 """
 
 from __future__ import annotations

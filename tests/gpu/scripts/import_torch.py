@@ -5,15 +5,7 @@ import os
 import time
 from pathlib import Path
 
-
-def opened() -> list[str]:
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # that of the listing
-            continue
-    return sorted(links)
+from open_files import opened
 
 
 def show(when: str, seconds: float) -> list[str]:

@@ -1,18 +1,11 @@
 """Show which devices NVML opens: those of a process that only reads a GPU, as our watcher does."""
 
-import os
-
 import pynvml
+from open_files import opened
 
 
 def show(when: str) -> None:
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # that of the listing
-            continue
-    devices = sorted(link for link in links if link.startswith("/dev/nvidia"))
+    devices = [path for path in opened() if path.startswith("/dev/nvidia")]
     print(f"{when}: {' '.join(devices) or 'none'}")
 
 

@@ -155,7 +155,9 @@ class JobEnd:
         if now < until:
             return []
         ended = self.allocation.explain(self.verdict)
-        depends = self._requeue.depends_on_progress(ended.origin)
+        # Slurm may have announced another end since the time was up.
+        origin = self.allocation.origin if self._is_out_of_time else ended.origin
+        depends = self._requeue.depends_on_progress(origin)
         if self._is_out_of_time or depends:
             searched = self.last_save.search(search, now)
             if searched is not None:
@@ -163,7 +165,6 @@ class JobEnd:
         saved = self.last_save.found
         if self._is_out_of_time:
             ended = self._verdict_in_time(saved, now, ended.restarts)
-            depends = self._requeue.depends_on_progress(ended.origin)
         progress = depends and (saved is None or self._is_progress(saved))
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)

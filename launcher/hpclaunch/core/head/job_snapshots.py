@@ -30,7 +30,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
     groups = current.groups if current is not None else []
     agents = tuple(_agent(head, peer, groups, now) for peer in head.state.roster)
     wanted = head.state.viewers.vitals(now)
-    told = (p.report for p in current.participants) if current is not None else ()
+    reports = (p.report for p in current.participants) if current is not None else ()
     job, notices, straggler = head.job, head.state.notices, head.straggler
     return JobSnapshot(
         stage=head.stage,
@@ -54,12 +54,12 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
         verdict="" if head.state.end.verdict is None else head.state.end.verdict.reason,
         code=None if head.state.end.verdict is None else head.state.end.verdict.code,
-        is_complete=all(_has_told(r, wanted) for r in told),
+        is_complete=all(_has_vitals(r, wanted) for r in reports),
     )
 
 
-def _has_told(report: Report | None, wanted: int) -> bool:
-    """Whether the agent has told the vitals of this number, or a later one; or has none to tell."""
+def _has_vitals(report: Report | None, wanted: int) -> bool:
+    """Return whether the agent has reported vitals of this number or a later one, or has none."""
     if not wanted or report is None or report.phase is not Phase.RUNNING:
         return True
     return report.vitals is not None and report.vitals.number >= wanted

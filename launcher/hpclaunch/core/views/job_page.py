@@ -285,14 +285,14 @@ def _facts(
 
 
 def _happened(
-    told: Sequence[EndReport], ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
+    reports: Sequence[EndReport], ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
 ) -> list[Happening]:
     """Return what happened, in the order of time."""
     # Each head records the newest checkpoint that it finds, so a save may be in there repeatedly.
     happenings = [each for past in pasts for each in past.happenings]
     found = list({(round(each.at), each.text): each for each in happenings}.values())
-    shown = set(_shown(len(told)))
-    for i, (report, end) in enumerate(zip(told, ends, strict=True)):
+    shown = set(_shown(len(reports)))
+    for i, (report, end) in enumerate(zip(reports, ends, strict=True)):
         who = f", {report.who}" if report.who else ""
         text = plain(f"round {report.round} ended: {report.cause}{who}")
         kind = HappeningKind.CHANGE if report.cause in WANTED else HappeningKind.FAULT
