@@ -88,8 +88,9 @@ if [ -e "$venv/complete" ]; then
     step recorder 40 torchrun --standalone --nproc-per-node 1 $scripts/recorder.py
     step resumed 90 bash -c 'tests tests/gpu/test_resuming.py'
     step faults 120 bash -c 'tests -rfEP tests/gpu/test_faults.py'
-    step restart 150 bash -c 'figures restart memory'
-    step throughput 150 bash -c 'figures throughput'
+    step restart 180 bash -c 'figures restart'
+    step memory 60 bash -c 'figures memory'
+    step throughput 180 bash -c 'figures throughput'
 fi
 rm -f "$out/.last"
 [ -s "$summary" ] || { echo "no step to run: $*" >&2; exit 2; }

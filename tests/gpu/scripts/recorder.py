@@ -47,7 +47,7 @@ def main() -> None:
     alone, dumps, over = seconds(device), [], threading.Event()
 
     def dump_again() -> None:
-        while not over.is_set():
+        while not over.wait(PAUSE):
             began = time.monotonic()
             size = len(dump(True, False))
             dumps.append((time.monotonic() - began, size))
