@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch
 
-from hpclaunch.cli import COMMANDS, other_launchers, values
+from hpclaunch.cli import COMMANDS, help_page, other_launchers, values
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
@@ -602,16 +602,34 @@ class TestHelp:
         assert not [line for line in lines if line.endswith("-")], "a name was broken in two"
 
     def test_every_command_is_in_it(self, help_text):
-        lines = help_text.partition("train.py sees")[0].splitlines()
-        shown = {word for line in lines if "hpclaunch " in line for word in re.split(r"[ |]", line)}
-        assert set(COMMANDS) <= shown
+        assert set(COMMANDS) <= set(re.findall(r"[a-z]+", help_page.COMMANDS))
+        assert help_page.COMMANDS in help_text
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--he"], ["--nproc", "2", "-h", "x"]])
     def test_it_is_shown(self, words, capsys):
         with pytest.raises(SystemExit) as e:
             parse(*words)
         assert e.value.code == 0
-        assert "workers:" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert help_page.COMMANDS in shown
+        lines = shown.splitlines()
+        assert len(lines) <= 60
+        assert max(map(len, lines)) <= 80
+
+    def test_all_of_it_is_shown(self, capsys):
+        with pytest.raises(SystemExit) as e:
+            parse("--help-all")
+        assert e.value.code == 0
+        assert "accepted for compatibility with torchrun:" in capsys.readouterr().out
+
+    def test_the_options_that_most_people_need_are_options_with_these_defaults(self):
+        options = build_parser({})._known
+        for entry in re.split(r"\n(?=  -)", help_page.OPTIONS)[1:]:
+            first, *more = re.findall(r"(?<![\w'])--[a-z-]+", entry)
+            assert {first, *more} <= options.keys()
+            for default in re.findall(r"\(default: (\w+)[),]", entry):
+                text = options[first].help % vars(options[first])
+                assert default == "all" or default in re.findall(r"\w+", text)
 
     def test_version(self, capsys):
         with pytest.raises(SystemExit):

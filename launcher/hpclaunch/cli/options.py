@@ -14,37 +14,9 @@ from hpclaunch.core.placement.streams import parse_filters
 from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, GOES_ON, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
-from . import values
+from . import help_page, values
 from .parser import SHELLS, LaunchParser, PrintCompletion
 
-DESCRIPTION = """\
-Launch the workers of a distributed training, and restart them when one fails.
-
-    srun hpclaunch train.py ARGUMENTS           on all nodes of a Slurm step
-    hpclaunch --nproc 2 train.py ARGUMENTS      on this machine alone
-    srun hpclaunch doctor                       check what a launch depends on
-    hpclaunch checkpoints DIR                   list the checkpoints in DIR
-    hpclaunch status [JOB]                      show what running jobs do
-    hpclaunch top JOB                           the same on the whole screen
-    hpclaunch logs [JOB]                        show what all its ranks wrote
-    hpclaunch stacks JOB                        show where a job's workers are
-    hpclaunch stop|restart|notice JOB           ask that of a running job
-    hpclaunch report [JOB]                      show how a job spent its time
-    hpclaunch replay LOG_DIR                    show what happened in a job
-    hpclaunch sbatch train.py ARGUMENTS         print a job script
-    hpclaunch shim                              make tools that call torchrun
-                                                use hpclaunch
-
-train.py sees the same environment as under torchrun, and gets its arguments
-unchanged. When a worker fails, all workers are stopped and started again from
-the newest complete checkpoint (HPCLAUNCH_CHECKPOINT, or --resume-with).
-"""
-EPILOG = """\
-As with torchrun, you may write _ instead of - and abbreviate options. The
-variable PET_<OPTION> sets the default of each of torchrun's options, for
-example PET_MAX_RESTARTS=5. docs/options.md compares every option with
-torchrun's.
-"""
 MACHINES = """\
 Under srun you need none of these: Slurm knows all machines. Without Slurm,
 start hpclaunch on every machine with --nnodes N, and either with
@@ -58,22 +30,24 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) 
     parser = LaunchParser(
         environ,
         prog=in_place_of or "hpclaunch",
-        usage="%(prog)s [options] SCRIPT [arguments of the script]",
-        description=(here if in_place_of else "") + DESCRIPTION,
-        epilog=EPILOG,
+        usage=help_page.USAGE,
+        description=f"{here if in_place_of else ''}{help_page.PURPOSE}\n{help_page.COMMANDS}",
+        epilog=help_page.EVERYTHING,
     )
     parser.set_defaults(in_place_of=in_place_of, interpreter=None)
     workers = parser.section("workers")
     _add_workers(workers, nproc="1" if in_place_of else None)
     _add_start(workers)
     _add_devices(workers)
-    _add_health(parser.section("loss and health of nodes"))
+    _add_nodes(parser.section("nodes"))
     _add_checkpoints(parser.section("checkpoints"))
     _add_output(parser.section("output"))
     _add_machines(parser.section("several machines without Slurm", MACHINES))
     _add_the_rest(parser.section("accepted for compatibility with torchrun"))
     add = parser.section("about")
-    add("-h", "--help", action="help", help="show this and exit")
+    short = "help" if in_place_of else help_page.ShowHelp  # torchrun's --help shows everything
+    add("-h", "--help", action=short, help="show the options that most people need, and exit")
+    add("--help-all", action="help", help="show this and exit")
     add("--version", action="version", version=f"hpclaunch {__version__}", help="show it and exit")
     add(
         "--print-completion",
@@ -255,7 +229,14 @@ def _add_devices(add: Callable[..., None]) -> None:
     )
 
 
-def _add_health(add: Callable[..., None]) -> None:
+def _add_nodes(add: Callable[..., None]) -> None:
+    add(
+        "--nnodes",
+        type=values.nodes,
+        metavar="N",
+        help="number of nodes, or MIN:MAX: nodes beyond MAX are spares, and the job "
+        "continues after losses as long as MIN are left (default: all of the step)",
+    )
     add(
         "--loss-timeout",
         type=values.loss_timeout,
@@ -437,13 +418,6 @@ def _add_machines(add: Callable[..., None]) -> None:
         "--standalone",
         action="store_true",
         help="launch on this task only, even in a step with several tasks",
-    )
-    add(
-        "--nnodes",
-        type=values.nodes,
-        metavar="N",
-        help="number of machines, or MIN:MAX: machines beyond MAX are spares, and the job "
-        "continues after losses as long as MIN are left",
     )
     add(
         "--rdzv-backend",
