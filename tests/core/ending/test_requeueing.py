@@ -134,6 +134,20 @@ def test_a_node_that_is_lost():
     assert verdict(crew).code != EXIT_LOST
 
 
+def test_a_user_stops_a_job_whose_time_is_up():
+    """While it is sought what its workers have saved."""
+    crew = training(requeueing=asked())
+    crew.until(900.0)
+    crew.checkpoint = None
+    crew.until(985.0)
+    assert not crew.running
+    assert not crew.verdicts
+    crew.tell(0, Requested(Request.STOP))
+    crew.until(986.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.STOP, Sequel.LEAVE)
+    assert verdict(crew).code == 128 + TERM
+
+
 # Preemption
 
 

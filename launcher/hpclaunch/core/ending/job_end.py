@@ -49,6 +49,7 @@ class JobEnd:
         self._requeue = RequeueDecision(job)
         self._is_out_of_time = False  # the workers are ended before Slurm ends the job
         self._explained_by = math.inf  # when the wait for Slurm's explanation ends
+        self._is_final = False
 
     def round_ended(self) -> None:
         """The job goes on after a round."""
@@ -71,6 +72,22 @@ class JobEnd:
     def note(self, found: Verdict | None) -> None:
         """End the job with this verdict, unless it is None or the job is about to end already."""
         self.verdict = self.verdict or found
+
+    @property
+    def accepts_stop(self) -> bool:
+        """Whether a user's stop still makes a difference: nothing ends the job, or another run
+        would follow.
+        """
+        if self.verdict is None:
+            return True
+        origin = self.allocation.origin if self._is_out_of_time else self.verdict.origin
+        return not self._is_final and self._requeue.is_wanted(origin)
+
+    def stop(self, restarts: int) -> None:
+        """End the job because its user wants that, if `accepts_stop`; no other run follows."""
+        reason = "ended by hpclaunch stop"
+        self.verdict = verdict(Origin.STOP, reason, restarts=restarts)
+        self._is_out_of_time, self._explained_by = False, math.inf
 
     def hear(self, report: Report, now: float, restarts: int) -> None:
         """End the job if an agent is in trouble, or has received a signal."""
@@ -168,6 +185,7 @@ class JobEnd:
         progress = depends and (saved is None or self._is_progress(saved))
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
+        self._is_final = True
         return None
 
     def _verdict_in_time(

@@ -11,7 +11,6 @@ import math
 from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
-from ..ending.table import verdict
 from ..protocol.configuration import Configuration
 from ..protocol.effects import Effect, Probe, Record, Send
 from ..protocol.events import (
@@ -29,7 +28,7 @@ from ..protocol.events import (
 )
 from ..protocol.facts import NodeArrived, NodeLost
 from ..protocol.messages import Report
-from ..protocol.model import Job, Origin, Request
+from ..protocol.model import Job, Request
 from ..protocol.stages import NEXT, Stage
 from .admission import Admission
 from .head_state import HeadState
@@ -178,8 +177,7 @@ class Head:
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
-                reason = "ended by hpclaunch stop"
-                state.end.note(verdict(Origin.STOP, reason, restarts=state.budget.total))
+                state.end.stop(state.budget.total)
             case _:
                 effects += self._stage.event(event, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.

@@ -83,9 +83,12 @@ class JobStage:
 
     def refusal(self, request: Request) -> str:
         """Return why a request of the user cannot be granted now; "" if it can."""
-        if (verdict := self.state.end.verdict) is not None:
-            return f"the job is about to end: {verdict.reason}"
-        return "" if request is Request.STOP else self._refusal(request)
+        end = self.state.end
+        if request is Request.STOP and end.accepts_stop:
+            return ""
+        if end.verdict is not None:
+            return f"the job is about to end: {end.verdict.reason}"
+        return self._refusal(request)
 
     def _refusal(self, request: Request) -> str:
         """Return why a request about the workers cannot be granted now; "" if it can."""
