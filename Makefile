@@ -19,7 +19,7 @@ QUICK := $(SHORT) and not starts and not slurm and not gpu and not exhaustive
 RUN := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder     # four clusters
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
-.PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu gpu-bundle bench-gpu system clean
+.PHONY: sim fuzz soak chaos test-kills test-leaks bench docs test-gpu gpu-bundle bench-gpu system clean
 
 .PHONY: help quick
 help:     ## these targets; where a duration is named, it is on two cores
@@ -104,6 +104,9 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/questions.py
 	$(BIN)/python bench/restarts_never_hang.py
 
+docs: $(VENV)/docs     ## the site of docs/ in build/site, and the manual page build/hpclaunch.1; seconds
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python docs/build.py
+
 test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any
 	HPCLAUNCH_GPU_REQUIRED=1 $(GPU)/bin/python -m pytest tests/gpu
 
@@ -123,6 +126,10 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	  || { echo 'Python cannot make virtual environments here: apt install python3-venv'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[workers,dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/ready
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/frameworks: $(VENV)/ready

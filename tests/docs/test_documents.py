@@ -102,6 +102,11 @@ def test_every_page_is_in_the_index() -> None:
     assert ROOT / "CONTRIBUTING.md" in linked
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r"- (docs/\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(name(page) for page in DOCS.glob("*.md"))
+
+
 def test_nothing_is_said_to_be_published() -> None:
     """hpclaunch is installed from a checkout, or from a wheel that was built from one."""
     sites = sorted((ROOT / "launcher/hpclaunch/cli/sites").glob("*.toml"))
