@@ -370,7 +370,7 @@ def _add_output(add: Callable[..., None]) -> None:
         type=values.given,
         metavar="COMMAND",
         help="a line for the shell that is run for each event of the job, with the event as JSON "
-        "on its standard input (docs/notifications.md)",
+        "on its standard input (docs/metrics.md)",
     )
     add(
         "-r",
