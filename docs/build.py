@@ -29,10 +29,13 @@ def main() -> None:
             shutil.copy(path, copy)
     parser = build_parser({})
     parser.man_short_description = "launch the workers of a distributed training"  # type: ignore[attr-defined]
-    manual = str(Manpage(parser)).replace("\n.SH DESCRIPTION\n", "\n.SH DESCRIPTION\n.nf\n")
-    (BUILD / "hpclaunch.1").write_text(manual.replace("\n.SH WORKERS\n", "\n.fi\n.SH WORKERS\n"))
+    before, begin, rest = str(Manpage(parser)).partition(".SH DESCRIPTION\n")
+    description, end, after = rest.partition(".SH WORKERS\n")  # with lines as they are
+    assert end, "the options of workers come first"
+    manual = f"{before}{begin}.nf\n{description}.fi\n{end}{after}"
+    (BUILD / "hpclaunch.1").write_text(manual)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-    sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ pip install matplotlib; python docs/chart.py
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import matplotlib
@@ -36,16 +35,17 @@ def main() -> None:
     figure.savefig(DOCS / "pictures" / "torchrun.svg", metadata={"Date": None})
 
 
-def measured(first: str) -> dict[str, list[float]]:
+def measured(label: str) -> dict[str, list[float]]:
     """The seconds of both launchers, by the number of workers."""
     found: dict[str, list[float]] = {}
-    rows = (DOCS / "figures.md").read_text().partition(f"\n| {first} |")[2]
-    for line in f"||{rows}".splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        *empty, workers, ours, theirs, _ratio = cells
-        if any(empty):
-            break
-        found[workers] = [float(re.sub(" s$", "", seconds)) for seconds in (ours, theirs)]
+    current = ""
+    for line in (DOCS / "figures.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        current = (cells[0] or current) if cells else ""
+        if current == label:
+            _, workers, *seconds, _ratio = cells
+            found[workers] = [float(each.removesuffix(" s")) for each in seconds]
+    assert found, f"no row {label} in figures.md"
     return found
 
 

@@ -54,7 +54,11 @@ def test_the_fields_are_there(tmp_path: Path) -> None:
 
     def answer(*words: str) -> Any:
         done = subprocess.run(
-            [HPCLAUNCH, *words, "--json"], cwd=tmp_path, env=environment(), stdout=-1, check=True
+            [HPCLAUNCH, *words, "--json"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            check=True,
         )
         return json.loads(done.stdout)
 
@@ -62,16 +66,18 @@ def test_the_fields_are_there(tmp_path: Path) -> None:
     job = subprocess.Popen([*command, "train.py"], cwd=tmp_path, env=environment())
     try:
         deadline = time.monotonic() + LIMIT
-        while not (rounds := list((tmp_path / "logs").glob("round-1/rank-0.out"))):
-            assert time.monotonic() < deadline, f"no second round: {rounds}"
+        while not (tmp_path / "logs" / "round-1" / "rank-0.out").exists():
+            assert time.monotonic() < deadline, "no second round"
             time.sleep(0.05)
         (launch,) = [each for each in answer("status") if each["logs"] == str(tmp_path / "logs")]
-        for field in fields("status"):
-            value(launch, field)
+        assert len([value(launch, field) for field in fields("status")]) > 5
         assert launch["job"]["restarts"] == 1
     finally:
         (tmp_path / "over").touch()
-        job.wait(LIMIT)
+        try:
+            job.wait(LIMIT)
+        finally:
+            job.kill()
     report = answer("report", "logs")
     named = {field: value(report, field) for field in fields("report")}
     assert named["over"]
@@ -88,8 +94,11 @@ def test_the_stages_are_all_named() -> None:
 
 
 def test_every_exit_code_of_ours_is_in_the_table() -> None:
-    ours = {value for name, value in vars(model).items() if name.startswith("EXIT_")}
-    assert len(ours) > 3
-    assert {f"{code}" for code in ours} <= set(
-        re.findall(r"^\| (\w+) \|", page("exit-codes"), re.MULTILINE)
-    )
+    known = codes("exit-codes")
+    assert {f"{code}" for name, code in vars(model).items() if name.startswith("EXIT_")} <= known
+    assert {"0", "2", "75"} <= codes("for-agents") <= known
+
+
+def codes(name: str) -> set[str]:
+    """The exit codes that are the first cell of a row."""
+    return set(re.findall(r"^\| (\d+) \|", page(name), re.MULTILINE))

@@ -15,35 +15,35 @@ in a job script, on all nodes of the job:
   srun hpclaunch train.py --lr 0.1
   srun hpclaunch -m package.train                a module
   srun hpclaunch --checkpoint-dir ckpt train.py  resume from ckpt after failures
-  srun hpclaunch --nnodes 3:4 train.py           continue when a node is lost
+  srun --no-kill hpclaunch --nnodes 3:4 train.py continue when a node is lost
 on one machine, without Slurm:
   hpclaunch --nproc 2 train.py
 """
 
 OPTIONS = """\
 the options that most people need (--help-all has the rest):
-  --nproc N             workers per node: a number, gpu, cpu or auto
-                        (default: one for each GPU)
-  --nnodes MIN:MAX      nodes: more than MAX are spares, and the job continues
-                        after losses as long as MIN are left (default: all)
+  --nproc N             workers per task of the step, usually one task per node:
+                        a number, gpu, cpu or auto (default: one for each GPU)
+  --nnodes N|MIN:MAX    nodes: those beyond MAX are spares; the job continues
+                        as long as MIN are left (default: all of the step)
   --checkpoint-dir DIR  where SCRIPT saves: each start gets the newest complete
                         checkpoint in HPCLAUNCH_CHECKPOINT
   --resume-with ARGS    arguments for SCRIPT if there is a checkpoint, such as
                         '--resume {checkpoint}'
-  --max-restarts N      restarts without a new checkpoint between (default: 3)
+  --max-restarts N      restarts in a row without a new checkpoint (default: 3)
   --requeue             at the time limit, and after preemption or the loss of a
-                        node, continue in another run of the job
-  --grace SECONDS       from SIGTERM to SIGKILL of a worker (default: 20)
+                        node, continue in another run (needs --checkpoint-dir)
+  --grace SECONDS       time from SIGTERM to SIGKILL of a worker (default: 20)
   --hang-timeout SECONDS
-                        restart workers that do nothing for so long; off: never
+                        restart the workers if none does anything for so long
                         (default: auto, 5 times a step, and at least 10)
   --mps auto|on|off     NVIDIA MPS, for workers that share a GPU (default: auto)
-  --cold                start each worker as a new interpreter: it is not forked
-                        from a process that has imported torch
+  --cold                start each worker as a new interpreter, not as a fork of
+                        one that has imported torch
   --log-dir DIR         output of each worker, and the journal
                         (default: a directory in hpclaunch-logs/)
-  --tee 3               show each line on the console with its rank
-  --version, --print-completion SHELL
+  --tee 3               begin each line on the console with role and local rank
+  --version, --print-completion bash|zsh|tcsh|fish
 """
 
 COMMANDS = """\
@@ -58,7 +58,7 @@ commands (`hpclaunch COMMAND --help` has the options of each):
               shim: have programs that call torchrun use hpclaunch
 """
 
-EVERYTHING = """\
+SPELLING = """\
 As with torchrun, you may write _ instead of - and abbreviate options. The
 variable PET_<OPTION> sets the default of each of torchrun's options, for
 example PET_MAX_RESTARTS=5. docs/options.md compares every option with

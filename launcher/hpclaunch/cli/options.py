@@ -32,7 +32,7 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) 
         prog=in_place_of or "hpclaunch",
         usage=help_page.USAGE,
         description=f"{here if in_place_of else ''}{help_page.PURPOSE}\n{help_page.COMMANDS}",
-        epilog=help_page.EVERYTHING,
+        epilog=help_page.SPELLING,
     )
     parser.set_defaults(in_place_of=in_place_of, interpreter=None)
     workers = parser.section("workers")

@@ -148,6 +148,19 @@ def test_a_user_stops_a_job_whose_time_is_up():
     assert verdict(crew).code == 128 + TERM
 
 
+def test_a_user_stops_a_job_before_slurm_has_said_what_its_sigterm_means():
+    crew = training(requeueing=asked())
+    crew.until(100.0)
+    crew.ends_at = None  # it does not answer
+    crew.tell(1, Signalled(TERM))
+    crew.until(103.0)
+    assert not crew.running
+    crew.tell(0, Requested(Request.STOP))
+    crew.ends_at, crew.state = 160.0, JobState.PREEMPTED
+    crew.until(120.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.STOP, Sequel.LEAVE)
+
+
 # Preemption
 
 
@@ -181,6 +194,20 @@ def test_a_preempted_job_waits_for_slurm_though_it_has_not_answered_lately():
     crew.tell(0, EndFound(None))
     crew.until(145.0)
     assert (verdict(crew).sequel, 20.0 < verdict(crew).left < 24.0) == (Sequel.LINGER, True)
+
+
+def test_a_user_stops_a_preempted_job_that_slurm_would_start_again():
+    crew = training(save_took=1.0)
+    crew.until(100.0)
+    crew.requeues = True
+    preempt(crew, 160.0)
+    crew.until(112.0)
+    crew.checkpoint = None
+    crew.until(140.0)
+    assert not crew.verdicts
+    crew.tell(0, Requested(Request.STOP))
+    crew.until(141.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.STOP, Sequel.LEAVE)
 
 
 def test_a_preempted_job_need_not_wait_if_it_is_requeued_anyway():

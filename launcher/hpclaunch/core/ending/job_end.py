@@ -49,7 +49,7 @@ class JobEnd:
         self._requeue = RequeueDecision(job)
         self._is_out_of_time = False  # the workers are ended before Slurm ends the job
         self._explained_by = math.inf  # when the wait for Slurm's explanation ends
-        self._is_final = False
+        self._is_final = False  # the verdict has its exit code and its sequel
 
     def round_ended(self) -> None:
         """The job goes on after a round."""
@@ -75,16 +75,23 @@ class JobEnd:
 
     @property
     def accepts_stop(self) -> bool:
-        """Whether a user's stop still makes a difference: nothing ends the job, or another run
-        would follow.
+        """Whether a user's stop still makes a difference: nothing ends the job, or another run may
+        follow.
         """
-        if self.verdict is None:
-            return True
-        origin = self.allocation.origin if self._is_out_of_time else self.verdict.origin
-        return not self._is_final and self._requeue.is_wanted(origin)
+        if self.verdict is None or self._is_final:
+            return self.verdict is None
+        is_unexplained = self.verdict.origin is Origin.SIGTERM and self.allocation.waits_for_slurm
+        return is_unexplained or self._requeue.may_follow(self._origin(self.verdict))
+
+    def _origin(self, ended: Verdict) -> Origin:
+        """Return where the end comes from, as far as Slurm has said."""
+        # Slurm may have announced another end since the time was up.
+        explained = self.allocation.explain(ended).origin
+        return self.allocation.origin if self._is_out_of_time else explained
 
     def stop(self, restarts: int) -> None:
         """End the job because its user wants that, if `accepts_stop`; no other run follows."""
+        assert self.accepts_stop, "a stop that makes no difference is refused"
         reason = "ended by hpclaunch stop"
         self.verdict = verdict(Origin.STOP, reason, restarts=restarts)
         self._is_out_of_time, self._explained_by = False, math.inf
@@ -172,9 +179,7 @@ class JobEnd:
         if now < until:
             return []
         ended = self.allocation.explain(self.verdict)
-        # Slurm may have announced another end since the time was up.
-        origin = self.allocation.origin if self._is_out_of_time else ended.origin
-        depends = self._requeue.depends_on_progress(origin)
+        depends = self._requeue.depends_on_progress(self._origin(ended))
         if self._is_out_of_time or depends:
             searched = self.last_save.search(search, now)
             if searched is not None:

@@ -32,13 +32,18 @@ class RequeueDecision:
         self._warned = True
         return [Record(RequeueImpossible(self.job.slurm_id))]
 
-    def is_wanted(self, origin: Origin) -> bool:
+    def _is_wanted(self, origin: Origin) -> bool:
         """Return whether the user wants another run after such an end."""
         row = ENDS[origin]
         return row.next_run is not NextRun.NEVER and row.kind in self.wanted.on
 
+    def may_follow(self, origin: Origin) -> bool:
+        """Return whether the user wants another run after such an end, or Slurm starts one."""
+        if_killed = ENDS[origin].next_run is NextRun.WANTED_OR_KILLED
+        return self._is_wanted(origin) or (if_killed and self._requeued_if_killed)
+
     def depends_on_progress(self, origin: Origin) -> bool:
-        return self.is_wanted(origin) and self.wanted.before > 0
+        return self._is_wanted(origin) and self.wanted.before > 0
 
     def decide(self, ended: Verdict, left: float, *, progress: bool) -> Verdict:
         """Add the sequel. `left`: seconds until Slurm ends the job. `progress`: as far as is known,
@@ -46,7 +51,7 @@ class RequeueDecision:
         that depend on it.
         """
         wanted = self.wanted
-        is_wanted = self.is_wanted(ended.origin)
+        is_wanted = self._is_wanted(ended.origin)
         why_not = self._objection(progress=progress) if is_wanted else ""
         if is_wanted and not (wanted.is_chain or why_not):
             return replace(ended, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
