@@ -9,10 +9,16 @@ from ..core.protocol import effects, events
 from ..core.protocol.model import (
     HEAD,
     OUT_OF_MEMORY,
+    Answer,
+    Body,
+    Evidence,
     Leftover,
     NoticeAnswer,
+    Query,
+    QueryKind,
     RankVitals,
     StepNotice,
+    Vitals,
 )
 from ..core.protocol.wording import signal_name
 from ..core.source.reasons import of_restart
@@ -91,10 +97,8 @@ class ForkServer(Adapter):
             effects.OpenStore: lambda _: self._client.listen(loopback=self._config.job.nodes == 1),
             effects.StartWorkers: self._start_workers,
             effects.KeepWorkers: lambda effect: self._client.keep(effect.until),
-            effects.GatherEvidence: lambda effect: self._client.gather(effect.number),
+            effects.AskWorkers: self._ask,
             effects.AwaitStillness: lambda effect: self._client.await_stillness(effect.seconds),
-            effects.TakeSample: lambda effect: self._client.sample(effect.number),
-            effects.TakeVitals: self._ask_vitals_for_core,
             effects.OfferNotice: lambda effect: self._offer(effect.notice),
             effects.WithdrawNotice: lambda _: self._client.withdraw(),
             effects.GiveNotice: lambda effect: self._client.give(effect.number),
@@ -109,9 +113,16 @@ class ForkServer(Adapter):
         self._resuming.began(effect.assignment)
         return self._start.begin(effect.assignment, self._client)
 
-    def _ask_vitals_for_core(self, effect: effects.TakeVitals) -> None:
-        self._health.ask_use()
-        self._client.vitals(effect.number)
+    def _ask(self, effect: effects.AskWorkers) -> None:
+        query = effect.query
+        match query.kind:
+            case QueryKind.EVIDENCE:
+                self._client.gather(query.number)
+            case QueryKind.SAMPLE:
+                self._client.sample(query.number)
+            case QueryKind.VITALS:
+                self._health.ask_use()
+                self._client.vitals(query.number)
 
     def _offer(self, notice: StepNotice) -> None:
         self._client.offer(notice.number, notice.step, notice.signum)
@@ -191,15 +202,18 @@ class ForkServer(Adapter):
                 return [events.WorkersSeen(**{**reply.fields(), **lists})]
             case replies.Evidence(number, ranks):
                 directory = self._start.directory / EVIDENCE
-                hang = evidence.HangEvidence(directory, number, ranks, {})
+                query = Query(QueryKind.EVIDENCE, number)
+                hang = evidence.HangEvidence(directory, query, ranks, {})
                 return self._native_stacks.add_to(hang, self._keep_evidence)
             case replies.Sample(number, ranks, ways):
                 agents = len(self._config.job.places)
-                return [events.SampleTaken(sampling.sample_of(number, ranks, ways, agents))]
+                sample = sampling.sample_of(ranks, ways, agents)
+                return [_answer(Query(QueryKind.SAMPLE, number), sample)]
             case replies.Vitals(number, vitals):
                 of_ranks = tuple(RankVitals(**rank.fields()) for rank in vitals)
                 if number != VITALS:
-                    return [events.VitalsTaken(number, of_ranks, self._health.use)]
+                    found = Vitals(of_ranks, self._health.use)
+                    return [_answer(Query(QueryKind.VITALS, number), found)]
                 self._take_vitals(of_ranks)
             case replies.Offered(number, accepted, busy, steps):
                 answer = NoticeAnswer(number, accepted, busy, tuple(steps))
@@ -261,7 +275,7 @@ class ForkServer(Adapter):
     def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self._logs.service.keep(found.directory, evidence.files_of(found))
         states = tuple(map(evidence.state_of, found.ranks))
-        return [events.EvidenceGathered(found.number, states)]
+        return [_answer(found.query, Evidence(states))]
 
     # The end
 
@@ -270,3 +284,7 @@ class ForkServer(Adapter):
 
     def close(self) -> None:
         self._client.close(in_order=self._is_in_order)
+
+
+def _answer(query: Query, body: Body) -> events.Event:
+    return events.WorkersAnswered(Answer(query, body))
