@@ -265,7 +265,7 @@ class ForkServer(Adapter):
         if query.kind is QueryKind.SAMPLE:
             agents = len(self._config.job.places)
             return [_answered(query, sampling.sample_of(**found, agents=agents))]
-        body = msgspec.convert({"type": query.kind.value, **found}, Body)
+        body = msgspec.convert({"type": query.kind.value, **found}, Body, str_keys=True)
         if isinstance(body, Vitals):
             if query == FOR_HISTORY:
                 self._take_vitals(body.ranks)
