@@ -204,9 +204,9 @@ class Member:
         return effects + (asked + keep if stops else keep + asked)
 
     def _hasten_report(self, order: Order, asked: list[Effect], now: float) -> None:
-        """Report earlier than at the next quiet beat where the answer to a query is no news. The
-        head's answer to a report shows how far its clock is ahead, which a sample needs: so report
-        at once when what is urgent is begun.
+        """Report before the next quiet beat because of queries: at once for an urgent one that is
+        new, since the head's answer shows how far its clock is ahead, which a sample needs; at the
+        next beat for one that is not urgent, since its answer is no news.
         """
         new = [effect.query for effect in asked if isinstance(effect, AskWorkers)]
         if any(query.kind.is_urgent for query in new):

@@ -612,7 +612,7 @@ class QueryKind(str, Enum):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the head waits for the answer, to decide something."""
+        """Return whether the head waits for the answer, to decide something."""
         return self is not QueryKind.VITALS
 
 

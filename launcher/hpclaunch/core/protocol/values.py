@@ -21,17 +21,17 @@ else:
     from msgspec import Struct, field
     from msgspec.structs import fields, replace
 
-    def value(*, frozen: bool = False, tag: bool = False):
+    def value(*, frozen: bool = False, tag=None):
         def make(cls: type) -> type:
             assert cls.__bases__ == (object,)
             body = {n: v for n, v in vars(cls).items() if n not in ("__dict__", "__weakref__")}
-            return type(Struct)(cls.__name__, (Struct,), body, frozen=frozen, tag=tag and str.lower)
+            return type(Struct)(cls.__name__, (Struct,), body, frozen=frozen, tag=tag)
 
         return make
 
     def variant(*, frozen: bool = False):
-        """Make a value that is one of several types of a field: its name is written along."""
-        return value(frozen=frozen, tag=True)
+        """Make a value for a field of several types. JSON has its name, in lower case."""
+        return value(frozen=frozen, tag=str.lower)
 
     def is_value(thing: object) -> bool:
         return isinstance(thing, Struct)
