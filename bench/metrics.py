@@ -24,7 +24,14 @@ from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.head.seat_use import seat_use
 from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.protocol.facts import Category
-from hpclaunch.core.protocol.model import Progress, RankVitals, Vitals
+from hpclaunch.core.protocol.model import (
+    Answer,
+    Progress,
+    Query,
+    QueryKind,
+    RankVitals,
+    Vitals,
+)
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.observe.ledger import MOST_ENTRIES, Ledger
@@ -46,10 +53,11 @@ class Agent:
         cluster.report()
         cluster.start(0)
         cluster.report(progress=Progress((400,), still=0.1, busy=True, limit=10.0))
+        query = Query(QueryKind.VITALS, 1)
         for index, last in enumerate(cluster.reports):
             ranks = range(WORKERS * index, WORKERS * (index + 1))
             told = tuple(RankVitals(r, "step", 400, 0, 1.02, 3 << 30) for r in ranks)
-            cluster.reports[index] = replace(last, vitals=Vitals(1, told))
+            cluster.reports[index] = replace(last, answers=(Answer(query, Vitals(told)),))
         cluster.report()
         spent = {Category.TRAINING: float(WORKERS * agents)}
         entries = [

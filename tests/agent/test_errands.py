@@ -16,6 +16,7 @@ from polling import receive
 from hpclaunch.agent import evidence
 from hpclaunch.agent.errands import MOST_HUNG, Errands
 from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.model import Answer, Evidence, Query, QueryKind
 from hpclaunch.system.shared.errands import (
     Explain,
     Explained,
@@ -271,7 +272,12 @@ def test_its_end_is_that_of_all_that_it_runs(asked, errands, py_spy, tmp_path):
 def of_hang(number):
     rank = {"rank": 0, "pid": os.getpid(), "stacks": "", "records": None}
     rank |= {"processes": [], "busy": False}
-    return evidence.HangEvidence(Path("evidence"), number, [rank], {})
+    query = Query(QueryKind.EVIDENCE, number)
+    return evidence.HangEvidence(Path("evidence"), query, [rank], {})
+
+
+def completed(number):
+    return events.WorkersAnswered(Answer(Query(QueryKind.EVIDENCE, number), Evidence(())))
 
 
 @pytest.fixture
@@ -284,7 +290,7 @@ def taken(errands, py_spy, monkeypatch):
 
         def take(self, found):
             self.append(found)
-            return [events.EvidenceGathered(found.number, ())]
+            return [completed(found.query.number)]
 
     monkeypatch.setattr(evidence, "PY_SPY_LIMIT", LIMIT)  # this machine may be busy
     native = evidence.NativeStacks(errands)
@@ -293,7 +299,7 @@ def taken(errands, py_spy, monkeypatch):
 
 def test_evidence_is_completed(taken, errands):
     assert taken.add(1) == []
-    assert receive(errands) == [events.EvidenceGathered(1, ())]
+    assert receive(errands) == [completed(1)]
     assert taken == [of_hang(1)._replace(native={0: f"of {os.getpid()}\n"})]
 
 
@@ -303,10 +309,10 @@ def test_evidence_does_not_wait_for_stacks_for_ever(taken, errands):
     process.send_signal(signal.SIGSTOP)
     assert errands.update(time.monotonic()) == []
     assert errands.deadline() <= time.monotonic() + ReadStacks.limit
-    assert errands.update(errands.deadline()) == [events.EvidenceGathered(1, ())]
+    assert errands.update(errands.deadline()) == [completed(1)]
     assert taken == [of_hang(1)]
     process.send_signal(signal.SIGCONT)
     taken.add(2)
     while len(taken) == 1:
         receive(errands)
-    assert [each.number for each in taken] == [1, 2]
+    assert [each.query.number for each in taken] == [1, 2]

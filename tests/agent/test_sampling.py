@@ -11,7 +11,7 @@ def test_steps_on_gpus_are_no_collectives():
         {"rank": 0, "arrivals": {"gpu:steps": {"1": 5}}, "steps": {"7": 9}, "blind": False},
         {"rank": 1, "arrivals": {"gpu:steps": {"1": 6}}, "steps": ["nonsense"], "blind": False},
     ]
-    found = sample_of(1, ranks, {}, agents=1).arrivals
+    found = sample_of(ranks, {}, agents=1).arrivals
     assert [(each.members, each.numbers, each.on_gpus) for each in found] == [
         (2, (1,), False),
         (1, (7,), True),

@@ -121,8 +121,9 @@ def test_samples_that_are_taken_meanwhile_hide_no_hang(hangs):
     """There is one after their last step, which the workers answer."""
     done, logs = hangs
     text = (logs / "journal.jsonl").read_text()
-    last_step, evidence = text.index('"steps":[8,8]'), text.index('"event":"EvidenceGathered"')
-    assert '"event":"SampleTaken"' in text[last_step:evidence]
+    answer = '"event":"WorkersAnswered","with":{"answer":{"query":{"kind":"%s"'
+    last_step, evidence = text.index('"steps":[8,8]'), text.index(answer % "evidence")
+    assert answer % "sample" in text[last_step:evidence]
     assert "rank 1 on " in done.stderr
     assert " hung; restart 1 of 1" in done.stderr
 

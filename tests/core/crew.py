@@ -20,10 +20,14 @@ from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
+    Answer,
     Assignment,
+    Evidence,
     Look,
     NoticeAnswer,
     Place,
+    Query,
+    QueryKind,
     RankState,
     Sample,
     Seen,
@@ -207,12 +211,8 @@ class Crew:
                 self.parts.setdefault(part.round, {})[i] = part
                 self._store[i] = (part.round, part.store_address, part.store_port)
                 self._note_clashes()
-            case effects.GatherEvidence(number=number) if i in self.where:
-                self._todo.append((i, events.EvidenceGathered(number, self.where[i])))
-            case effects.TakeSample(number=number) if i in self.samples:
-                self.sampled += 1
-                taken = replace(self.samples[i], number=number)
-                self._todo.append((i, events.SampleTaken(taken)))
+            case effects.AskWorkers(query=query):
+                self._ask_workers(i, query)
             case effects.AskForEnd(number=number) if self.ends_at is not None:
                 left, may = self.ends_at - self.now, self.requeues is not None
                 again = bool(self.state is JobState.PREEMPTED and self.requeues)
@@ -254,6 +254,17 @@ class Crew:
     def _note_clashes(self) -> None:
         if len({self._store[a] for a in self.running}) > 1:
             self.clashes.add(frozenset(self.running))
+
+    def _ask_workers(self, i: int, query: Query) -> None:
+        body: Evidence | Sample
+        if query.kind is QueryKind.EVIDENCE and i in self.where:
+            body = Evidence(self.where[i])
+        elif query.kind is QueryKind.SAMPLE and i in self.samples:
+            self.sampled += 1
+            body = self.samples[i]
+        else:
+            return
+        self._todo.append((i, events.WorkersAnswered(Answer(query, body))))
 
     def _sees(self, agent: int, look: Look) -> Seen:
         if self.unseen.get(agent) == look.path:

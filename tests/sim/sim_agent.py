@@ -16,8 +16,11 @@ from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
     HEAD,
+    Answer,
     Assignment,
+    Body,
     Doing,
+    Evidence,
     Job,
     Leftover,
     Load,
@@ -25,6 +28,8 @@ from hpclaunch.core.protocol.model import (
     NoticeAnswer,
     Origin,
     Phase,
+    Query,
+    QueryKind,
     RankState,
     RankVitals,
     Request,
@@ -33,6 +38,7 @@ from hpclaunch.core.protocol.model import (
     StepNotice,
     Trouble,
     Verdict,
+    Vitals,
     a_machine,
 )
 from hpclaunch.core.protocol.values import replace
@@ -58,9 +64,7 @@ _SOURCES = (
     events.StoreListening
     | events.WorkerExited
     | events.WorkersSeen
-    | events.EvidenceGathered
-    | events.SampleTaken
-    | events.VitalsTaken
+    | events.WorkersAnswered
     | events.NoticeOffered
     | events.NoticeTaken
     | events.LeftBehind
@@ -346,16 +350,8 @@ class Agent:
                 self._request(self._withdraw)
             case effects.GiveNotice(number=number):
                 self._request(lambda: self._give(number))
-            case effects.GatherEvidence(number=number):
-                if self._watches.random() < 0.9:  # else its fork server is too slow
-                    self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._tell(number))
-            case effects.TakeSample(number=number):
-                if self._watches.random() < 0.9:
-                    self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._sample(number))
-            case effects.TakeVitals(number=number):
-                if self._onlookers.random() < 0.9:
-                    wait = self._onlookers.uniform(0.01, 0.3)
-                    self.sim.after(wait, lambda: self._tell_vitals(number))
+            case effects.AskWorkers(query=query):
+                self._ask_workers(query)
             case effects.StopWorkers() if self._held:
                 self._stopping = True
                 self._answer(events.LeaseOver())
@@ -550,7 +546,22 @@ class Agent:
     def _begun(self, worker: Worker) -> int:
         return 100 if self.sim.steps is None else self.sim.steps.paces[worker].begun
 
-    def _tell(self, number: int) -> None:
+    def _ask_workers(self, query: Query) -> None:
+        find: dict[QueryKind, tuple[Random, float, float, Callable[[], Body | None]]] = {
+            QueryKind.EVIDENCE: (self._watches, 0.1, 0.6, self._evidence),
+            QueryKind.SAMPLE: (self._watches, 0.1, 0.6, self._sample),
+            QueryKind.VITALS: (self._onlookers, 0.01, 0.3, self._vitals),
+        }
+        random, soonest, latest, found = find[query.kind]
+
+        def answer() -> None:
+            if (body := found()) is not None:
+                self._answer(events.WorkersAnswered(Answer(query, body)))
+
+        if random.random() < 0.9:  # else its fork server is too slow
+            self.sim.after(random.uniform(soonest, latest), answer)
+
+    def _evidence(self) -> Evidence:
         self._see_workers()
         states = []
         for worker in self.living_workers():
@@ -558,21 +569,21 @@ class Agent:
             waits = None if worker.rank == this.culprit else ("0", 7, "all_reduce")
             busy = waits is None and this.still_until < math.inf
             states.append(RankState(worker.rank, "a.py:9, f", "S", busy=busy, waits=waits))
-        self._answer(events.EvidenceGathered(number, tuple(states)))
+        return Evidence(tuple(states))
 
     def _made(self) -> int:
         """Steps, where the workers make some."""
         return int(self.sim.now / STEP) if self.sim.plan.sampled else 0
 
-    def _tell_vitals(self, number: int) -> None:
+    def _vitals(self) -> Vitals:
         ranks = (RankVitals(w.rank, "step", 1, 0, 1.0, 1) for w in self.living_workers())
-        self._answer(events.VitalsTaken(number, tuple(ranks)))
+        return Vitals(tuple(ranks))
 
-    def _sample(self, number: int) -> None:
+    def _sample(self) -> Sample | None:
         """Its workers have begun a collective in each step, as others have, or a little later."""
         plan, living = self.sim.plan, self.living_workers()
         if not living:
-            return
+            return None
         begun = living[0].world.begun
         last = int((self.sim.now - begun) / STEP)
         late = LATE if self.index == plan.slow_agent else 0.0
@@ -585,9 +596,7 @@ class Agent:
                 "0": {step: int(1e9 * self._clock_at(times[step] + jitter[step])) for step in steps}
             }
         loads = tuple(Load(worker.rank, 0.5, 0.0, 0.0, 0.0) for worker in living)
-        self._answer(
-            events.SampleTaken(Sample(number, STEP, arrivals=together(traces), loads=loads))
-        )
+        return Sample(STEP, arrivals=together(traces), loads=loads)
 
     def _worker_ended(self, worker: Worker, code: int, signum: int) -> None:
         tail = LOADS if worker.world.loads and not signum else ""

@@ -27,6 +27,7 @@ from hpclaunch.core.protocol.model import (
     Assignment,
     Culprit,
     EndKind,
+    Evidence,
     Grow,
     Phase,
     Place,
@@ -196,7 +197,8 @@ class Checker:
             fair = late or (hangs and not rests)
             self._require(fair, agent, "calls workers hung that do something")
             reports = [p.report for p in current.participants if p.report is not None]
-            found = [r.evidence for r in reports if r.evidence is not None]
+            answers = [r.answer(Evidence) for r in reports]
+            found = [answer for answer in answers if answer is not None]
             told = {state.rank for evidence in found for state in evidence.ranks}
             right = world is not None and failure.rank == world.culprit
             unknown = world is None or world.culprit not in told

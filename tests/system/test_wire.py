@@ -15,12 +15,19 @@ from hpclaunch.core.protocol.events import CheckpointChosen
 from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.messages import Order, Report
 from hpclaunch.core.protocol.model import (
+    Answer,
     Assignment,
+    Evidence,
     Failure,
     Goal,
+    Load,
     Origin,
     Phase,
+    Query,
+    QueryKind,
+    RankState,
     RankVitals,
+    Sample,
     Tally,
     Trouble,
     Verdict,
@@ -67,9 +74,14 @@ CONFIGURATION = Configuration(
 
 
 VITALS = Vitals(
-    3,
     (RankVitals(2, "step", 7, 1007, 0.5, 1 << 33), RankVitals(3, "other", 0, 0, 0.0, 0)),
     (GpuUse(None, 1, 2, 60, 300.5), GpuUse(0.5, 1 << 36, 1 << 37, 60, 0.0)),
+)
+EVIDENCE = Evidence((RankState(2, "a.py:9, f", "S", waits=("0", 7, "all_reduce")),))
+ANSWERS = (
+    Answer(Query(QueryKind.VITALS, 3), VITALS),
+    Answer(Query(QueryKind.EVIDENCE, 4), EVIDENCE),
+    Answer(Query(QueryKind.SAMPLE, 5), Sample(0.5, loads=(Load(2, 1.0, 0.0, 0.0, 0.0),))),
 )
 
 
@@ -89,7 +101,7 @@ ORDERS = [
         verdict=Verdict(137, "why", Origin.FAILURE, FAILURE, (FAILURE,), 3),
     ),
     Order(1, 4, "f00d", Goal.WAIT, 1, configuration=CONFIGURATION),
-    Order(1, 4, "f00d", Goal.RUN, 1, vitals=3),
+    Order(1, 4, "f00d", Goal.RUN, 1, queries=tuple(answer.query for answer in ANSWERS)),
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
         configuration=with_tally(
@@ -110,7 +122,7 @@ OF_OLD_NAMES = [
 
 
 @pytest.mark.parametrize(
-    "message", [REPORT, replace(REPORT, vitals=VITALS), *ORDERS, *OF_OLD_NAMES]
+    "message", [REPORT, replace(REPORT, answers=ANSWERS), *ORDERS, *OF_OLD_NAMES]
 )
 def test_there_and_back(message):
     assert wire.decode(wire.encode(message)) == message

@@ -1,7 +1,6 @@
 """Samples of how workers keep pace: of real processes, that really wait for what they wait for."""
 
 import contextlib
-import math
 import os
 import socket
 import subprocess
@@ -53,12 +52,12 @@ def program(starts):
         yield start
 
 
-def sample(taker, number, pids):
-    taker.ask(number, pids)
-    while taker.number:
-        time.sleep(max(0.0, taker.due() - time.monotonic()))
-        told = taker.look(pids)
-    return told
+def sample(taker, pids):
+    found = None
+    for found in taker.take(lambda: pids):
+        if isinstance(found, float):
+            time.sleep(found)
+    return found
 
 
 def used_for(pid, seconds):
@@ -72,19 +71,18 @@ def test_two_samples_tell_what_was_done_in_between(program):
     pace = Pace()
     taker = Sampler(pace)
     taker.begin()
-    assert taker.due() == math.inf
-    first = sample(taker, 1, pids)
-    assert (first["number"], first["ways"]) == (1, {})
+    first = sample(taker, pids)
+    assert first["ways"] == {}
     assert first["ranks"] == [
         {"rank": 0, "arrivals": {}, "steps": {}, "blind": False},
         {"rank": 1, "arrivals": {"0": {"1": 5}}, "steps": {}, "blind": False},
     ]
-    assert sample(taker, 2, pids)["ranks"][0]["pace"] == 0.0  # since when, nobody knows
+    assert sample(taker, pids)["ranks"][0]["pace"] == 0.0  # since when, nobody knows
     pace.steps = (8, 2.0)
-    sample(taker, 3, pids)
+    sample(taker, pids)
     pace.steps = (16, 4.0)
     time.sleep(0.5)
-    busy, idle = sample(taker, 4, pids)["ranks"]
+    busy, idle = sample(taker, pids)["ranks"]
     assert (busy["pace"], idle["pace"]) == (0.25, 0.25)
     assert busy["cpu"] + busy["queued"] > 0.5
     assert (idle["cpu"], idle["blocked"], idle["throttled"]) == (0.0, 0.0, 0.0)
@@ -94,26 +92,20 @@ def test_two_samples_tell_what_was_done_in_between(program):
 def test_another_worker_of_the_rank_is_not_compared_with_it(program):
     taker = Sampler(Pace())
     taker.begin()
-    sample(taker, 1, {0: program("import time; time.sleep(100)")})
-    (rank,) = sample(taker, 2, {0: program("import time; time.sleep(100)")})["ranks"]
+    sample(taker, {0: program("import time; time.sleep(100)")})
+    (rank,) = sample(taker, {0: program("import time; time.sleep(100)")})["ranks"]
     assert "pace" not in rank
-
-
-def test_a_sample_that_is_given_up(program):
-    taker = Sampler(Pace())
-    taker.ask(1, {0: program("import time; time.sleep(100)")})
-    taker.cancel()
-    assert (taker.due(), taker.look({})) == (math.inf, None)
 
 
 def test_a_worker_that_ends_meanwhile(program):
     taker = Sampler(Pace())
     pid = program("import time; time.sleep(100)")
-    taker.ask(1, {0: pid})
-    taker.look({0: pid})
-    while taker.number:
-        told = taker.look({})
-    assert told == {"number": 1, "ranks": [], "ways": {}}
+    living = {0: pid}
+    steps = taker.take(lambda: living)
+    next(steps)
+    living.clear()
+    *_, found = steps
+    assert found == {"ranks": [], "ways": {}}
 
 
 def test_processes_that_share_a_cpu_wait_for_it(program):
@@ -188,10 +180,10 @@ def test_the_clock_of_the_cpu_that_a_worker_runs_on(program, tmp_path, monkeypat
     pid = program(f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass")
     taker = Sampler(Pace())
     taker.begin()
-    sample(taker, 1, {0: pid})
-    (unknown,) = sample(taker, 2, {0: pid})["ranks"]
+    sample(taker, {0: pid})
+    (unknown,) = sample(taker, {0: pid})["ranks"]
     (tmp_path / str(cpu)).write_text("1200000\n")
-    (known,) = sample(taker, 3, {0: pid})["ranks"]
+    (known,) = sample(taker, {0: pid})["ranks"]
     assert (unknown["clock"], known["clock"]) == (0.0, 1.2)
 
 
@@ -221,11 +213,11 @@ def test_the_ways_to_other_nodes():
         with one, two:
             one.sendall(b"x")
             two.recv(1)
-            assert sample(taker, 1, pids)["ways"] == {}
-            assert sample(taker, 2, pids)["ways"] == {}  # there was no traffic
+            assert sample(taker, pids)["ways"] == {}
+            assert sample(taker, pids)["ways"] == {}  # there was no traffic
             one.sendall(bytes(sampler.TRAFFIC))
             two.recv(sampler.TRAFFIC, socket.MSG_WAITALL)
-            ways = sample(taker, 3, pids)["ways"]
+            ways = sample(taker, pids)["ways"]
             assert 0 < ways["127.0.0.2"] < 1
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..core.hangs import flight_records, tracebacks
 from ..core.protocol import events
-from ..core.protocol.model import RankState
+from ..core.protocol.model import Query, RankState
 from ..system.shared.errands import Answer, ReadStacks, Stacks
 from .errands import Errands
 
@@ -28,7 +28,7 @@ class HangEvidence(NamedTuple):
     """Of the ranks of one agent, to be kept in this directory."""
 
     directory: Path
-    number: int
+    query: Query
     ranks: Sequence[Mapping[str, Any]]  # each as `ProgressWatch.evidence` tells it
     native: Mapping[int, str]  # stacks, by rank
 

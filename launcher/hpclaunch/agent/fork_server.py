@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import msgspec
+
 from ..core.protocol import effects, events
 from ..core.protocol.model import (
     HEAD,
     OUT_OF_MEMORY,
+    Answer,
+    Body,
+    Evidence,
     Leftover,
     NoticeAnswer,
+    Query,
+    QueryKind,
     RankVitals,
     StepNotice,
+    Vitals,
 )
+from ..core.protocol.values import replace
 from ..core.protocol.wording import signal_name
 from ..core.source.reasons import of_restart
 from ..system.logs.log_directory import EVIDENCE
@@ -40,7 +49,7 @@ Remark: TypeAlias = (
     | replies.PassedOver
     | replies.Continued
 )
-VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
+FOR_HISTORY = Query(QueryKind.VITALS, 0)  # the core's numbers begin with 1
 
 
 class ForkServer(Adapter):
@@ -78,7 +87,7 @@ class ForkServer(Adapter):
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
         """Have `take` get what the workers do and use, for the history."""
         self._take_vitals = take
-        self._client.vitals(VITALS)
+        self._client.query(FOR_HISTORY.kind.value, FOR_HISTORY.number)
 
     def resize(self) -> None:
         """Give the workers' terminals the size of the user's."""
@@ -91,10 +100,8 @@ class ForkServer(Adapter):
             effects.OpenStore: lambda _: self._client.listen(loopback=self._config.job.nodes == 1),
             effects.StartWorkers: self._start_workers,
             effects.KeepWorkers: lambda effect: self._client.keep(effect.until),
-            effects.GatherEvidence: lambda effect: self._client.gather(effect.number),
+            effects.AskWorkers: lambda effect: self._ask(effect.query),
             effects.AwaitStillness: lambda effect: self._client.await_stillness(effect.seconds),
-            effects.TakeSample: lambda effect: self._client.sample(effect.number),
-            effects.TakeVitals: self._ask_vitals_for_core,
             effects.OfferNotice: lambda effect: self._offer(effect.notice),
             effects.WithdrawNotice: lambda _: self._client.withdraw(),
             effects.GiveNotice: lambda effect: self._client.give(effect.number),
@@ -109,9 +116,10 @@ class ForkServer(Adapter):
         self._resuming.began(effect.assignment)
         return self._start.begin(effect.assignment, self._client)
 
-    def _ask_vitals_for_core(self, effect: effects.TakeVitals) -> None:
-        self._health.ask_use()
-        self._client.vitals(effect.number)
+    def _ask(self, query: Query) -> None:
+        if query.kind is QueryKind.VITALS:
+            self._health.ask_use()
+        self._client.query(query.kind.value, query.number)
 
     def _offer(self, notice: StepNotice) -> None:
         self._client.offer(notice.number, notice.step, notice.signum)
@@ -189,18 +197,8 @@ class ForkServer(Adapter):
             case replies.Progress(steps=steps, spent=spent):
                 lists = {"steps": tuple(steps), "spent": tuple(spent)}
                 return [events.WorkersSeen(**{**reply.fields(), **lists})]
-            case replies.Evidence(number, ranks):
-                directory = self._start.directory / EVIDENCE
-                hang = evidence.HangEvidence(directory, number, ranks, {})
-                return self._native_stacks.add_to(hang, self._keep_evidence)
-            case replies.Sample(number, ranks, ways):
-                agents = len(self._config.job.places)
-                return [events.SampleTaken(sampling.sample_of(number, ranks, ways, agents))]
-            case replies.Vitals(number, vitals):
-                of_ranks = tuple(RankVitals(**rank.fields()) for rank in vitals)
-                if number != VITALS:
-                    return [events.VitalsTaken(number, of_ranks, self._health.use)]
-                self._take_vitals(of_ranks)
+            case replies.Answer(kind, number, body):
+                return self._on_answer(Query(QueryKind(kind), number), body)
             case replies.Offered(number, accepted, busy, steps):
                 answer = NoticeAnswer(number, accepted, busy, tuple(steps))
                 return [events.NoticeOffered(answer)]
@@ -258,10 +256,27 @@ class ForkServer(Adapter):
 
         return self._last_words.add(make, files)
 
+    def _on_answer(self, query: Query, found: Mapping[str, Any]) -> list[events.Event]:
+        """Make an answer for the core of what the fork server has found out."""
+        if query.kind is QueryKind.EVIDENCE:
+            directory = self._start.directory / EVIDENCE
+            hang = evidence.HangEvidence(directory, query, found["ranks"], {})
+            return self._native_stacks.add_to(hang, self._keep_evidence)
+        if query.kind is QueryKind.SAMPLE:
+            agents = len(self._config.job.places)
+            return [_answered(query, sampling.sample_of(**found, agents=agents))]
+        body = msgspec.convert({"type": query.kind.value, **found}, Body, str_keys=True)
+        if isinstance(body, Vitals):
+            if query == FOR_HISTORY:
+                self._take_vitals(body.ranks)
+                return []
+            body = replace(body, gpus=self._health.use)
+        return [_answered(query, body)]
+
     def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self._logs.service.keep(found.directory, evidence.files_of(found))
         states = tuple(map(evidence.state_of, found.ranks))
-        return [events.EvidenceGathered(found.number, states)]
+        return [_answered(found.query, Evidence(states))]
 
     # The end
 
@@ -270,3 +285,7 @@ class ForkServer(Adapter):
 
     def close(self) -> None:
         self._client.close(in_order=self._is_in_order)
+
+
+def _answered(query: Query, body: Body) -> events.Event:
+    return events.WorkersAnswered(Answer(query, body))

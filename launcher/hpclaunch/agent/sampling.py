@@ -16,16 +16,13 @@ MOST = 1 << 62  # a number, or a time in ns
 USED = ("cpu", "queued", "throttled", "blocked", "clock")
 
 
-def sample_of(
-    number: int, ranks: Sequence[Mapping[str, Any]], ways: Mapping[str, float], agents: int
-) -> Sample:
+def sample_of(ranks: Sequence[Mapping[str, Any]], ways: Mapping[str, float], agents: int) -> Sample:
     """`ranks` is what `Sampler` tells of each: nothing of what they have used, the first time."""
     known = [rank for rank in ranks if "pace" in rank]
     paces = [rank["pace"] for rank in known if 0 < rank["pace"] < math.inf]
     traces = {rank["rank"]: _trace(rank["arrivals"]) for rank in ranks}
     steps = {rank["rank"]: _trace({STEPS: rank["steps"]}) for rank in ranks}
     return Sample(
-        number=number,
         pace=round(lower_median(paces), 6) if paces else 0.0,
         blind=bool(ranks) and all(rank["blind"] for rank in ranks),
         arrivals=(

@@ -38,7 +38,7 @@ from .protocol.events import (
 from .protocol.facts import HeadDeposed, HeadLeaves, SeatUse
 from .protocol.gpu_use import GpuUse
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, Job, Phase, RankVitals, Request, Trouble, Verdict
+from .protocol.model import HEAD, Job, Phase, RankVitals, Request, Sample, Trouble, Verdict
 from .protocol.stages import Stage
 from .protocol.values import replace
 from .stragglers.clock_offset import ClockOffset
@@ -235,14 +235,18 @@ class Control:
 
     def _on_clock_of(self, agent: int, report: Report, now: float) -> Report:
         """A sample is of use only with the difference of the clocks."""
-        sample = report.sample
-        if sample is None:
+        if report.answer(Sample) is None:
             return report
         ahead = self._ahead.of(agent, now)
-        if ahead is None:
-            return replace(report, sample=None)
-        told = replace(sample, ahead=round(ahead.seconds, 6), error=round(ahead.error, 6))
-        return replace(report, sample=told)
+        answers = []
+        for answer in report.answers:
+            if isinstance(answer.body, Sample):
+                if ahead is None:
+                    continue
+                seconds, error = round(ahead.seconds, 6), round(ahead.error, 6)
+                answer = replace(answer, body=replace(answer.body, ahead=seconds, error=error))
+            answers.append(answer)
+        return replace(report, answers=tuple(answers))
 
     def _deliver(self, effects: list[Effect], outside: list[Effect], now: float) -> None:
         """Deliver messages to this agent itself, and the effects that follow from them, until none

@@ -45,7 +45,6 @@ from .fork_server_messages import (
     Copier,
     Event,
     Exit,
-    Gather,
     Give,
     Gone,
     Keep,
@@ -60,14 +59,13 @@ from .fork_server_messages import (
     Part,
     PostOnDeath,
     Prepare,
+    Query,
     Resize,
     Signal,
     SignalLeft,
     Start,
     Started,
     Stop,
-    TakeSample,
-    TakeVitals,
     Unhandled,
     Withdraw,
     Worker,
@@ -123,7 +121,7 @@ class ForkServer:
         self.lease = WorkerLease(self.workers)
         calls = Events(self.report, self.on_birth, self.on_end, self.reap)
         self.births = Births(spawner, self.template, self.store, self.lease, calls)
-        self.watch = WorkerWatch(self.workers, self.report)
+        self.watch = WorkerWatch(self.workers, self.report, lambda: self.is_paused)
         self.stop = WorkerStop(self.workers, handlers)
         self.memory_kills = MemoryKills()
         self.board = NoticeBoard()
@@ -161,14 +159,14 @@ class ForkServer:
             self.births.attend_to_successor()
             if time.monotonic() >= self.companions.due():
                 self.companions.look()
-            self.watch.look(only_ask=self.is_paused)
+            self.watch.look()
             self.settle()
 
     def due(self) -> float:
         """Return until when to wait for descriptors."""
         lease = self.lease.due() if self.workers.is_running else math.inf
-        watch = self.watch.due(only_ask=self.is_paused)
-        return min(lease, watch, self.companions.due(), self.births.due(), self.events.due())
+        others = (self.watch, self.companions, self.births, self.events)
+        return min(lease, *(each.due() for each in others))
 
     @property
     def is_paused(self) -> bool:
@@ -201,19 +199,15 @@ class ForkServer:
                         to_group(pid, signal.SIGWINCH)
             case AwaitStillness(seconds):
                 self.watch.await_stillness(seconds)
-            case TakeSample(number) if runs:
-                self.watch.sample(number)
-            case TakeVitals(number) if runs:
-                self.watch.vitals(number)
-            case Gather(number) if runs:
-                self.watch.gather(number, only_ask=self.is_paused)
+            case Query(kind, number) if runs:
+                self.watch.ask(kind, number)
             case Offer(number, step, signum) if runs and self.births.is_done:
                 self.watch.offer(number, step, signum)
             case Withdraw():
                 self.watch.withdraw()
             case Give(number) if runs:
                 self.watch.give(number)
-            case TakeSample() | TakeVitals() | Gather() | Offer() | Give():
+            case Query() | Offer() | Give():
                 pass  # the round that it is about is over
             case Signal(signum):
                 if without := self.workers.pass_on(signum):

@@ -57,27 +57,17 @@ class Resize(Message):
     size: tuple[int, ...]  # rows, columns
 
 
-class TakeSample(Message):
-    """Find out how the workers keep pace (`sampler.py`). Answered by Sample."""
-
-    number: int
-
-
 class AwaitStillness(Message):
     """Report Progress at once when nothing has moved for one of these times."""
 
     seconds: list[float]
 
 
-class TakeVitals(Message):
-    """Find out what the workers do and use. Answered by Vitals."""
+class Query(Message):
+    """Find something out about the workers (`worker_watch.py`). Answered by Answer, unless they
+    end before that."""
 
-    number: int
-
-
-class Gather(Message):
-    """Find out where the workers are. Answered by Evidence."""
-
+    kind: str
     number: int
 
 
@@ -149,10 +139,8 @@ Request: TypeAlias = (
     | Listen
     | Start
     | Resize
-    | TakeSample
     | AwaitStillness
-    | TakeVitals
-    | Gather
+    | Query
     | Signal
     | Offer
     | Withdraw
@@ -274,31 +262,12 @@ class Progress(Message):
     doing: int  # on which of SPENDING they spend their time now
 
 
-class Sample(Message):
+class Answer(Message):
+    """The answer to the Query of this kind and number."""
+
+    kind: str
     number: int
-    ranks: list[dict[str, Any]]  # see `Sampler.look`
-    ways: dict[str, float]  # address of another node -> seconds there and back
-
-
-class Vitals(Message):
-    number: int
-    ranks: list[RankVitals]
-
-
-class RankVitals(Message):
-    """What a worker and all processes below it do and use."""
-
-    rank: int
-    phase: str
-    steps: int
-    step: int  # the script's own number
-    cpu: float  # CPUs in use since the last time
-    memory: int  # bytes
-
-
-class Evidence(Message):
-    number: int
-    ranks: list[dict[str, Any]]  # see `ProgressWatch.evidence`
+    body: dict[str, Any]  # of each kind as whoever finds it out describes it
 
 
 class Unhandled(Message):
@@ -354,9 +323,7 @@ Event: TypeAlias = (
     | Gone
     | StoreExit
     | Progress
-    | Sample
-    | Vitals
-    | Evidence
+    | Answer
     | Unhandled
     | Offered
     | Unheard

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from .connections import connections_of
@@ -39,66 +39,49 @@ class Pace(TypedDict):
     throttled: float
 
 
-class Taken(TypedDict):
-    """A sample: the fields of fork_server_messages.Sample."""
-
-    number: int
-    ranks: list[dict[str, Any]]  # Arrivals; from the second sample on also Pace, and more
-    ways: dict[str, float]
-
-
 class Sampler:
     """Samples of the workers of one round after the other. Times are on the monotonic clock."""
 
     def __init__(self, progress: ProgressWatch) -> None:
         self.progress = progress
-        self.number = 0  # of the sample that is being taken; 0: none
-        self._next = math.inf
-        self._looks = 0
-        self._trees: dict[
-            int, list[int]
-        ] = {}  # rank -> its processes, at the beginning of this sample
-        self._blocked: dict[int, int] = {}  # rank -> in how many looks it waited for storage
-        self._clocks: dict[int, float] = {}  # rank -> the most of its CPU's in all looks
         self._before: dict[int, Used] = {}  # by rank, at the last sample
         self._bytes: dict[int, int] = {}  # inode of a connection -> bytes, at the last sample
 
     def begin(self) -> None:
         """A round begins."""
-        self.cancel()
         self._before, self._bytes = {}, {}
 
-    def cancel(self) -> None:
-        self.number, self._next = 0, math.inf
-
-    def due(self) -> float:
-        """Return when `look` is to be called again."""
-        return self._next
-
-    def ask(self, number: int, pids: Mapping[int, int]) -> None:
-        """Begin to take a sample."""
-        self.number, self._next, self._looks = number, time.monotonic(), 0
-        self._trees = {rank: tree(pid) for rank, pid in pids.items()}
-        self._blocked = dict.fromkeys(pids, 0)
-        self._clocks = dict.fromkeys(pids, 0.0)
+    def take(self, living: Callable[[], Mapping[int, int]]) -> Iterator[float | dict[str, Any]]:
+        """Take a sample. Yield how many seconds to wait before each of its looks, and at last the
+        sample; `living` returns the pids of the living workers, by rank."""
+        pids = living()
+        trees = {rank: tree(pid) for rank, pid in pids.items()}
+        blocked = dict.fromkeys(trees, 0)  # in how many looks it waited for storage
+        clocks = dict.fromkeys(trees, 0.0)  # the most of its CPU's in all looks
         self.progress.ask_arrivals(pids)
-
-    def look(self, pids: Mapping[int, int]) -> Taken | None:
-        """Return the sample once it is done; `pids` are those of the living workers, by rank."""
-        if not self.number or time.monotonic() < self._next:
-            return None
-        self._next = time.monotonic() + PAUSE
-        for rank, processes in self._trees.items():
-            self._blocked[rank] += any(map(is_blocked, processes))
-            self._clocks[rank] = max(self._clocks[rank], clock(processes[0]))
-        self._looks += 1
-        if self._looks < LOOKS:
-            return None
-        number = self.number
-        self.cancel()
+        for look in range(LOOKS):
+            if look:
+                yield PAUSE
+            for rank, processes in trees.items():
+                blocked[rank] += any(map(is_blocked, processes))
+                clocks[rank] = max(clocks[rank], clock(processes[0]))
         self.progress.disregard()
-        ranks = [self._told(rank, pid) for rank, pid in pids.items() if rank in self._trees]
-        return {"number": number, "ranks": ranks, "ways": self._ways(pids.values())}
+        pids, ranks = living(), []
+        for rank, pid in pids.items():
+            if rank not in trees:
+                continue
+            found: dict[str, Any] = {"rank": rank, **self.progress.arrivals_of(rank)}
+            pace = self._pace(rank, pid, trees[rank])
+            if pace is not None:
+                found |= {**pace, "blocked": blocked[rank] / LOOKS, "clock": clocks[rank]}
+            ranks.append(found)
+        yield {"ranks": ranks, "ways": self._ways(pids.values())}
+
+    def _pace(self, rank: int, pid: int, processes: Iterable[int]) -> Pace | None:
+        """Return what a worker has done since the last sample; None if it was not there then."""
+        before = self._before.get(rank)
+        now = self._before[rank] = Used(pid, processes, *self.progress.steps_of(rank))
+        return now.since(before) if before is not None and before.pid == pid else None
 
     def _ways(self, pids: Iterable[int]) -> dict[str, float]:
         """{address of another node: seconds there and back}, over connections with some traffic."""
@@ -109,17 +92,6 @@ class Sampler:
             if each.peer and each.delay and each.bytes - before.get(inode, each.bytes) >= TRAFFIC:
                 found[each.peer] = min(each.delay, found.get(each.peer, math.inf))
         return found
-
-    def _told(self, rank: int, pid: int) -> dict[str, Any]:
-        before = self._before.get(rank)
-        now = Used(pid, self._trees[rank], *self.progress.steps_of(rank))
-        self._before[rank] = now
-        told: dict[str, Any] = {"rank": rank, **self.progress.arrivals_of(rank)}
-        if before is not None and before.pid == pid:
-            told |= now.since(before)
-            told["blocked"] = self._blocked[rank] / LOOKS
-            told["clock"] = self._clocks[rank]
-        return told
 
 
 class Used:

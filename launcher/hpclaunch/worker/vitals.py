@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
-from .fork_server_messages import RankVitals
 from .processes import stat
 from .progress_watch import CPU_TIMES, ProgressWatch, tree
 
@@ -14,21 +14,24 @@ STARTED = 19  # fields of /proc/PID/stat after the name: in clock ticks after th
 RESIDENT = 1  # fields of /proc/PID/statm: pages
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
+# pid -> (when it was looked at, seconds of CPU time until then)
+Used: TypeAlias = Mapping[int, tuple[float, float]]
+
 
 class VitalSigns:
     """Of the workers of one round after the other."""
 
     def __init__(self, progress: ProgressWatch) -> None:
         self.progress = progress
-        # pid -> (when it was looked at, seconds of CPU time until then)
-        self._before: dict[int, tuple[float, float]] = {}
+        self._used: dict[int, tuple[float, float]] = {}
 
-    def of(self, pids: Mapping[int, int]) -> list[RankVitals]:
-        """`pids` are those of the living workers, by rank."""
-        before, self._before = self._before, {}
-        return [self._told(rank, pid, before) for rank, pid in sorted(pids.items())]
+    def of(self, pids: Mapping[int, int]) -> list[dict[str, Any]]:
+        """Return the fields of RankVitals (core/protocol/model.py) for each. `pids` are those of
+        the living workers, by rank."""
+        before, self._used = self._used, {}
+        return [self._of_rank(rank, pid, before) for rank, pid in sorted(pids.items())]
 
-    def _told(self, rank: int, pid: int, before: Mapping[int, tuple[float, float]]) -> RankVitals:
+    def _of_rank(self, rank: int, pid: int, before: Used) -> dict[str, Any]:
         phase, steps, step = self.progress.whereabouts(rank)
         processes = [(process, fields) for process in tree(pid) if (fields := stat(process))]
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -36,15 +39,15 @@ class VitalSigns:
         own = dict(processes).get(pid)
         begun = now if own is None else int(own[STARTED]) / TICKS
         since, used_before = before.get(pid, (begun, 0.0))
-        self._before[pid] = (now, used)
-        return RankVitals(
-            rank=rank,
-            phase=phase,
-            steps=steps,
-            step=step,
-            cpu=round(max(0.0, used - used_before) / max(1 / TICKS, now - since), 3),
-            memory=sum(resident(process) for process, _ in processes),
-        )
+        self._used[pid] = (now, used)
+        return {
+            "rank": rank,
+            "phase": phase,
+            "steps": steps,
+            "step": step,
+            "cpu": round(max(0.0, used - used_before) / max(1 / TICKS, now - since), 3),
+            "memory": sum(resident(process) for process, _ in processes),
+        }
 
 
 def resident(pid: int) -> int:

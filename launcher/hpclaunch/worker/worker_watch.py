@@ -1,7 +1,7 @@
 """What is found out about the workers of a round while they run, and the notices that they take.
 
-Their progress is looked at again and again (`progress_watch.py`); samples, vital signs and the
-places where they are (evidence) are taken when somebody asks for them.
+Their progress is looked at again and again (`progress_watch.py`). The rest is found out when there
+is a query for it: where they are (evidence), a sample, or vital signs.
 """
 
 from __future__ import annotations
@@ -9,45 +9,48 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from .fork_server_messages import (
-    Event,
-    Evidence,
-    Offered,
-    Progress,
-    Sample,
-    Taken,
-    Unhandled,
-    Unheard,
-    Vitals,
-)
+from .fork_server_messages import Answer, Event, Offered, Progress, Taken, Unhandled, Unheard
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
 from .step_notices import StepNotices
 from .vitals import VitalSigns
 from .workers import Workers
 
+EVIDENCE, SAMPLE, VITALS = "evidence", "sample", "vitals"  # kinds of queries
+# The steps to an answer: each yields how many seconds to wait for the next, and the last its body.
+Steps: TypeAlias = Iterator[float | dict[str, Any]]
 
-class Questions(NamedTuple):
-    """The questions to the workers where they are, of which the next is asked at a time."""
+
+class Answering(NamedTuple):
+    """A query that is being answered."""
 
     number: int
-    next_at: float
-    pauses: Iterator[float]
+    next_at: float  # the time of the next step
+    steps: Steps
 
 
 class WorkerWatch:
     """Begun anew with every round."""
 
-    def __init__(self, workers: Workers, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self, workers: Workers, report: Callable[[Event], None], is_paused: Callable[[], bool]
+    ) -> None:
+        """`is_paused`: the workers are held or stopped, so that they make no progress."""
         self._workers = workers
         self._report = report
+        self._is_paused = is_paused
         self._progress = ProgressWatch()
         self._sampler = Sampler(self._progress)
         self._vitals = VitalSigns(self._progress)
         self._notices = StepNotices(self._progress)
-        self._questions: Questions | None = None
+        self._finders: dict[str, Callable[[], Steps]] = {
+            EVIDENCE: self._find_evidence,
+            SAMPLE: lambda: self._sampler.take(self._workers.pids),
+            VITALS: lambda: iter([{"ranks": self._vitals.of(self._workers.pids())}]),
+        }
+        self._queries: dict[str, Answering] = {}  # by kind
         self._given = 0  # the number of the last notice that was given in this round
         self._untaken = 0  # the same, until all have taken it
 
@@ -76,29 +79,43 @@ class WorkerWatch:
 
     def end(self) -> list[int]:
         """End the round. Return on what the workers spent their time, in milliseconds."""
-        self._questions, self._given, self._untaken = None, 0, 0
-        self._sampler.cancel()
+        self._given = self._untaken = 0
+        self._queries.clear()
         spent, _ = self._progress.spent()
         self._progress.end()
         return list(spent)
 
-    # What is asked
-
     def await_stillness(self, seconds: Iterable[float]) -> None:
         self._progress.await_stillness(seconds)
 
-    def sample(self, number: int) -> None:
-        if self._questions is None:
-            self._sampler.ask(number, self._workers.pids())
+    # Queries
 
-    def vitals(self, number: int) -> None:
-        self._report(Vitals(number, self._vitals.of(self._workers.pids())))
+    def ask(self, kind: str, number: int) -> None:
+        """Begin to answer a query, instead of an earlier one of its kind."""
+        if kind == SAMPLE and EVIDENCE in self._queries:
+            return  # for both, workers write to the same file
+        if kind == EVIDENCE:
+            self._queries.pop(SAMPLE, None)
+        self._queries[kind] = Answering(number, 0.0, self._finders[kind]())
+        self._continue(kind)
 
-    def gather(self, number: int, *, only_ask: bool) -> None:
-        """Begin to ask the workers where they are."""
-        self._sampler.cancel()  # its answers would mix
-        self._questions = Questions(number, 0.0, self._progress.ask(self._workers.pids()))
-        self._ask(self._questions, only_ask=only_ask)
+    def _continue(self, kind: str) -> None:
+        """Take the next step to an answer, if it is time."""
+        query = self._queries[kind]
+        if time.monotonic() < query.next_at:
+            return
+        found = next(query.steps)
+        if isinstance(found, float):
+            self._queries[kind] = query._replace(next_at=time.monotonic() + found)
+        else:
+            del self._queries[kind]
+            self._report(Answer(kind, query.number, found))
+
+    def _find_evidence(self) -> Steps:
+        yield from self._progress.ask(self._workers.pids())
+        if not self._is_paused():
+            self._look_at_workers(at_once=True)  # some may go on meanwhile
+        yield {"ranks": self._progress.evidence(self._workers.pids())}
 
     # Notices
 
@@ -124,38 +141,26 @@ class WorkerWatch:
 
     # Looks
 
-    def due(self, *, only_ask: bool) -> float:
+    def due(self) -> float:
         """Return when `look` is to be called again."""
-        if self._questions is not None:
-            return self._questions.next_at
-        return math.inf if only_ask else min(self._progress.due(), self._sampler.due())
+        if EVIDENCE in self._queries:
+            return self._queries[EVIDENCE].next_at
+        if self._is_paused():
+            return math.inf
+        return min([self._progress.due(), *(query.next_at for query in self._queries.values())])
 
-    def look(self, *, only_ask: bool) -> None:
-        """Look at the workers, if it is time. With `only_ask`, only go on with questions: workers
-        that are held or stopped make no progress."""
+    def look(self) -> None:
+        """Look at the workers, if it is time. Only evidence is found while they are paused, and
+        nothing else while it is found."""
         self._look_at_notice()
-        if self._questions is not None:
-            self._ask(self._questions, only_ask=only_ask)
-        elif not only_ask:
+        if EVIDENCE in self._queries:
+            self._continue(EVIDENCE)
+        elif not self._is_paused():
             self._look_at_workers()
-
-    def _ask(self, questions: Questions, *, only_ask: bool) -> None:
-        if time.monotonic() < questions.next_at:
-            return
-        pause = next(questions.pauses, None)
-        if pause is not None:
-            self._questions = questions._replace(next_at=time.monotonic() + pause)
-            return
-        self._questions = None
-        if not only_ask:
-            self._look_at_workers(at_once=True)  # some may go on meanwhile
-        self._report(Evidence(questions.number, self._progress.evidence(self._workers.pids())))
+            for kind in [*self._queries]:
+                self._continue(kind)
 
     def _look_at_workers(self, *, at_once: bool = False) -> None:
-        pids = self._workers.pids()
-        seen = self._progress.look(pids, at_once=at_once)
+        seen = self._progress.look(self._workers.pids(), at_once=at_once)
         if seen is not None:
             self._report(Progress(**seen))
-        sample = self._sampler.look(pids)
-        if sample is not None:
-            self._report(Sample(**sample))

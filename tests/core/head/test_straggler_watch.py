@@ -45,7 +45,7 @@ def sample(agent, late=0.0, *, on_gpus=False, throttled=0.2, **fields):
         for rank in (2 * agent, 2 * agent + 1)
     }
     loads = tuple(Load(rank, 0.5, 0.0, throttled * bool(late), 0.0) for rank in traces)
-    return Sample(1, PACE, arrivals=together(traces, on_gpus=on_gpus), loads=loads, **fields)
+    return Sample(PACE, arrivals=together(traces, on_gpus=on_gpus), loads=loads, **fields)
 
 
 def stragglers(crew):

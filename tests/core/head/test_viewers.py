@@ -14,12 +14,12 @@ from hpclaunch.core.protocol.events import (
     Requested,
     Started,
     StoreListening,
-    VitalsTaken,
     WorkerExited,
+    WorkersAnswered,
     WorkersGone,
 )
 from hpclaunch.core.protocol.gpu_use import GpuUse
-from hpclaunch.core.protocol.model import RankVitals, Request
+from hpclaunch.core.protocol.model import Answer, QueryKind, RankVitals, Request, Vitals
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import AgentState
 
@@ -43,15 +43,16 @@ def snapshot(crew, agent=0):
 
 
 def look(crew, agent=0):
-    """And what the agents are asked for is answered."""
+    """Return which agents were asked for vitals, which they report."""
     asked = []
     carry_out = crew._carry_out
 
     def noted(i, effect):
-        if isinstance(effect, effects.TakeVitals):
-            asked.append((i, effect.number))
+        if isinstance(effect, effects.AskWorkers):
+            assert effect.query.kind is QueryKind.VITALS
+            asked.append(i)
             ranks = tuple(RankVitals(2 * i + k, "step", 7, 1007, 1.0, 100) for k in range(2))
-            crew._todo.append((i, VitalsTaken(effect.number, ranks, (GPU,))))
+            crew._todo.append((i, WorkersAnswered(Answer(effect.query, Vitals(ranks, (GPU,))))))
         carry_out(i, effect)
 
     crew._carry_out = noted
@@ -90,7 +91,7 @@ def test_a_query_changes_nothing():
 def test_agents_are_asked_only_while_somebody_looks():
     crew = training()
     assert snapshot(crew).is_complete  # nothing was asked for
-    assert look(crew) == [(0, 1), (1, 1)]
+    assert look(crew) == [0, 1]
     job = snapshot(crew)
     assert job.is_complete
     assert [worker.rank for agent in job.agents for worker in agent.workers] == [0, 1, 2, 3]
@@ -98,7 +99,7 @@ def test_agents_are_asked_only_while_somebody_looks():
     assert (job.steps, job.step) == (7, 1007)
     assert look(crew) == []  # too soon for others
     crew.until(crew.now + 2.0)
-    assert look(crew) == [(0, 2), (1, 2)]
+    assert look(crew) == [0, 1]
     crew.until(crew.now + 20.0)  # nobody looks any more, and the reports are as before
     assert snapshot(crew).agents[1].workers == ()
 

@@ -20,7 +20,14 @@ from hpclaunch.core.protocol.events import (
     TroubleFound,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, Origin, Phase, Trouble
+from hpclaunch.core.protocol.model import (
+    EXIT_LOST,
+    Origin,
+    Phase,
+    Query,
+    QueryKind,
+    Trouble,
+)
 
 
 def test_the_head_never_comes():
@@ -139,14 +146,14 @@ def test_the_beat_is_longer_while_workers_run_and_the_loss_timeout_is_long():
     member = running(loss=300.0, beat=0.5, quiet=2.0)
     tell(member, 10.0, Tick())
     assert member.next_deadline() == pytest.approx(12.0)
-    tell(member, 10.1, run(0, vitals=1))
+    tell(member, 10.1, run(0, queries=(Query(QueryKind.VITALS, 1),)))
     assert member.next_deadline() == pytest.approx(10.6)  # somebody looks
 
 
 def test_a_report_at_the_beginning_of_a_sample_shows_how_the_clocks_differ():
     member = running(loss=300.0, beat=0.5, quiet=2.0)
     tell(member, 10.0, Tick())
-    assert len(reports(tell(member, 10.1, run(0, sample=1)))) == 1
+    assert len(reports(tell(member, 10.1, run(0, queries=(Query(QueryKind.SAMPLE, 1),))))) == 1
 
 
 def test_serials_grow():

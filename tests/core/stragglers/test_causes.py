@@ -13,7 +13,7 @@ USUAL = {"cpu": 0.7, "queued": 0.01, "throttled": 0.0, "blocked": 0.0}
 def samples(**of_rank_2):
     loads = [Load(rank, **USUAL) for rank in range(4)]
     loads[2] = Load(2, **USUAL | of_rank_2)
-    return {0: Sample(1, 1.0, loads=tuple(loads[:2])), 1: Sample(1, 1.0, loads=tuple(loads[2:]))}
+    return {0: Sample(1.0, loads=tuple(loads[:2])), 1: Sample(1.0, loads=tuple(loads[2:]))}
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_what_it_does_more_than_others(more, why):
 )
 def test_a_slow_clock(clock, others, cpu, why):
     found = samples(cpu=cpu, clock=clock)
-    found[0] = Sample(1, 1.0, loads=tuple(Load(r, **USUAL, clock=others) for r in range(2)))
+    found[0] = Sample(1.0, loads=tuple(Load(r, **USUAL, clock=others) for r in range(2)))
     assert cause(found, 1, 2).words.startswith(why)
 
 
 def test_ranks_that_all_use_the_cpu():
     """As those that wait for GPUs do."""
     loads = tuple(Load(rank, 1.0, 0.0, 0.0, 0.0) for rank in range(2))
-    assert cause({0: Sample(1, 1.0, loads=loads)}, 0, 1).words == UNSEEN
+    assert cause({0: Sample(1.0, loads=loads)}, 0, 1).words == UNSEEN
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_what_makes_it_late_whatever_the_others_do(more, own):
 
 def test_a_node_whose_ranks_all_do():
     found = {
-        agent: Sample(1, 1.0, loads=tuple(Load(2 * agent + i, **usual) for i in range(2)))
+        agent: Sample(1.0, loads=tuple(Load(2 * agent + i, **usual) for i in range(2)))
         for agent, usual in enumerate((USUAL, USUAL | {"queued": 0.4}, USUAL))
     }
     assert "waits for a CPU for 39%" in cause(found, 1, NO_RANK).words
 
 
 def test_ranks_of_which_nothing_is_known():
-    assert cause({0: Sample(1, 1.0), 1: Sample(1, 1.0)}, 1, 2).words == ""
-    assert cause({0: Sample(1, 1.0), 1: samples()[1]}, 0, 0).words == ""
+    assert cause({0: Sample(1.0), 1: Sample(1.0)}, 1, 2).words == ""
+    assert cause({0: Sample(1.0), 1: samples()[1]}, 0, 0).words == ""
 
 
 def between(**delays):

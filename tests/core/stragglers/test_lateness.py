@@ -36,7 +36,7 @@ def sampled(
                     at = step * PACE + i * apart + behind + rng.uniform(0.0, jitter)
                     times[step * each + i] = int(1e9 * (50.0 + at))
             traces[rank] = {(groups or {}).get(rank, "0"): times}
-        samples[agent] = Sample(1, PACE, arrivals=together(traces))
+        samples[agent] = Sample(PACE, arrivals=together(traces))
     return samples
 
 
@@ -194,10 +194,10 @@ def test_what_hosts_of_gpus_tell_is_marked():
 
 def test_nothing_to_go_by():
     assert find({}).steps == 0
-    assert find({0: Sample(1, 0.0), 1: Sample(1, 0.0)}).steps == 0
+    assert find({0: Sample(0.0), 1: Sample(0.0)}).steps == 0
     samples = {agent: replace(sample, pace=0.0) for agent, sample in sampled().items()}
     assert find(samples).steps == 0
-    apart = {0: Sample(1, PACE, arrivals=together({0: {"0": {1: 5}}})), 1: Sample(1, PACE)}
+    apart = {0: Sample(PACE, arrivals=together({0: {"0": {1: 5}}})), 1: Sample(PACE)}
     assert find(apart).late is None
 
 
@@ -208,9 +208,9 @@ def test_without_a_recorder_the_one_that_never_waits():
         return tuple(Load(rank, *share, 0.0, 0.0) for rank, share in enumerate(shares))
 
     busy = loads((0.6, 0.0), (0.6, 0.1), (0.7, 0.3))
-    blind = Sample(1, PACE, blind=True, loads=busy)
+    blind = Sample(PACE, blind=True, loads=busy)
     assert find({0: blind}).late == Late(0, 2, pytest.approx(0.3), PACE)
-    assert find({0: blind, 1: Sample(1, PACE)}).late is None
+    assert find({0: blind, 1: Sample(PACE)}).late is None
     assert find({0: replace(blind, blind=False)}).late is None
     even = loads((0.9, 0.0), (0.95, 0.0), (0.9, 0.1))
     assert find({0: replace(blind, loads=even)}).late is None
@@ -218,6 +218,6 @@ def test_without_a_recorder_the_one_that_never_waits():
 
 def test_how_many_collectives_a_step_has():
     assert collectives_a_step(sampled()) == pytest.approx(3, rel=0.1)
-    assert collectives_a_step({0: Sample(1, PACE)}) == 0
-    alone = Sample(1, PACE, arrivals=together({0: {"0": {1: 5}}}))
+    assert collectives_a_step({0: Sample(PACE)}) == 0
+    alone = Sample(PACE, arrivals=together({0: {"0": {1: 5}}}))
     assert collectives_a_step({0: alone}) == 0

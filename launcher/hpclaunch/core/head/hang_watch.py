@@ -9,7 +9,6 @@ from ..hangs.judgement import Judgement, judge
 from ..hangs.suspicion import PATIENCE
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import HangFound
-from ..protocol.messages import Report
 from ..protocol.model import (
     EXIT_HUNG,
     NO_RANK,
@@ -18,6 +17,8 @@ from ..protocol.model import (
     Failure,
     Phase,
     Progress,
+    Query,
+    QueryKind,
     RankState,
 )
 from ..protocol.timing import Timing
@@ -32,17 +33,16 @@ class HangWatch:
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` are those of what the agents ask their workers."""
+        """`numbers` are those of the head's questions."""
         self.timing, self._numbers = timing, numbers
-        self.gather = 0  # the number of the evidence that is asked for; 0: none
-        self._number = 0  # of the evidence that was asked for last
+        self.query: Query | None = None  # for the evidence that is asked for
         self._asked_at = math.inf
         self._ended = 0  # how many workers had by then
         self._not_before = 0.0  # seconds of stillness; with less, it was judged already
 
     def forget(self) -> None:
         """The workers do something, or are new."""
-        self.gather, self._asked_at, self._not_before = 0, math.inf, 0.0
+        self.query, self._asked_at, self._not_before = None, math.inf, 0.0
 
     def next_deadline(self) -> float:
         return self._asked_at + self.timing.gathering
@@ -56,21 +56,22 @@ class HangWatch:
         """
         suspects, ended = _suspects(current), _ended(current)
         current.still_since = max((now - s.still for s in suspects), default=math.inf)
-        if not suspects or (self.gather and ended != self._ended):
-            was_asked = bool(self.gather)
+        query = self.query
+        if not suspects or (query and ended != self._ended):
+            was_asked = query is not None
             self.forget()
             return [] if was_asked else None
         still = min(progress.still for progress in suspects)
-        if not self.gather:
+        if query is None:
             if still < self._not_before:
                 return None
-            self._number = next(self._numbers)
-            self.gather, self._asked_at, self._ended = self._number, now, ended
+            self.query = Query(QueryKind.EVIDENCE, next(self._numbers))
+            self._asked_at, self._ended = now, ended
             return []
-        if now < self.next_deadline() and not self._has_answers(current):
+        if now < self.next_deadline() and not _has_answers(current, query):
             return None
-        self.gather, self._asked_at = 0, math.inf
-        judgement = self._judge(current)
+        self.query, self._asked_at = None, math.inf
+        judgement = _judge(current, query)
         limit = max(progress.limit for progress in suspects)
         usual = max(progress.usual for progress in suspects)
         rank = judgement.culprits[0] if judgement.culprits else NO_RANK
@@ -87,26 +88,25 @@ class HangWatch:
         current.failures[rank] = Failure(*where, EXIT_HUNG, 0, now, "", culprit=Culprit.HANG)
         return [Record(hang)]
 
-    def _has_answers(self, current: Round) -> bool:
-        reports = [p.report for p in current.participants]
-        return all(self._answer(r) for r in reports if r and r.phase is Phase.RUNNING)
 
-    def _answer(self, report: Report | None) -> Evidence | None:
-        found = None if report is None else report.evidence
-        return found if found is not None and found.number == self._number else None
+def _has_answers(current: Round, query: Query) -> bool:
+    reports = [p.report for p in current.participants]
+    return all(r.answer(Evidence, query) for r in reports if r and r.phase is Phase.RUNNING)
 
-    def _judge(self, current: Round) -> Judgement:
-        states: dict[int, RankState] = {}
-        gone: set[int] = set()
-        for peer in current.participants:
-            report, answer = peer.report, self._answer(peer.report)
-            ended = {e.rank for e in report.exits} if report is not None else set()
-            busy = report is not None and report.progress is not None and report.progress.busy
-            unknown = {r: RankState(r, busy=busy) for r in _ranks(peer) if r not in ended}
-            known = {} if answer is None else {state.rank: state for state in answer.ranks}
-            states |= unknown | known
-            gone |= ended - {NO_RANK}
-        return judge(states, gone, lambda rank: _host(current, rank))
+
+def _judge(current: Round, query: Query) -> Judgement:
+    states: dict[int, RankState] = {}
+    gone: set[int] = set()
+    for peer in current.participants:
+        report = peer.report
+        answer = None if report is None else report.answer(Evidence, query)
+        ended = {e.rank for e in report.exits} if report is not None else set()
+        busy = report is not None and report.progress is not None and report.progress.busy
+        unknown = {r: RankState(r, busy=busy) for r in _ranks(peer) if r not in ended}
+        known = {} if answer is None else {state.rank: state for state in answer.ranks}
+        states |= unknown | known
+        gone |= ended - {NO_RANK}
+    return judge(states, gone, lambda rank: _host(current, rank))
 
 
 def _suspects(current: Round) -> list[Progress]:

@@ -105,7 +105,7 @@ class Head:
         return min(beat_at, self.losses.check_at, self.state.allocation.ask_at, stage_at)
 
     def _beat(self, now: float) -> float:
-        is_quiet = self.stage is Stage.RUNNING and not self.state.viewers.vitals(now)
+        is_quiet = self.stage is Stage.RUNNING and not self.state.viewers.query(now)
         return self.timing.quiet_beat if is_quiet else self.timing.beat
 
     def miss(self, seconds: float, now: float) -> None:

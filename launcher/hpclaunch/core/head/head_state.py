@@ -65,7 +65,6 @@ class HeadState:
         )
         # Of questions. Those of another head, which this agent was or is to be, are different.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
-        self.query_numbers = itertools.count(1)  # of what the agents ask their workers
         self.orders = Orders(self.lease, self.roster[me])
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers, anew=anew)
         self.other_heads = OtherHeads(job, self.roster, self.rotation)
@@ -73,7 +72,7 @@ class HeadState:
         self.notices = Notices(job, self.allocation)
         is_progress = self.budget.is_beyond_first
         self.end = JobEnd(job, self.notices, self.allocation, self.numbers, is_progress)
-        self.viewers = Viewers()
+        self.viewers = Viewers(self.numbers)
         self.unfit = UnfitNodes(job)
 
     @property

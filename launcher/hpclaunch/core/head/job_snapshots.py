@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Assignment, Doing, Phase
+from ..protocol.model import NO_RANK, Assignment, Doing, Phase, Query, Vitals
 from ..protocol.values import replace
 from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from .roster import Peer
@@ -29,7 +29,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
     current = head.state.current if head.stage in IN_ROUND else None
     groups = current.groups if current is not None else []
     agents = tuple(_agent(head, peer, groups, now) for peer in head.state.roster)
-    wanted = head.state.viewers.vitals(now)
+    wanted = head.state.viewers.query(now)
     reports = (p.report for p in current.participants) if current is not None else ()
     job, notices, straggler = head.job, head.state.notices, head.straggler
     return JobSnapshot(
@@ -58,11 +58,11 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
     )
 
 
-def _has_vitals(report: Report | None, wanted: int) -> bool:
-    """Return whether the agent has reported vitals of this number or a later one, or has none."""
-    if not wanted or report is None or report.phase is not Phase.RUNNING:
+def _has_vitals(report: Report | None, wanted: Query | None) -> bool:
+    """Return whether the agent has answered this query for vitals, or has none."""
+    if wanted is None or report is None or report.phase is not Phase.RUNNING:
         return True
-    return report.vitals is not None and report.vitals.number >= wanted
+    return report.answer(Vitals, wanted) is not None
 
 
 def _agent(head: Head, peer: Peer, groups: list[int], now: float) -> AgentSnapshot:
@@ -88,7 +88,7 @@ def _agent(head: Head, peer: Peer, groups: list[int], now: float) -> AgentSnapsh
 
 
 def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> AgentSnapshot:
-    progress, vitals = report.progress, report.vitals
+    progress, vitals = report.progress, report.answer(Vitals)
     return replace(
         known,
         steps=() if progress is None else progress.steps,

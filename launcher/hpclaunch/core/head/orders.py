@@ -7,7 +7,7 @@ import signal
 from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Send
 from ..protocol.messages import Order, Report
-from ..protocol.model import Goal, Look, StepNotice, Verdict
+from ..protocol.model import Goal, Look, Query, StepNotice, Verdict
 from ..protocol.values import value
 from .roster import Peer
 
@@ -17,10 +17,8 @@ class Asks:
     """The questions in an order."""
 
     look: Look | None = None  # the checkpoint to look at, for a WAIT; the others are for a RUN
-    gather: int = 0  # the number of the evidence to gather; 0: none
-    sample: int = 0  # the number of the sample to take
+    queries: tuple[Query, ...] = ()  # to the workers
     notice: StepNotice | None = None  # to offer or to give
-    vitals: int = 0  # the number of the vitals to report
 
 
 class Orders:
@@ -90,11 +88,9 @@ class Orders:
             configuration=None if has_it else configuration,
             tenure=self.lease.tenure,
             look=asks.look if goal is Goal.WAIT else None,
-            gather=asks.gather if goal is Goal.RUN else 0,
-            sample=asks.sample if goal is Goal.RUN else 0,
+            queries=asks.queries if goal is Goal.RUN else (),
             notice=asks.notice if goal is Goal.RUN else None,
             later=later and bool(report.warned),
-            vitals=asks.vitals if goal is Goal.RUN else 0,
             start=self.start,
         )
         presence.answered.send(self._serial, now)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import StragglerNamed, StragglerRecovered
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Phase, Sample
+from ..protocol.model import NO_RANK, Phase, Query, QueryKind, Sample
 from ..protocol.timing import Timing
 from ..protocol.values import value
 from ..stragglers import causes, lateness
@@ -33,9 +33,9 @@ class StragglerWatch:
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` are those of what the agents ask their workers."""
+        """`numbers` are those of the head's questions."""
         self.timing, self._numbers = timing, numbers
-        self.number = 0  # of the sample that is asked for; 0: none
+        self.query: Query | None = None  # for the sample that is asked for
         self.named: Straggler | None = None
         self._next_at = math.inf  # the next sample, or, while there is one, until when to wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
@@ -46,7 +46,7 @@ class StragglerWatch:
         self._asked_total = 0  # the same when they were last asked
 
     def begin(self, current: Round, now: float) -> None:
-        self.number, self.named = 0, None
+        self.query, self.named = None, None
         self._found.clear()
         self._agents, self._made = len(current.participants), {}
         self._total = self._asked_total = 0
@@ -68,21 +68,21 @@ class StragglerWatch:
         return len(self._made) < self._agents or self._total <= self._asked_total
 
     def next_deadline(self) -> float:
-        return math.inf if self._awaits_steps and not self.number else self._next_at
+        return math.inf if self._awaits_steps and not self.query else self._next_at
 
     def check(self, current: Round, now: float) -> list[Effect] | None:
         """Return what to record, if all agents are to be sent new orders; None if they are not."""
-        if self.number:
-            samples = _samples(current, self.number)
+        if self.query is not None:
+            samples = _samples(current, self.query)
             if now < self._next_at and len(samples) < len(current.participants):
                 return None
-            self.number = 0
+            self.query = None
             self._next_at = now + self.timing.sampling
             return self._judge(current, samples)
         if now < self._next_at or self._awaits_steps:
             return None
         self._asked_total = self._total
-        self.number = next(self._numbers)
+        self.query = Query(QueryKind.SAMPLE, next(self._numbers))
         self._next_at = now + self.timing.gathering
         return []
 
@@ -126,11 +126,11 @@ class StragglerWatch:
         return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
 
 
-def _samples(current: Round, number: int) -> dict[int, Sample]:
+def _samples(current: Round, query: Query) -> dict[int, Sample]:
     found = {}
     for peer in current.participants:
-        sample = None if peer.report is None else peer.report.sample
-        if sample is not None and sample.number == number:
+        sample = None if peer.report is None else peer.report.answer(Sample, query)
+        if sample is not None:
             found[peer.place.index] = sample
     return found
 

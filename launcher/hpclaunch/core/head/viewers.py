@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+
+from ..protocol.model import Query, QueryKind
 
 LOOKS = 10.0  # seconds for which somebody counts as looking, after the last look
 AGAIN = 1.5  # seconds between two requests for vitals
 
 
 class Viewers:
-    def __init__(self) -> None:
+    def __init__(self, numbers: Iterator[int]) -> None:
+        """`numbers` are those of the head's questions."""
+        self._numbers = numbers
         self._until = -math.inf
         self._asked_at = -math.inf
-        self._number = 0  # of the vitals that were asked for last
+        self._query: Query | None = None  # the last one
 
     def look(self, now: float) -> bool:
         """Note that somebody looks, and return whether to ask for new vitals."""
@@ -20,9 +25,9 @@ class Viewers:
         if now < self._asked_at + AGAIN:
             return False
         self._asked_at = now
-        self._number += 1
+        self._query = Query(QueryKind.VITALS, next(self._numbers))
         return True
 
-    def vitals(self, now: float) -> int:
-        """Return the number of the vitals to report; 0 while nobody looks."""
-        return self._number if now < self._until else 0
+    def query(self, now: float) -> Query | None:
+        """Return the query for vitals; None while nobody looks."""
+        return self._query if now < self._until else None

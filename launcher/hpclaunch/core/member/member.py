@@ -14,6 +14,7 @@ from ..consensus.rotation import Rotation
 from ..ending.table import verdict
 from ..protocol.configuration import NOBODY
 from ..protocol.effects import (
+    AskWorkers,
     Effect,
     KeepWorkers,
     LookAt,
@@ -21,7 +22,6 @@ from ..protocol.effects import (
     Send,
     StopWorkers,
     TakePlace,
-    TakeSample,
 )
 from ..protocol.events import (
     AgentGone,
@@ -36,7 +36,7 @@ from ..protocol.events import (
     Started,
     Tick,
     TroubleFound,
-    VitalsTaken,
+    WorkersAnswered,
     WorkersSeen,
 )
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
@@ -161,7 +161,7 @@ class Member:
                 effects += self._waiting.explain(event, now)
             case CheckpointSeen(seen=seen):
                 self._looking.saw(seen)
-            case WorkersSeen() | VitalsTaken():
+            case WorkersSeen() | WorkersAnswered():
                 effects += self.work.handle(event, now)
                 if self._is_head:  # to which no report goes at every beat
                     self._report_at = now
@@ -204,13 +204,14 @@ class Member:
         return effects + (asked + keep if stops else keep + asked)
 
     def _hasten_report(self, order: Order, asked: list[Effect], now: float) -> None:
-        """Report earlier than at the next quiet beat where the order asks for something that is no
-        news. The head's answer to a report shows how far its clock is ahead, which a sample needs:
-        so report at once when one is begun.
+        """Report before the next quiet beat because of queries: at once for an urgent one that is
+        new, since the head's answer shows how far its clock is ahead, which a sample needs; at the
+        next beat for one that is not urgent, since its answer is no news.
         """
-        if any(isinstance(effect, TakeSample) for effect in asked):
+        new = [effect.query for effect in asked if isinstance(effect, AskWorkers)]
+        if any(query.kind.is_urgent for query in new):
             self._report_at = min(self._report_at, now)
-        elif order.vitals:
+        elif any(not query.kind.is_urgent for query in order.queries):
             self._report_at = min(self._report_at, now + self.job.timing.beat)
 
     @property
@@ -320,12 +321,10 @@ class Member:
             seen=self._looking.seen,
             networks=self.networks,
             progress=work.progress,
-            evidence=work.evidence,
-            sample=work.sample,
+            answers=work.answers,
             notice=work.notice,
             warned=self._warned,
             passed=work.passed,
-            vitals=work.vitals,
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
             task=self.task,
             start=follower.start,

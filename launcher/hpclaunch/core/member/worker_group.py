@@ -18,19 +18,15 @@ from ..protocol.effects import (
     AwaitStillness,
     CheckHealth,
     Effect,
-    GatherEvidence,
     OpenStore,
     PrepareGpus,
     Record,
     SignalWorkers,
     StartWorkers,
     StopWorkers,
-    TakeSample,
-    TakeVitals,
 )
 from ..protocol.events import (
     Event,
-    EvidenceGathered,
     ForkServerReplaced,
     GpusReady,
     HealthFound,
@@ -39,11 +35,10 @@ from ..protocol.events import (
     NoticeOffered,
     NoticeTaken,
     NoticeUnheard,
-    SampleTaken,
     StoreEnded,
     StoreListening,
-    VitalsTaken,
     WorkerExited,
+    WorkersAnswered,
     WorkersGone,
     WorkersSeen,
 )
@@ -51,9 +46,9 @@ from ..protocol.facts import WorkersSurvive
 from ..protocol.gpu_use import GpuUse
 from ..protocol.messages import Order
 from ..protocol.model import (
+    Answer,
     Assignment,
     Doing,
-    Evidence,
     Goal,
     Job,
     NoticeAnswer,
@@ -61,13 +56,12 @@ from ..protocol.model import (
     Place,
     Progress,
     RankVitals,
-    Sample,
     Trouble,
     Verdict,
-    Vitals,
 )
 from .exits import Exits
 from .offers import Offers
+from .queries import Queries
 from .spending import Spending
 from .stopping import Stopping
 
@@ -98,16 +92,11 @@ class WorkerGroup:
         self.trouble: Trouble | None = None
         self.part: Assignment | None = None  # this agent's part in `round`
         self.exits = Exits()
-        self._evidence: Evidence | None = None  # what an order has asked for
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
         self._seen_at = 0.0  # when the workers were seen last
         self._awaited: tuple[float, ...] = ()  # the stillness that the fork server awaits
-        self._gathering = 0  # the number of the evidence that was asked for last
-        self._sample: Sample | None = None  # what an order has asked for
-        self._sampling = 0  # the number of the sample that was asked for last
-        self._vitals: Vitals | None = None  # what the last orders ask for
-        self._vitals_asked = 0  # their number
+        self._queries = Queries()
         self._offers = Offers()
         self.passed = (0, 0)  # the last signal for the workers of this round, and its number
         self.spending = Spending()
@@ -122,18 +111,8 @@ class WorkerGroup:
         return self._suspicion.report() if self.phase is Phase.RUNNING else None
 
     @property
-    def evidence(self) -> Evidence | None:
-        """Of no use any more once the workers do something."""
-        progress = self.progress
-        return self._evidence if progress is not None and progress.suspected else None
-
-    @property
-    def sample(self) -> Sample | None:
-        return self._sample if self.phase is Phase.RUNNING else None
-
-    @property
-    def vitals(self) -> Vitals | None:
-        return self._vitals if self.phase is Phase.RUNNING else None
+    def answers(self) -> tuple[Answer, ...]:
+        return self._queries.answers if self.phase is Phase.RUNNING else ()
 
     def moment(
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
@@ -184,12 +163,8 @@ class WorkerGroup:
                 self._seen_at = now
                 self.spending.saw(event.spent, Doing(event.doing + 1), now)
                 return self._await_stillness()
-            case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
-                self._evidence = Evidence(number, ranks)
-            case SampleTaken(sample=sample) if sample.number == self._sampling:
-                self._sample = sample
-            case VitalsTaken(number=number) if number == self._vitals_asked:
-                self._vitals = Vitals(number, event.ranks, event.gpus)
+            case WorkersAnswered(answer=answer):
+                self._queries.hear(answer)
             case NoticeOffered(answer=answer):
                 self._offers.hear(answer)
             case NoticeUnheard(number=number):
@@ -221,8 +196,7 @@ class WorkerGroup:
         match order.goal:
             case Goal.RUN:
                 begun = self._run(order.assignment, now) if willing else []
-                asked = self._gather(order) + self._take_sample(order) + self._take_vitals(order)
-                return begun + asked + self._heed(order)
+                return begun + self._heed(order)
             case Goal.STOP:
                 return self._leave_round(order, now)
             case Goal.END:
@@ -241,10 +215,7 @@ class WorkerGroup:
         self.exits = Exits()
         self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
         self._awaited = ()
-        self._evidence, self._gathering = None, 0
-        self._sample, self._sampling = None, 0
-        self._vitals, self._vitals_asked = None, 0
-        self._offers, self.passed = Offers(), (0, 0)
+        self._queries, self._offers, self.passed = Queries(), Offers(), (0, 0)
         self.spending.begin(now)
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
@@ -253,43 +224,17 @@ class WorkerGroup:
         self._waits_for_gpus = bool(part.shares.of)
         return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
 
-    def _gather(self, order: Order) -> list[Effect]:
-        """Numbers only grow in a round, since another head begins another one."""
-        running = self.phase is Phase.RUNNING and order.round == self.round
-        if order.gather <= self._gathering or not running:
-            return []
-        self._evidence, self._gathering = None, order.gather
-        return [GatherEvidence(order.gather)]
-
     def _await_stillness(self) -> list[Effect]:
         if self.phase is not Phase.RUNNING or self._suspicion.awaited == self._awaited:
             return []
         self._awaited = self._suspicion.awaited
         return [AwaitStillness(self._awaited)]
 
-    def _take_sample(self, order: Order) -> list[Effect]:
-        """As above. An order that asks for none says that the head has what it wants."""
-        if order.sample != self._sampling:
-            self._sample = None
-        running = self.phase is Phase.RUNNING and order.round == self.round
-        if order.sample <= self._sampling or not running:
-            return []
-        self._sampling = order.sample
-        return [TakeSample(order.sample)]
-
-    def _take_vitals(self, order: Order) -> list[Effect]:
-        """As above, but the old ones are told until there are new ones."""
-        if not order.vitals:
-            self._vitals = None
-        running = self.phase is Phase.RUNNING and order.round == self.round
-        if order.vitals <= self._vitals_asked or not running:
-            return []
-        self._vitals_asked = order.vitals
-        return [TakeVitals(order.vitals)]
-
     def _heed(self, order: Order) -> list[Effect]:
         started = self.phase is Phase.RUNNING and not self._waits_for_gpus
-        return self._offers.obey(order.notice) if started and order.round == self.round else []
+        if not started or order.round != self.round:
+            return []
+        return self._queries.obey(order.queries) + self._offers.obey(order.notice)
 
     def _leave_round(self, order: Order, now: float) -> list[Effect]:
         number = order.round

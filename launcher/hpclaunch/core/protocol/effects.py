@@ -9,7 +9,7 @@ import signal
 
 from .facts import Fact
 from .messages import Message
-from .model import Assignment, Look, StepNotice, Verdict
+from .model import Assignment, Look, Query, StepNotice, Verdict
 from .values import value
 
 
@@ -113,10 +113,12 @@ class KeepWorkers:
 
 
 @value(frozen=True)
-class GatherEvidence:
-    """Find out where the workers are, without disturbing them; answered by EvidenceGathered."""
+class AskWorkers:
+    """Find something out about the workers, without disturbing them; answered by WorkersAnswered,
+    unless they have ended.
+    """
 
-    number: int
+    query: Query
 
 
 @value(frozen=True)
@@ -126,20 +128,6 @@ class AwaitStillness:
     """
 
     seconds: tuple[float, ...]
-
-
-@value(frozen=True)
-class TakeSample:
-    """Find out how the workers keep pace with those of other agents; answered by SampleTaken."""
-
-    number: int
-
-
-@value(frozen=True)
-class TakeVitals:
-    """Find out what the workers do and use; answered by VitalsTaken."""
-
-    number: int
 
 
 @value(frozen=True)
@@ -241,10 +229,8 @@ Effect = (
     | Diagnose
     | StartWorkers
     | KeepWorkers
-    | GatherEvidence
+    | AskWorkers
     | AwaitStillness
-    | TakeSample
-    | TakeVitals
     | AskForEnd
     | OfferNotice
     | WithdrawNotice

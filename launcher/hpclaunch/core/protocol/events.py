@@ -5,20 +5,9 @@ An event that answers a question repeats the `number` of the question.
 
 from __future__ import annotations
 
-from .gpu_use import GpuUse
 from .job_state import JobState
 from .messages import Message
-from .model import (
-    Leftover,
-    NoticeAnswer,
-    RankState,
-    RankVitals,
-    Request,
-    Rounds,
-    Sample,
-    Seen,
-    Trouble,
-)
+from .model import Answer, Leftover, NoticeAnswer, Request, Rounds, Seen, Trouble
 from .values import value
 
 
@@ -189,27 +178,10 @@ class WorkersSeen:
 
 
 @value(frozen=True)
-class EvidenceGathered:
-    """Where the workers are; answers a GatherEvidence."""
+class WorkersAnswered:
+    """Something was found out about the workers; answers an AskWorkers."""
 
-    number: int
-    ranks: tuple[RankState, ...]
-
-
-@value(frozen=True)
-class SampleTaken:
-    """How the workers keep pace; answers a TakeSample."""
-
-    sample: Sample
-
-
-@value(frozen=True)
-class VitalsTaken:
-    """What the workers do and use; answers a TakeVitals."""
-
-    number: int
-    ranks: tuple[RankVitals, ...]
-    gpus: tuple[GpuUse, ...] = ()
+    answer: Answer
 
 
 @value(frozen=True)
@@ -328,9 +300,7 @@ Event = (
     | Diagnosed
     | WorkerExited
     | WorkersSeen
-    | EvidenceGathered
-    | SampleTaken
-    | VitalsTaken
+    | WorkersAnswered
     | LookedAt
     | Requested
     | NoticeOffered

@@ -12,26 +12,29 @@ again, and `serial` tells which one is newer.
 from __future__ import annotations
 
 import signal
+from typing import TypeVar
 
 from .configuration import Configuration
 from .model import (
+    Answer,
     Assignment,
-    Evidence,
+    Body,
     Goal,
     Look,
     NoticeAnswer,
     Phase,
     Progress,
-    Sample,
+    Query,
     Seen,
     Spent,
     StepNotice,
     Trouble,
     Verdict,
-    Vitals,
     WorkerExit,
 )
 from .values import value
+
+B = TypeVar("B", bound=Body)
 
 
 @value(frozen=True)
@@ -62,12 +65,10 @@ class Report:
     seen: Seen | None = None  # what it has seen of the checkpoint that it was asked to look at
     networks: tuple[str, ...] = ()  # from which its node connects to others; () in a job of one
     progress: Progress | None = None  # of its workers; None while none run
-    evidence: Evidence | None = None  # what the last order asked for
-    sample: Sample | None = None  # what the last order asked for
+    answers: tuple[Answer, ...] = ()  # to the queries of the orders, one of a kind
     notice: NoticeAnswer | None = None  # to the last notice that it was offered
     warned: int = 0  # the signal that may mean the end of the job, now or later; 0 for none
     passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
-    vitals: Vitals | None = None  # what the orders ask for
     spent: Spent = ()  # of that round, as far as it is known
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
@@ -87,12 +88,18 @@ class Report:
             self.version,
             self.seen,
             self.progress is not None and self.progress.suspected,
-            self.evidence,
-            0 if self.sample is None else self.sample.number,
+            tuple(answer.query for answer in self.answers if answer.query.kind.is_urgent),
             self.notice,
             self.warned,
             self.passed,
         )
+
+    def answer(self, body: type[B], query: Query | None = None) -> B | None:
+        """Return the answer that has such a body, to this query if one is given."""
+        for each in self.answers:
+            if isinstance(each.body, body) and query in (None, each.query):
+                return each.body
+        return None
 
 
 @value(frozen=True)
@@ -113,18 +120,17 @@ class Order:
     configuration: Configuration | None = None  # None if the agent has this one already
     tenure: int = 0  # the term in which this head began to lead
     look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
-    gather: int = 0  # with RUN: the number of the evidence to gather; 0 for none
-    sample: int = 0  # with RUN: the number of the sample to take; 0 for none
+    queries: tuple[Query, ...] = ()  # with RUN: what to find out, at most one of a kind
     clock: float = 0.0  # the real time of the head, when it sent this
     notice: StepNotice | None = None  # with RUN: what to offer to the workers, or to give them
     later: bool = False  # the signal that the agent was warned with means an end that comes later
-    vitals: int = 0  # with RUN: the number of the vitals to tell; 0: nobody looks
     start: str = ""  # the incarnation of the head
 
     @property
     def news(self) -> tuple[object, ...]:
         """Differs between two orders only if the later one says something new."""
-        more = (self.look, self.gather, self.sample, self.notice, self.later)
+        urgent = tuple(query for query in self.queries if query.kind.is_urgent)
+        more = (self.look, urgent, self.notice, self.later)
         return (self.term, self.goal, self.round, *more)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import signal
 from enum import Enum, IntEnum
+from typing import TypeAlias
 
 from .gpu_use import GpuUse
 from .timing import DEFAULTS, Timing
-from .values import replace, value
+from .values import replace, value, variant
 
 HEAD = 0  # the index of the first head: the first agent in Slurm's order
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job
@@ -472,11 +473,10 @@ class RankState:
     waits: tuple[str, int, str] | None = None
 
 
-@value(frozen=True)
+@variant(frozen=True)
 class Evidence:
-    """What an agent has found out about its workers, when it was asked."""
+    """The places where an agent's workers are."""
 
-    number: int  # of the order that asked for it
     ranks: tuple[RankState, ...]
 
 
@@ -524,11 +524,10 @@ class RankVitals:
     memory: int  # bytes that are resident; what processes share is counted for each
 
 
-@value(frozen=True)
+@variant(frozen=True)
 class Vitals:
-    """What an agent tells of its workers and GPUs while somebody looks at the job."""
+    """What an agent's workers and GPUs do and use."""
 
-    number: int  # of the order that asked for it
     ranks: tuple[RankVitals, ...]
     gpus: tuple[GpuUse, ...] = ()  # in the order of its GPUs; () where nobody reads them
 
@@ -590,11 +589,10 @@ class Load:
     clock: float = 0.0  # GHz, of the CPU that the worker ran on; 0: not known
 
 
-@value(frozen=True)
+@variant(frozen=True)
 class Sample:
-    """What an agent knows of its workers' pace, when it was asked."""
+    """The pace of an agent's workers."""
 
-    number: int  # of the order that asked for it
     pace: float  # seconds for a step, since the last sample; 0: they make none
     blind: bool = False  # they are in process groups, and torch does not record their collectives
     arrivals: tuple[Arrivals, ...] = ()
@@ -603,3 +601,35 @@ class Sample:
     ways: tuple[tuple[str, float], ...] = ()
     ahead: float = 0.0  # seconds by which the head's clock is ahead of that of the times above
     error: float = 0.0  # it is wrong by no more
+
+
+class QueryKind(str, Enum):
+    """The kind of a question to an agent's workers. The body of its answer has the same name."""
+
+    EVIDENCE = "evidence"
+    SAMPLE = "sample"
+    VITALS = "vitals"
+
+    @property
+    def is_urgent(self) -> bool:
+        """Return whether the head waits for the answer, to decide something."""
+        return self is not QueryKind.VITALS
+
+
+@value(frozen=True)
+class Query:
+    """A question to an agent's workers."""
+
+    kind: QueryKind
+    number: int  # no two of one head have the same
+
+
+Body: TypeAlias = Evidence | Sample | Vitals
+
+
+@value(frozen=True)
+class Answer:
+    """The answer to a question to an agent's workers."""
+
+    query: Query
+    body: Body

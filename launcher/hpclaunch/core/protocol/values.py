@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as value
+    from dataclasses import dataclass as variant
     from dataclasses import field, fields, replace
     from dataclasses import is_dataclass as is_value
 
@@ -20,13 +21,17 @@ else:
     from msgspec import Struct, field
     from msgspec.structs import fields, replace
 
-    def value(*, frozen: bool = False):
+    def value(*, frozen: bool = False, tag=None):
         def make(cls: type) -> type:
             assert cls.__bases__ == (object,)
             body = {n: v for n, v in vars(cls).items() if n not in ("__dict__", "__weakref__")}
-            return type(Struct)(cls.__name__, (Struct,), body, frozen=frozen)
+            return type(Struct)(cls.__name__, (Struct,), body, frozen=frozen, tag=tag)
 
         return make
+
+    def variant(*, frozen: bool = False):
+        """Make a value for a field of several types. JSON has its name, in lower case."""
+        return value(frozen=frozen, tag=str.lower)
 
     def is_value(thing: object) -> bool:
         return isinstance(thing, Struct)
@@ -37,4 +42,4 @@ else:
         return thing.__struct_fields__
 
 
-__all__ = ["field", "fields", "is_value", "names", "replace", "value"]
+__all__ = ["field", "fields", "is_value", "names", "replace", "value", "variant"]

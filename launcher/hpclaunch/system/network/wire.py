@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, PlaceGiven, R
 
 from ..shared import packing
 
-VERSION = 18
+VERSION = 19
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint", "place"]

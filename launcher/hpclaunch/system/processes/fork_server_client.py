@@ -109,21 +109,13 @@ class ForkServerClient(Helper):
         """Until when the workers may run: their lease."""
         self.send(messages.Keep(until))
 
-    def sample(self, number: int) -> None:
-        """Find out how the workers keep pace: "sample"."""
-        self.send(messages.TakeSample(number))
+    def query(self, kind: str, number: int) -> None:
+        """Find something out about the workers: "answer"."""
+        self.send(messages.Query(kind, number))
 
     def await_stillness(self, seconds: Sequence[float]) -> None:
         """Report at once when nothing has moved for one of these times: "progress"."""
         self.send(messages.AwaitStillness([*seconds]))
-
-    def vitals(self, number: int) -> None:
-        """Find out what the workers do and use: "vitals"."""
-        self.send(messages.TakeVitals(number))
-
-    def gather(self, number: int) -> None:
-        """Find out where the workers are: "evidence"."""
-        self.send(messages.Gather(number))
 
     def signal(self, signum: int) -> None:
         self.send(messages.Signal(signum))

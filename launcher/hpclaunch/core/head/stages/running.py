@@ -26,8 +26,8 @@ class Running(InRound):
     def __init__(self, state: HeadState) -> None:
         super().__init__(state)
         self._growth = Growth(state.job, state.roster, state.numbers)
-        self._hangs = HangWatch(state.timing, state.query_numbers)
-        self._stragglers = StragglerWatch(state.timing, state.query_numbers)
+        self._hangs = HangWatch(state.timing, state.numbers)
+        self._stragglers = StragglerWatch(state.timing, state.numbers)
         self._draining: tuple[str, ...] = ()  # hosts, as far as Slurm has said in this round
         self._leaving: set[str] = set()  # those for which the workers are given notice
 
@@ -73,11 +73,11 @@ class Running(InRound):
         return "" if has_notice else "its workers are to have no notice (--notice off)"
 
     def asks(self, peer: Peer, now: float) -> Asks:
+        viewers = self.state.viewers.query(now)
+        queries = (self._hangs.query, self._stragglers.query, viewers)
         return Asks(
-            gather=self._hangs.gather,
-            sample=self._stragglers.number,
+            queries=tuple(query for query in queries if query is not None),
             notice=self.state.notices.offer,
-            vitals=self.state.viewers.vitals(now),
         )
 
     # Whether to end the round

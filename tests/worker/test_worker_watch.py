@@ -1,0 +1,98 @@
+"""Queries about workers, which are real processes, and the answers that their agent gets."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from hpclaunch.worker.fork_server_messages import Answer
+from hpclaunch.worker.worker_watch import EVIDENCE, SAMPLE, VITALS, WorkerWatch
+
+LIMIT = 20.0
+
+
+class Round:
+    """A round of one worker, which sleeps."""
+
+    def __init__(self):
+        self.worker = subprocess.Popen(["sleep", "600"])
+        self.reports = []
+        self.is_paused = False
+        workers = SimpleNamespace(pids=lambda: {0: self.worker.pid})
+        self.watch = WorkerWatch(workers, self.reports.append, lambda: self.is_paused)
+        self.watch.begin([0])
+
+    @property
+    def answers(self):
+        return [(each.kind, each.number) for each in self.reports if isinstance(each, Answer)]
+
+    def go_on(self, answers):
+        """Look at the worker whenever that is due, until there are so many answers."""
+        limit = time.monotonic() + LIMIT
+        while len(self.answers) < answers:
+            assert time.monotonic() < limit, self.reports
+            time.sleep(max(0.0, min(self.watch.due(), limit) - time.monotonic()))
+            self.watch.look()
+
+    def end(self):
+        self.watch.end()
+        self.worker.kill()
+        self.worker.wait()
+
+
+@pytest.fixture
+def round_(starts):
+    round_ = Round()
+    yield round_
+    round_.end()
+
+
+def test_queries_of_several_kinds_are_answered_side_by_side(round_):
+    round_.watch.ask(SAMPLE, 1)
+    round_.watch.ask(VITALS, 2)
+    assert round_.answers == [(VITALS, 2)]  # at once
+    round_.go_on(answers=2)
+    assert round_.answers == [(VITALS, 2), (SAMPLE, 1)]
+
+
+def test_a_query_replaces_an_earlier_one_of_its_kind(round_):
+    round_.watch.ask(SAMPLE, 1)
+    round_.watch.ask(SAMPLE, 2)
+    round_.go_on(answers=1)
+    assert round_.answers == [(SAMPLE, 2)]
+
+
+def test_no_sample_is_taken_while_evidence_is_found(round_):
+    """The answers of the workers would mix."""
+    round_.watch.ask(SAMPLE, 1)
+    round_.watch.ask(EVIDENCE, 2)
+    round_.watch.ask(SAMPLE, 3)
+    round_.go_on(answers=1)
+    round_.watch.ask(SAMPLE, 4)
+    round_.go_on(answers=2)
+    assert round_.answers == [(EVIDENCE, 2), (SAMPLE, 4)]
+
+
+def test_only_evidence_is_found_while_workers_are_paused(round_):
+    round_.is_paused = True
+    round_.watch.ask(EVIDENCE, 1)
+    round_.go_on(answers=1)
+    assert [type(each) for each in round_.reports] == [Answer]
+    round_.watch.ask(SAMPLE, 2)
+    assert round_.watch.due() == float("inf")
+    round_.is_paused = False
+    round_.go_on(answers=2)
+    assert round_.answers == [(EVIDENCE, 1), (SAMPLE, 2)]
+
+
+def test_a_round_that_ends_takes_its_queries_along(round_):
+    round_.watch.ask(SAMPLE, 1)
+    round_.watch.ask(EVIDENCE, 2)
+    round_.watch.end()
+    round_.watch.begin([0])
+    round_.watch.ask(SAMPLE, 3)
+    round_.go_on(answers=1)
+    assert round_.answers == [(SAMPLE, 3)]
