@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ..core.protocol import effects
 from ..core.protocol.events import Event
 from ..core.protocol.model import HEAD
 from ..system.logs import messages
 from ..system.logs.log_client import LogServiceClient
-from .adapter import Adapter, Fd, Performs
+from .adapter import Adapter, Fd
 from .config import Config
 from .successors import Successors
 
@@ -65,9 +64,6 @@ class Logs(Adapter):
         """Have `take` get the facts of these kinds in this launch, if they can be read."""
         self._take_facts = take
         self.service.read_facts(directory, launch, kinds)
-
-    def performs(self) -> Performs:
-        return {effects.Say: lambda effect: self.say(effect.text)}
 
     def fds(self) -> Iterable[Fd]:
         return (self.service.fileno(),)

@@ -111,6 +111,15 @@ def messages(fact: facts.Fact) -> list[str]:
         case facts.HeadAwaited(host=host, head=head, waited=waited, why=why):
             known = f": {why}" if why else ""
             return [f"{host} has waited {waited:.0f} s for the head on {head}{known}"]
+        case facts.HeadSilent(head=head, silent=silent, left=left):
+            then = f"counts as lost in {left:.0f} s (--loss-timeout)"
+            return [f"the head on {head}: it has been silent for {silent:.0f} s; {then}"]
+        case facts.HeadHeard(head=head):
+            return [f"the head on {head} is heard again"]
+        case facts.ElectionAwaited(host=host, head=head, why=why, left=left):
+            lost = f"the one on {head} was lost ({why})"
+            rest = f"there is no majority for another; {left:.0f} s more"
+            return [f"{host} waits for a head: {lost}, and {rest}"]
         # The end of the job
         case facts.JobEnded():
             return _job_ended(fact)

@@ -398,6 +398,34 @@ class HeadAwaited:
     why: str
 
 
+@value(frozen=True)
+class HeadSilent:
+    """An agent does not hear the head, which is not lost yet."""
+
+    host: str
+    head: str
+    silent: float
+    left: float  # until it counts as lost
+
+
+@value(frozen=True)
+class HeadHeard:
+    """The head was silent, and is heard again."""
+
+    host: str
+    head: str
+
+
+@value(frozen=True)
+class ElectionAwaited:
+    """The head was lost, and too few agents are there to elect another."""
+
+    host: str
+    head: str
+    why: str
+    left: float  # until the agent gives up
+
+
 # The allocation
 
 
@@ -474,6 +502,9 @@ Fact = (
     | HeadDeposed
     | HeadLeaves
     | HeadAwaited
+    | HeadSilent
+    | HeadHeard
+    | ElectionAwaited
     | NodesAllocated
     | EndAnnounced
     | NoticeGiven
