@@ -14,11 +14,10 @@ from ..core.protocol.model import (
     RankVitals,
     StepNotice,
 )
-from ..core.protocol.wording import signal_name
+from ..core.protocol.wording import CONTINUES, signal_name
 from ..core.source.reasons import of_restart
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
-from ..system.shared.helper import CONTINUES
 from ..worker import fork_server_messages as replies
 from . import evidence, sampling
 from .adapter import Adapter, Fd, Performs

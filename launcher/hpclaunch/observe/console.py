@@ -11,6 +11,7 @@ from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import NO_RANK, Failure, Leftover, Request
 from ..core.protocol.wording import count, plain, some
+from .node_console import words_of_node
 
 OWN_GPUS_ONLY = (
     "each worker sees its own only, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "
@@ -136,6 +137,8 @@ def messages(fact: facts.Fact) -> list[str]:
                 f"job {job} cannot be requeued, so --requeue has no effect: submit it with sbatch "
                 "--requeue, or as a chain of jobs (hpclaunch sbatch --chain)"
             ]
+        case _:
+            return [words_of_node(fact)]
 
 
 def words(fact: facts.Fact) -> str:

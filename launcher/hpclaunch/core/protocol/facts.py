@@ -11,6 +11,7 @@ from enum import Enum
 
 from .job_state import JobState
 from .model import Failure, Leftover, Request, Verdict
+from .node_facts import NodeFact
 from .values import field, replace, value
 
 # The time of the seats: GPUs, or where there are none the places of workers
@@ -510,4 +511,5 @@ Fact = (
     | NoticeGiven
     | RequeueImpossible
     | JobEnded
+    | NodeFact
 )
