@@ -96,6 +96,7 @@ class Agent:
             resuming,
             errands,
             note,
+            record,
         )
         network.leave_notice(fork_server, incarnation)
         end_watch = EndWatch(config.job, environ, errands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from ..core.protocol import node_facts as facts
-from ..core.protocol.wording import CONTINUES
+from ..core.protocol.wording import CONTINUES, changed_too_early, signal_name
 
 
 def words_of_node(fact: facts.NodeFact) -> str:
@@ -23,6 +23,21 @@ def words_of_node(fact: facts.NodeFact) -> str:
             option = f"--checkpoint-dir {shlex.quote(where)}"
             newest = "would give all workers the newest of these at every start"
             return f"the script has saved {path} itself: {option} {newest}"
+        # The start of workers
+        case facts.OutputMoved(host=host, round=number, directory=directory, why=why):
+            return f"the output of round {number} is in {directory} on {host}: {why}"
+        case facts.TemplateReplaced(host=host, why=why):
+            return f"the template process on {host} ended ({why}) and was replaced"
+        case facts.ColdStart(why=why):
+            return f"cold start: {why}"
+        case facts.WorkerTurnedCold():
+            return _turned_cold(fact)
+        case facts.PreloadSkipped(module=module, why=why):
+            return f"--preload {module}: passed over, {why}"
+        case facts.SignalUnhandled(signal=signum, ranks=ranks):
+            who = ", ".join(map(str, ranks))
+            passed_on = f"{signal_name(signum)} not passed on to rank {who}"
+            return f"{passed_on}: the script has no handler for it"
 
 
 def _helper_ended(fact: facts.HelperEnded) -> str:
@@ -31,3 +46,13 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
     how = f"{done} {replaced if fact.is_replaced else 'again and again, and is not replaced'}"
     costs = f": {fact.costs}" if fact.costs else ""
     return f"the process that {fact.does} on {fact.host} {how}{costs}"
+
+
+def _turned_cold(fact: facts.WorkerTurnedCold) -> str:
+    reason = changed_too_early(fact.file, fact.name, fact.line)
+    if fact.cause is facts.ColdCause.MODULE:
+        module = f"another module {fact.name} than hpclaunch has loaded"
+        reason = f"line {fact.line} of {fact.file} leads to {module}"
+    if fact.is_impossible:
+        return f"warning: {reason}, in a process that a worker has forked: start with --cold"
+    return f"cold start: {reason}"

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from .values import value
 
 # The processes beside the agent
@@ -47,4 +49,81 @@ class CheckpointDirSuggested:
     path: str  # of the checkpoint
 
 
-NodeFact = HelperEnded | ProcessContinued | CheckpointSearchStalled | CheckpointDirSuggested
+# The start of workers
+
+
+@value(frozen=True)
+class OutputMoved:
+    """The disk of the log directory is full: a round's files are in a temporary directory."""
+
+    host: str
+    round: int
+    directory: str
+    why: str
+
+
+@value(frozen=True)
+class TemplateReplaced:
+    """The process from which workers are forked has ended, and is replaced."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True)
+class ColdStart:
+    """Workers are not forked from the template, although that was wanted."""
+
+    host: str
+    why: str
+
+
+class ColdCause(str, Enum):
+    """What a forked worker does that only a new interpreter can do as well."""
+
+    VARIABLE = "variable"  # it sets a variable that torch has read
+    MODULE = "module"  # it imports another module of the same name
+
+
+@value(frozen=True)
+class WorkerTurnedCold:
+    """A worker has become a new interpreter, as those of later rounds are from the start."""
+
+    host: str
+    cause: ColdCause
+    name: str  # of the variable or module
+    file: str
+    line: int
+    is_impossible: bool  # it cannot: this happens in a process that a worker has forked
+
+
+@value(frozen=True)
+class PreloadSkipped:
+    """The template does without a module of --preload."""
+
+    host: str
+    module: str
+    why: str
+
+
+@value(frozen=True)
+class SignalUnhandled:
+    """A signal is not passed on to workers that have no handler for it."""
+
+    host: str
+    signal: int
+    ranks: tuple[int, ...]
+
+
+NodeFact = (
+    HelperEnded
+    | ProcessContinued
+    | CheckpointSearchStalled
+    | CheckpointDirSuggested
+    | OutputMoved
+    | TemplateReplaced
+    | ColdStart
+    | WorkerTurnedCold
+    | PreloadSkipped
+    | SignalUnhandled
+)

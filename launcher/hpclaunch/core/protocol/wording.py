@@ -84,3 +84,8 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal
         return f"signal {signum}"
+
+
+def changed_too_early(file: str, name: str, line: int) -> str:
+    """Say why a worker starts cold: its script sets this variable."""
+    return f"{file} sets {name} in line {line}, before it imports torch"
