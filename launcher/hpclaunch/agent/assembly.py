@@ -82,7 +82,7 @@ class Agent:
             host=host,
         )
         last_words = LastWords(logs)
-        self._health = health = HealthWatch(config, logs, note)
+        self._health = health = HealthWatch(config, logs, note, record)
         self._sharing = GpuSharing(config, environ, say, note, is_replaced)
         resuming = Resuming(config, health.look_at_checkpoints, record, is_replaced)
         self._fork_server = fork_server = ForkServer(

@@ -9,9 +9,9 @@ from ..core.head.roster import NAMES
 from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
-from ..core.protocol.model import NO_RANK, Failure, Leftover, Request
+from ..core.protocol.model import Failure, Leftover, Request
 from ..core.protocol.wording import count, plain, some
-from .node_console import words_of_node
+from .node_console import who, words_of_node
 
 OWN_GPUS_ONLY = (
     "each worker sees its own only, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "
@@ -145,11 +145,6 @@ def words(fact: facts.Fact) -> str:
     """Return the message of a fact that has one."""
     (message,) = messages(fact)
     return message
-
-
-def who(host: str, rank: int) -> str:
-    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
-    return host if rank == NO_RANK else f"rank {rank} on {host}"
 
 
 # The rounds

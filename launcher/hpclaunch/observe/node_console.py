@@ -5,7 +5,13 @@ from __future__ import annotations
 import shlex
 
 from ..core.protocol import node_facts as facts
+from ..core.protocol.model import NO_RANK
 from ..core.protocol.wording import CONTINUES, changed_too_early, signal_name
+
+
+def who(host: str, rank: int) -> str:
+    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
+    return host if rank == NO_RANK else f"rank {rank} on {host}"
 
 
 def words_of_node(fact: facts.NodeFact) -> str:
@@ -35,9 +41,15 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.PreloadSkipped(module=module, why=why):
             return f"--preload {module}: passed over, {why}"
         case facts.SignalUnhandled(signal=signum, ranks=ranks):
-            who = ", ".join(map(str, ranks))
-            passed_on = f"{signal_name(signum)} not passed on to rank {who}"
+            them = ", ".join(map(str, ranks))
+            passed_on = f"{signal_name(signum)} not passed on to rank {them}"
             return f"{passed_on}: the script has no handler for it"
+        # The health of the node
+        case facts.HealthWarning(host=host, check=check, found=found, advice=advice):
+            todo = f" ({advice})" if advice else ""
+            return f"on {host}: {check}: {found}{todo}"
+        case facts.XidReported(host=host, rank=rank, gpu=gpu, xid=xid, why=why):
+            return f"{who(host, rank)}: Xid {xid} on {gpu}: {why}"
 
 
 def _helper_ended(fact: facts.HelperEnded) -> str:

@@ -115,6 +115,30 @@ class SignalUnhandled:
     ranks: tuple[int, ...]
 
 
+# The health of the node
+
+
+@value(frozen=True)
+class HealthWarning:
+    """Something is wrong with the node, and workers may run on it all the same."""
+
+    host: str
+    check: str  # the GPU or file system, and what is wrong there, without figures
+    found: str
+    advice: str
+
+
+@value(frozen=True)
+class XidReported:
+    """The driver has reported an error of a program on a GPU."""
+
+    host: str
+    rank: int  # whose program it is; NO_RANK: not known
+    gpu: str
+    xid: int
+    why: str
+
+
 NodeFact = (
     HelperEnded
     | ProcessContinued
@@ -126,4 +150,6 @@ NodeFact = (
     | WorkerTurnedCold
     | PreloadSkipped
     | SignalUnhandled
+    | HealthWarning
+    | XidReported
 )
