@@ -56,7 +56,7 @@ class Agent:
         self._recording = recording = Recording(config, logs, date, incarnation)
         record, note = recording.record, recording.journal.note
         errands = Errands(is_replaced)
-        joined = join(config, environ, say, errands)
+        joined = join(config, environ, record, errands)
         self._network = network = joined.network
         made = ControlArguments(
             job=config.job,
@@ -102,7 +102,7 @@ class Agent:
         end_watch = EndWatch(config.job, environ, errands)
         ledger = LedgerKeeping(config, control, date, incarnation, logs, end_watch, record)
         viewing = Viewing(config, control, logs, ledger, health, resuming, date)
-        notifying = Notifying(config, errands, say, ledger.goodput)
+        notifying = Notifying(config, errands, record, ledger.goodput)
         history = HistoryKeeping(config, control, date, logs, fork_server, health, resuming)
         recording.observers += (ledger.note, viewing.note, notifying.note)
         adapters: tuple[Adapter, ...] = (
@@ -118,7 +118,7 @@ class Agent:
             end_watch,
             LaterImports(),
             viewing,  # those who look see what has arrived before
-            Metrics(config, viewing, say, is_replaced),
+            Metrics(config, viewing, record, is_replaced),
             notifying,
             PostMortem(config, control, logs, environ),
             ledger,  # if the report fails, the user still knows why the job did

@@ -6,7 +6,7 @@ import shlex
 
 from ..core.protocol import node_facts as facts
 from ..core.protocol.model import NO_RANK
-from ..core.protocol.wording import CONTINUES, changed_too_early, signal_name
+from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name
 
 
 def who(host: str, rank: int) -> str:
@@ -50,6 +50,16 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"on {host}: {check}: {found}{todo}"
         case facts.XidReported(host=host, rank=rank, gpu=gpu, xid=xid, why=why):
             return f"{who(host, rank)}: Xid {xid} on {gpu}: {why}"
+        # What others see of the job
+        case facts.MetricsFailed(host=host, target=target, why=why):
+            return f"no metrics of {host} for now: {plain(target)}: {why}"
+        case facts.NotifyFailed():
+            return f"the command of --notify {plain(_notify_trouble(fact))}"
+        # The network
+        case facts.PortTaken(host=host, wanted=wanted, port=port):
+            return f"port {wanted} is in use on {host}: hpclaunch listens on {port}"
+        case facts.MessageIgnored(address=address, why=why):
+            return f"ignored from {address}: {why}"
 
 
 def _helper_ended(fact: facts.HelperEnded) -> str:
@@ -68,3 +78,15 @@ def _turned_cold(fact: facts.WorkerTurnedCold) -> str:
     if fact.is_impossible:
         return f"warning: {reason}, in a process that a worker has forked: start with --cold"
     return f"cold start: {reason}"
+
+
+def _notify_trouble(fact: facts.NotifyFailed) -> str:
+    match fact.trouble:
+        case facts.NotifyTrouble.FAILED:
+            return fact.why
+        case facts.NotifyTrouble.INTERRUPTED:
+            return "was interrupted: an event may be lost"
+        case facts.NotifyTrouble.UNFINISHED:
+            return f"took longer than {fact.limit:g} s at the end of the job"
+        case facts.NotifyTrouble.SLOW:
+            return f"was too slow for {count(fact.dropped, 'event')}"

@@ -139,6 +139,57 @@ class XidReported:
     why: str
 
 
+# What others see of the job
+
+
+@value(frozen=True)
+class MetricsFailed:
+    """--metrics has no effect for now."""
+
+    host: str
+    target: str  # the file or directory, or the port and address
+    why: str
+
+
+class NotifyTrouble(str, Enum):
+    """What was wrong with the command of --notify."""
+
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"  # the event may be lost
+    UNFINISHED = "unfinished"  # it still ran some time after the end of the job
+    SLOW = "slow"  # events were dropped
+
+
+@value(frozen=True)
+class NotifyFailed:
+    host: str
+    trouble: NotifyTrouble
+    why: str = ""  # it has failed
+    limit: float = 0.0  # for so long it was waited for at the end
+    dropped: int = 0  # events
+
+
+# The network
+
+
+@value(frozen=True)
+class PortTaken:
+    """The user's port is in use, so the agent listens on another one."""
+
+    host: str
+    wanted: int
+    port: int
+
+
+@value(frozen=True)
+class MessageIgnored:
+    """Something was received that is no message of this version."""
+
+    host: str
+    address: str  # from where
+    why: str
+
+
 NodeFact = (
     HelperEnded
     | ProcessContinued
@@ -152,4 +203,8 @@ NodeFact = (
     | SignalUnhandled
     | HealthWarning
     | XidReported
+    | MetricsFailed
+    | NotifyFailed
+    | PortTaken
+    | MessageIgnored
 )
