@@ -263,9 +263,8 @@ def test_another_version_is_trouble_at_both_ends(agents):
     assert "install the same hpclaunch on all nodes" in found.trouble.reason
     while not agents.recorded:  # the answer may be on its way
         agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
-    (fact,) = (
-        agents.recorded
-    )  # for one of our version, what another would have read its trouble from
+    (fact,) = agents.recorded
+    # For one of our version this is junk, in which another would have read its trouble.
     assert words(fact) == f"ignored from {HERE}: {said(wire.hello())}"
 
 
