@@ -51,7 +51,7 @@ class Agent:
         self._config = config
         host = config.job.places[config.allocation.index].host
         self._logs = logs = Logs(config, service, lambda fact: self._recording.record(fact))
-        say, is_replaced = logs.say, logs.is_replaced
+        is_replaced = logs.is_replaced
         date, incarnation = SteadyDate(), os.urandom(8).hex()
         self._recording = recording = Recording(config, logs, date, incarnation)
         record, note = recording.record, recording.journal.note
@@ -83,7 +83,7 @@ class Agent:
         )
         last_words = LastWords(logs)
         self._health = health = HealthWatch(config, logs, note, record)
-        self._sharing = GpuSharing(config, environ, say, note, is_replaced)
+        self._sharing = GpuSharing(config, environ, record, note, is_replaced)
         resuming = Resuming(config, health.look_at_checkpoints, record, is_replaced)
         self._fork_server = fork_server = ForkServer(
             config,

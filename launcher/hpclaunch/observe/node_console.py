@@ -6,7 +6,13 @@ import shlex
 
 from ..core.protocol import node_facts as facts
 from ..core.protocol.model import NO_RANK
-from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name
+from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
+
+NAMED = 3  # GPUs named in one message
+WITHOUT_MPS = (
+    "use the GPU without MPS, so that they take turns on it: does the script change "
+    "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
+)
 
 
 def who(host: str, rank: int) -> str:
@@ -60,6 +66,40 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"port {wanted} is in use on {host}: hpclaunch listens on {port}"
         case facts.MessageIgnored(address=address, why=why):
             return f"ignored from {address}: {why}"
+        # MPS
+        case facts.MpsStarted(host=host, gpus=gpus):
+            return f"on {host}: MPS runs for {', '.join(gpus)}; --mps off does without"
+        case facts.ForeignMpsAwaited(host=host, why=why):
+            return f"on {host}: {why}: waiting for it"
+        case facts.MpsBypassed(host=host, ranks=ranks):
+            names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+            return f"{names} on {host} {WITHOUT_MPS}"
+        case facts.ForeignMpsCrowded(host=host, directory=directory, present=present, room=room):
+            return (
+                f"on {host}: the MPS daemon at {directory} has {present} clients already, and room "
+                f"for {room} beside the workers of a GPU: CUDA may refuse the last ones. Start "
+                "fewer (--nproc)"
+            )
+        case _:
+            return f"on {fact.host}: {words_of_mps(fact)}"
+
+
+def words_of_mps(note: facts.MpsNote) -> str:
+    """Return the message without the host."""
+    match note:
+        case facts.TimeSlices(gpus=gpus, why=why):
+            return f"{some(gpus, NAMED)}: shared by time slices, without MPS: {why}"
+        case facts.ForeignMpsUsed(directory=directory):
+            where = f"the daemon at {directory} is used"
+            return f"MPS: {where}, which hpclaunch did not start and leaves running"
+        case facts.ForeignMpsRefused(why=why):
+            return why
+        case facts.FewConnections(connections=connections, most=most):
+            return (
+                f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: each worker under MPS keeps so many "
+                "of its GPU's connections to itself, and fewer workers fit. Leave it unset, or at "
+                f"most {most}"
+            )
 
 
 def _helper_ended(fact: facts.HelperEnded) -> str:

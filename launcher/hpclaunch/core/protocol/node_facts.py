@@ -190,6 +190,80 @@ class MessageIgnored:
     why: str
 
 
+# MPS
+
+
+@value(frozen=True)
+class MpsStarted:
+    """MPS serves the workers. Only the first agent records it."""
+
+    host: str
+    gpus: tuple[str, ...]  # for each daemon the names of its GPUs
+
+
+@value(frozen=True)
+class ForeignMpsAwaited:
+    """A daemon that hpclaunch has not started serves another user first."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True)
+class MpsBypassed:
+    """Workers use their GPU without MPS, so that they take turns on it."""
+
+    host: str
+    ranks: tuple[int, ...]
+
+
+@value(frozen=True)
+class TimeSlices:
+    """Workers share these GPUs without MPS."""
+
+    host: str
+    gpus: tuple[str, ...]
+    why: str
+
+
+@value(frozen=True)
+class ForeignMpsUsed:
+    """A daemon that hpclaunch has not started serves the workers."""
+
+    host: str
+    directory: str  # of its pipes
+
+
+@value(frozen=True)
+class ForeignMpsCrowded:
+    """It has clients already, and may take too few more."""
+
+    host: str
+    directory: str
+    present: int  # clients
+    room: int  # for others than the workers
+
+
+@value(frozen=True)
+class ForeignMpsRefused:
+    """There is such a daemon, and it is not trusted."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True)
+class FewConnections:
+    """With this value of CUDA_DEVICE_MAX_CONNECTIONS, fewer workers fit on a GPU."""
+
+    host: str
+    connections: int
+    most: int  # with which none is left out
+
+
+# What is known before any daemon is started, and so to `hpclaunch doctor` as well
+MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused | FewConnections
+
 NodeFact = (
     HelperEnded
     | ProcessContinued
@@ -207,4 +281,9 @@ NodeFact = (
     | NotifyFailed
     | PortTaken
     | MessageIgnored
+    | MpsStarted
+    | ForeignMpsAwaited
+    | MpsBypassed
+    | ForeignMpsCrowded
+    | MpsNote
 )
