@@ -50,6 +50,7 @@ class Agent:
     ) -> None:
         self._config = config
         host = config.job.places[config.allocation.index].host
+        # What is recorded is written by the log service, whose own end is recorded.
         self._logs = logs = Logs(config, service, lambda fact: self._recording.record(fact))
         is_replaced = logs.is_replaced
         date, incarnation = SteadyDate(), os.urandom(8).hex()

@@ -225,7 +225,7 @@ class Resuming(Adapter):
             return told
         self.close()
         where = "" if self._settings is None else self._settings.where
-        self._record(CheckpointSearchStalled(self._host, service.does, where))
+        self._record(CheckpointSearchStalled(self._host, where))
         return [*told, *self._ask_again()]
 
     def _ask_again(self) -> list[events.Event]:

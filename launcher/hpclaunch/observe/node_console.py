@@ -28,9 +28,9 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return _helper_ended(fact)
         case facts.ProcessContinued(host=host, process=process):
             return f"the {process} on {host} {CONTINUES}"
-        case facts.CheckpointSearchStalled(host=host, does=does, where=where):
-            silent = f"the process that {does} on {host} does not answer and is replaced"
-            return f"{silent}: does the file system of {where} answer?"
+        case facts.CheckpointSearchStalled(host=host, where=where):
+            silent = f"the process that searches for checkpoints on {host} does not answer"
+            return f"{silent} and is replaced: does the file system of {where} answer?"
         case facts.CheckpointDirSuggested(where=where, path=path):
             option = f"--checkpoint-dir {shlex.quote(where)}"
             newest = "would give all workers the newest of these at every start"

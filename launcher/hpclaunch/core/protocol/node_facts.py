@@ -36,7 +36,6 @@ class CheckpointSearchStalled:
     """The process that searches for checkpoints does not answer, and is replaced."""
 
     host: str
-    does: str  # as above
     where: str  # --checkpoint-dir
 
 
