@@ -16,6 +16,7 @@ from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order, PlaceGiven, Report
 from hpclaunch.core.protocol.model import Allocation, Goal, Phase, Place
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.observe.console import words
 from hpclaunch.system.network import wire
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
 
@@ -29,7 +30,7 @@ class Agents:
     """Several in this process and thread: all are served while one waits."""
 
     def __init__(self, count):
-        self.said = []
+        self.recorded = []
         self.inboxes = {}
         self.identity = f"{os.getpid()} {time.monotonic_ns()}"  # meets no other test
         self.places = tuple(Place(i, 0, HERE) for i in range(count))
@@ -39,7 +40,7 @@ class Agents:
 
     def add(self, where):
         addresses = [HERE] if where.index else []
-        channels = Channels(where, SECRET, addresses, self.said.append, Errands(lambda _: True))
+        channels = Channels(where, SECRET, addresses, self.recorded.append, Errands(lambda _: True))
         self.inboxes[channels] = []
         return channels
 
@@ -250,8 +251,8 @@ def test_the_users_port_is_for_every_agent_that_may_lead(agents):
     assert chosen == [True, False, True, False]
     again = Allocation("71.1", f"{agents.identity} again", places, 0, (HERE, port))
     assert agents.add(again).port != port
-    (said,) = agents.said
-    assert said.startswith(f"port {port} is in use on n0: hpclaunch listens on ")
+    (fact,) = agents.recorded
+    assert words(fact).startswith(f"port {port} is in use on n0: hpclaunch listens on ")
 
 
 def test_another_version_is_trouble_at_both_ends(agents):
@@ -260,10 +261,11 @@ def test_another_version_is_trouble_at_both_ends(agents):
     of_another = wire.encode(a_report(1)).replace(b'"version":%d' % wire.VERSION, b'"version":1')
     found = agents.until(head, events.TroubleFound, lambda: member.ends[0].send(0, of_another))
     assert "install the same hpclaunch on all nodes" in found.trouble.reason
-    while not agents.said:  # the answer may be on its way
+    while not agents.recorded:  # the answer may be on its way
         agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
-    (heard,) = agents.said  # for one of our version, what another would have read its trouble from
-    assert heard == f"ignored from {HERE}: {said(wire.hello())}"
+    (fact,) = agents.recorded
+    # For one of our version this is junk, in which another would have read its trouble.
+    assert words(fact) == f"ignored from {HERE}: {said(wire.hello())}"
 
 
 def test_what_is_no_message_is_ignored(agents):
@@ -272,7 +274,8 @@ def test_what_is_no_message_is_ignored(agents):
     member.ends[0].send(0, b"junk")
     heard = agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
     assert heard.sender == 1
-    assert agents.said == [f"ignored from {HERE}: {said(b'junk')}"]
+    (fact,) = agents.recorded
+    assert words(fact) == f"ignored from {HERE}: {said(b'junk')}"
 
 
 def said(data):

@@ -92,13 +92,13 @@ def looping(*adapters):
 
 
 def test_an_effect_that_nobody_performs_is_an_error_at_the_start():
-    with pytest.raises(TypeError, match="no adapter performs Say"):
-        looping(World(ALL - {effects.Say}))
+    with pytest.raises(TypeError, match="no adapter performs Record"):
+        looping(World(ALL - {effects.Record}))
 
 
 def test_an_effect_that_two_perform_is_one_too():
-    with pytest.raises(TypeError, match="Say is performed twice"):
-        looping(World(), World({effects.Say}))
+    with pytest.raises(TypeError, match="Record is performed twice"):
+        looping(World(), World({effects.Record}))
 
 
 def test_what_arrives_is_handled_before_its_adapter_continues():

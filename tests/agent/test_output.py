@@ -81,7 +81,8 @@ def output(service):
     streams = Streams(stdout_filters=("loss",), stderr_filters=("loss",))
     places = (Place(0, 0, "n1"),)
     job, allocation = Job(places), Allocation("71.0", "identity", places, 0)
-    logs = Logs(SimpleNamespace(job=job, allocation=allocation, logs=None), Here(service))
+    config = SimpleNamespace(job=job, allocation=allocation, logs=None)
+    logs = Logs(config, Here(service), lambda _: None)
     return Output(logs, streams, role="", launch="71.0", label="0", host="n1")
 
 

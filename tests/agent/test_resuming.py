@@ -18,13 +18,9 @@ from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.facts import CheckpointSaved
 from hpclaunch.core.protocol.model import Job, Place
+from hpclaunch.observe.console import words
 
 pytestmark = pytest.mark.starts
-
-
-@pytest.fixture
-def said():
-    return []
 
 
 @pytest.fixture
@@ -33,14 +29,14 @@ def recorded():
 
 
 @pytest.fixture
-def resuming(tmp_path, said, recorded):
+def resuming(tmp_path, recorded):
     config = SimpleNamespace(
         checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
         command=(),
         job=Job((Place(0, 0, "n0"),)),
         allocation=SimpleNamespace(index=0),
     )
-    resuming = Resuming(config, lambda _: None, said.append, recorded.append, lambda _: True)
+    resuming = Resuming(config, lambda _: None, recorded.append, lambda _: True)
     yield resuming
     resuming.close()
 
@@ -56,14 +52,14 @@ def answer(resuming):
     return found
 
 
-def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, said, tmp_path):
+def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, recorded, tmp_path):
     assert resuming.choose(ChooseCheckpoint(number=7)) == []
     helper = process_of(resuming)
     helper.suspend()
     assert resuming.update(time.monotonic()) == []
     assert resuming.update(resuming.deadline()) == []
     assert not helper.is_running()
-    assert said == [
+    assert list(map(words, recorded)) == [
         "the process that searches for checkpoints on n0 does not answer and is replaced: does the "
         f"file system of {tmp_path} answer?"
     ]

@@ -6,6 +6,7 @@ import pytest
 
 from hpclaunch.agent import successors
 from hpclaunch.agent.successors import MOST, MOST_FAILED, WITHIN, Successors
+from hpclaunch.observe.console import words
 
 
 class Knitting:
@@ -34,34 +35,36 @@ def clock(monkeypatch):
 
 
 def test_the_user_learns_which_one_it_was_and_what_it_costs(clock):
-    said = []
-    is_replaced = Successors("n1", said.append)
+    recorded = []
+    is_replaced = Successors("n1", recorded.append)
     assert is_replaced(Knitting())
     assert is_replaced(Weaving())
-    assert said == [
+    assert list(map(words, recorded)) == [
         "the process that knits on n1 was killed and replaced",
         "the process that weaves on n1 was killed and replaced: a thread is lost",
     ]
 
 
 def test_one_that_ends_again_and_again_has_none(clock):
-    said = []
-    is_replaced = Successors("n1", said.append)
+    recorded = []
+    is_replaced = Successors("n1", recorded.append)
     assert all(is_replaced(Knitting()) for _ in range(MOST))
     assert not is_replaced(Knitting())
-    assert (
-        said[-1] == "the process that knits on n1 was killed again and again, and is not replaced"
-    )
+    again = "the process that knits on n1 was killed again and again, and is not replaced"
+    assert words(recorded[-1]) == again
     assert is_replaced(Weaving())
     clock[0] += WITHIN
     assert is_replaced(Knitting())
 
 
 def test_one_that_fails_by_itself_would_fail_again(clock):
-    said = []
-    is_replaced = Successors("n1", said.append)
+    recorded = []
+    is_replaced = Successors("n1", recorded.append)
     assert [is_replaced(Failing()) for _ in range(MOST_FAILED + 1)] == [True, True, False]
-    assert said[0] == "the process that knits on n1 failed and was replaced"
-    assert said[-1] == "the process that knits on n1 failed again and again, and is not replaced"
+    assert words(recorded[0]) == "the process that knits on n1 failed and was replaced"
+    assert (
+        words(recorded[-1])
+        == "the process that knits on n1 failed again and again, and is not replaced"
+    )
     clock[0] += WITHIN
     assert is_replaced(Failing())

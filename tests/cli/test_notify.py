@@ -7,8 +7,11 @@ import signal
 
 import psutil
 import pytest
-from launching import hpclaunch, living, script, until
+from launching import hpclaunch, living, only_logs, script, until
 from test_status import runs, waiting
+
+from hpclaunch.core.protocol.node_facts import NotifyFailed, NotifyTrouble
+from hpclaunch.system.logs import fact_files
 
 pytestmark = pytest.mark.starts
 
@@ -77,6 +80,9 @@ def test_a_command_that_hangs_holds_up_neither_training_nor_the_end_for_long(tmp
         assert code == 0
         assert "the command of --notify took longer than 1 s at the end of the job" in err
         assert "was too slow for 1 event" in err
+        ((agent,), _) = fact_files.read(only_logs(tmp_path))
+        troubles = [fact.trouble for _, fact in agent.facts if isinstance(fact, NotifyFailed)]
+        assert troubles == [NotifyTrouble.UNFINISHED, NotifyTrouble.SLOW]
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         until(lambda: not living(pids))
 

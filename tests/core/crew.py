@@ -239,8 +239,6 @@ class Crew:
                 self.running.pop(i, None)
                 self.held.pop(i, None)
                 self._todo.append((i, events.WorkersGone()))
-            case effects.Say(text=text):
-                self.said.append(text)
             case effects.Record(fact=fact, ago=ago):
                 self.facts.setdefault(i, []).append((self.now - ago, fact))
                 fresh = (Console(), Notifications())

@@ -10,6 +10,7 @@ import itertools
 import math
 import signal
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,6 @@ from hpclaunch.core.protocol.effects import (
     LookAt,
     Probe,
     Record,
-    Say,
     Send,
 )
 from hpclaunch.core.protocol.events import (
@@ -254,9 +254,16 @@ def reports(effects: list[Effect]) -> list[Report]:
     return [m for m in sent if isinstance(m, Report)]
 
 
-def deeds(effects: list[Effect]) -> list[Effect]:
+@dataclass(frozen=True)
+class Say:
+    """A line that the user reads of a fact."""
+
+    text: str
+
+
+def deeds(effects: list[Effect]) -> list[Effect | Say]:
     """Return the effects that are not messages, and instead of each fact its words."""
-    found: list[Effect] = []
+    found: list[Effect | Say] = []
     for effect in effects:
         if isinstance(effect, Record):
             found += map(Say, Console().lines(effect.fact))

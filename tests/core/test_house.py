@@ -156,7 +156,8 @@ def test_imports_go_one_way(file):
 # Who leads could be agreed upon like this by the agents of any program.
 OF_ANY_PROGRAM = {
     "configuration": {"NOBODY", "Configuration", "Record", "Voters", "voters"},
-    "effects": {"Dial", "Effect", "Probe", "Say", "Send"},
+    "effects": {"Dial", "Effect", "Probe", "Record", "Send"},
+    "facts": {"ElectionAwaited", "HeadHeard", "HeadSilent"},
     "messages": {"Hint"},
     "model": {"Place"},
     "timing": {"Timing"},

@@ -200,11 +200,9 @@ class Simulation:
         else:
             text = str(value)
         self.say(f"agent {index} {arrow} {text}")
-        said = [value.text] if isinstance(value, effects.Say) else []
         if isinstance(value, effects.Record):
-            said = Console().lines(value.fact)
-        for line in said:
-            self.say(f"agent {index} says: {line}")
+            for line in Console().lines(value.fact):
+                self.say(f"agent {index} says: {line}")
 
     def say(self, text: str) -> None:
         self.transcript.append(f"{self.now:10.4f}  {text}")

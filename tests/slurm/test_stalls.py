@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from hpclaunch.core.protocol.node_facts import HelperEnded
+from hpclaunch.system.logs import fact_files
 
 from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, Launch
@@ -150,13 +154,14 @@ def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Pa
 
 
 def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """Each has a successor at once, and is named."""
+    """Each has a successor at once, is named, and is in the facts of its own node."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
     options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
     job = launch("--nproc", 1, *options, TELL, "--until", "enough")
     job.until_all_run(3)
     first = [p for p in cluster.processes(HELPER) if "log_service" not in p.command]
+    per_host = Counter(p.host for p in first)
     for helper in first:
         helper.kill()
     pids = {p.pid for p in first}
@@ -170,6 +175,11 @@ def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Pat
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert ended.output.count(" was killed and replaced") == len(first), str(ended)
+    agents, _ = fact_files.read(logs)
+    ends = [
+        (run.host, f.host) for run in agents for _, f in run.facts if isinstance(f, HelperEnded)
+    ]
+    assert Counter(ends) == {(host, host): count for host, count in per_host.items()}
     assert len(list(logs.glob("round-*"))) == 1
 
 

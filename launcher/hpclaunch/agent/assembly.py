@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from ..core.control import Control, ControlArguments
 from ..core.protocol import events
 from ..core.protocol.effects import Exit
-from ..core.protocol.facts import Fact
-from ..observe.console import Console
 from ..system.logs.log_client import LogServiceClient
 from ..system.processes.fork_server_client import ForkServerClient
 from ..system.processes.signals import Signals
@@ -51,12 +49,16 @@ class Agent:
         service: LogServiceClient,
     ) -> None:
         self._config = config
-        self._logs = logs = Logs(config, service)
-        say, is_replaced = logs.say, logs.is_replaced
+        host = config.job.places[config.allocation.index].host
+        # What is recorded is written by the log service, whose own end is recorded.
+        self._logs = logs = Logs(config, service, lambda fact: self._recording.record(fact))
+        is_replaced = logs.is_replaced
+        date, incarnation = SteadyDate(), os.urandom(8).hex()
+        self._recording = recording = Recording(config, logs, date, incarnation)
+        record, note = recording.record, recording.journal.note
         errands = Errands(is_replaced)
-        joined = join(config, environ, say, errands)
+        joined = join(config, environ, record, errands)
         self._network = network = joined.network
-        incarnation = os.urandom(8).hex()
         made = ControlArguments(
             job=config.job,
             index=config.allocation.index,
@@ -71,9 +73,6 @@ class Agent:
             has_place=config.allocation.has_place,
         )
         self.control = control = Control(**made)
-        date = SteadyDate()
-        self._recording = recording = Recording(config, logs, date, incarnation)
-        note = recording.journal.note
         recording.journal.began(made)
         output = Output(
             logs,
@@ -81,12 +80,12 @@ class Agent:
             role=config.role,
             launch=config.allocation.name,
             label=config.allocation.label,
-            host=config.job.places[config.allocation.index].host,
+            host=host,
         )
         last_words = LastWords(logs)
-        self._health = health = HealthWatch(config, logs, note)
-        self._sharing = GpuSharing(config, environ, say, note, is_replaced)
-        resuming = Resuming(config, health.look_at_checkpoints, say, recording.record, is_replaced)
+        self._health = health = HealthWatch(config, logs, note, record)
+        self._sharing = GpuSharing(config, environ, record, note, is_replaced)
+        resuming = Resuming(config, health.look_at_checkpoints, record, is_replaced)
         self._fork_server = fork_server = ForkServer(
             config,
             environ,
@@ -98,24 +97,17 @@ class Agent:
             resuming,
             errands,
             note,
+            record,
         )
         network.leave_notice(fork_server, incarnation)
         end_watch = EndWatch(config.job, environ, errands)
-        ledger = LedgerKeeping(
-            config, control, date, incarnation, logs, end_watch, recording.record
-        )
+        ledger = LedgerKeeping(config, control, date, incarnation, logs, end_watch, record)
         viewing = Viewing(config, control, logs, ledger, health, resuming, date)
-        notifying = Notifying(config, errands, say, ledger.goodput)
+        notifying = Notifying(config, errands, record, ledger.goodput)
         history = HistoryKeeping(config, control, date, logs, fork_server, health, resuming)
-        console = Console()
-
-        def show(fact: Fact, _at: float) -> None:
-            for line in console.lines(fact):
-                say(line)
-
-        recording.observers += (ledger.note, viewing.note, show, notifying.note)
+        recording.observers += (ledger.note, viewing.note, notifying.note)
         adapters: tuple[Adapter, ...] = (
-            Signalling(signals, say, fork_server.resize),
+            Signalling(host, signals, record, fork_server.resize),
             logs,
             last_words,
             fork_server,
@@ -127,7 +119,7 @@ class Agent:
             end_watch,
             LaterImports(),
             viewing,  # those who look see what has arrived before
-            Metrics(config, viewing, say, is_replaced),
+            Metrics(config, viewing, record, is_replaced),
             notifying,
             PostMortem(config, control, logs, environ),
             ledger,  # if the report fails, the user still knows why the job did

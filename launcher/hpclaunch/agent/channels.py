@@ -24,6 +24,7 @@ from ..core.protocol.model import (
     Trouble,
     with_place,
 )
+from ..core.protocol.node_facts import MessageIgnored, NodeFact, PortTaken
 from ..core.protocol.values import replace
 from ..system.hosts import machines
 from ..system.network import death_notices, route, wire, zmq_channel
@@ -54,7 +55,7 @@ class Channels(Adapter):
         where: Allocation,
         shared: bytes,
         addresses: Collection[str],
-        say: Callable[[str], None],
+        record: Callable[[NodeFact], None],
         errands: Errands,
         *,
         spare: Collection[str] = (),
@@ -62,7 +63,7 @@ class Channels(Adapter):
     ) -> None:
         """UsageError when there is no port to listen on."""
         self.where = where
-        self._say = say
+        self._record = record
         self._first = (*addresses, *spare)
         self._spare = tuple(spare)
         self._spare_at = time.monotonic() + FIRST_CHOICE  # when to try the spare addresses
@@ -104,8 +105,7 @@ class Channels(Adapter):
         )
         chosen = self.where.endpoint[1] if self.where.endpoint else 0
         if index == HEAD and chosen not in (0, server.port):
-            host = self.here.host
-            self._say(f"port {chosen} is in use on {host}: hpclaunch listens on {server.port}")
+            self._record(PortTaken(self.here.host, chosen, server.port))
         return server
 
     def take_place(self, index: int) -> None:
@@ -286,7 +286,7 @@ class Channels(Adapter):
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
                 yield events.TroubleFound(Trouble(Origin.TROUBLE, reason))
             except wire.WireError as e:
-                self._say(f"ignored from {item.address}: {e}")
+                self._record(MessageIgnored(self.here.host, item.address, str(e)))
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
         """Return the address at which others reach this node; "" if that agent is on it, too."""

@@ -22,12 +22,19 @@ from ..core.protocol.model import (
     StepNotice,
     Vitals,
 )
+from ..core.protocol.node_facts import (
+    ColdCause,
+    ColdStart,
+    NodeFact,
+    PreloadSkipped,
+    ProcessContinued,
+    SignalUnhandled,
+    TemplateReplaced,
+    WorkerTurnedCold,
+)
 from ..core.protocol.values import replace
-from ..core.protocol.wording import signal_name
-from ..core.source.reasons import of_restart
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
-from ..system.shared.helper import CONTINUES
 from ..worker import fork_server_messages as replies
 from . import evidence, sampling
 from .adapter import Adapter, Fd, Performs
@@ -67,14 +74,15 @@ class ForkServer(Adapter):
         resuming: Resuming,
         errands: Errands,
         note: Callable[[str, Any], None],
+        record: Callable[[NodeFact], None],
     ) -> None:
         self._config, self._environ, self._client = config, environ, client
         self._output, self._logs, self._last_words = output, output.logs, last_words
         self._health, self._sharing, self._resuming = health, sharing, resuming
-        self._note = note
+        self._note, self._record = note, record
         self._place = config.job.places[config.allocation.index]
         self._native_stacks = evidence.NativeStacks(errands)
-        self._start = RoundStart(config, environ, output, sharing, note)
+        self._start = RoundStart(config, environ, output, sharing, note, record)
         self._is_in_order = False  # nobody has to learn that this agent has ended
         self._death_notice: tuple[int, str, bytes, str] | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
@@ -220,27 +228,24 @@ class ForkServer(Adapter):
         return ()
 
     def _inform(self, reply: Remark) -> None:
-        """Say or note something that the core does not need."""
+        """Record or note something that the core does not need."""
         if not isinstance(reply, replies.Unhandled | replies.Continued):
             self._note(reply.op, reply.fields())
         host, is_head = self._place.host, self._place.index == HEAD
         match reply:
-            case replies.Unhandled(signum, deaf):
-                who = ", ".join(map(str, deaf))
-                name = signal_name(signum)
-                self._logs.say(
-                    f"{name} not passed on to rank {who}: the script has no handler for it"
-                )
+            case replies.Unhandled(signum, ranks):
+                self._record(SignalUnhandled(host, signum, tuple(ranks)))
             case replies.Template("none", why):
-                self._logs.say(f"the template process on {host} ended ({why}) and was replaced")
+                self._record(TemplateReplaced(host, why))
             case replies.Template(_, why) if why and self._config.start.warm and is_head:
-                self._logs.say(f"cold start: {why}")
-            case replies.Restart() if is_head:
-                self._logs.say(of_restart(**reply.fields()))
+                self._record(ColdStart(host, why))
+            case replies.Restart(kind, name, file, line, forked) if is_head:
+                cause = ColdCause.MODULE if kind == "module" else ColdCause.VARIABLE
+                self._record(WorkerTurnedCold(host, cause, name, file, line, is_impossible=forked))
             case replies.PassedOver(module, why, learned) if is_head and not learned:
-                self._logs.say(f"--preload {module}: passed over, {why}")
+                self._record(PreloadSkipped(host, module, why))
             case replies.Continued(what):
-                self._logs.say(f"the {what} on {host} {CONTINUES}")
+                self._record(ProcessContinued(host, what))
 
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
         if code:

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
 from ..core.protocol.model import HEAD, Assignment, Origin, Trouble
+from ..core.protocol.node_facts import (
+    ForeignMpsAwaited,
+    ForeignMpsCrowded,
+    MpsBypassed,
+    MpsStarted,
+    NodeFact,
+)
 from .adapter import Adapter, Fd, Performs
 from .config import Config
 
@@ -16,11 +23,6 @@ if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..system.gpus.mps import MpsKeeperClient
     from ..system.shared.helper import Helper
     from ..worker import mps_messages
-
-UNVERIFIED = (
-    "use the GPU without MPS, so that they take turns on it: does the script change "
-    "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
-)
 
 OCCUPIED = (
     "Ask Slurm for GPUs of your own (--exclusive), or let CUDA_MPS_PIPE_DIRECTORY name a directory "
@@ -35,15 +37,14 @@ class GpuSharing(Adapter):
         self,
         config: Config,
         environ: Mapping[str, str],
-        say: Callable[[str], None],
+        record: Callable[[NodeFact], None],
         note: Callable[[str, Any], None],
         is_replaced: Callable[[Helper], bool],
     ) -> None:
         self._is_replaced = is_replaced
         self._config = config
         self._environ = environ
-        self._say = say
-        self._note = note
+        self._record, self._note = record, note
         here = config.job.places[config.allocation.index]
         self._host = here.host
         self._is_head = here.index == HEAD
@@ -53,7 +54,7 @@ class GpuSharing(Adapter):
         self._waits = False  # for the keeper's answer
         self._tries = 0
         self._pids: dict[int, int] = {}  # of the round's workers, by rank
-        self._said: set[str] = set()
+        self._recorded: set[NodeFact] = set()  # those that each round finds again
         self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they are for
 
     def performs(self) -> Performs:
@@ -71,10 +72,12 @@ class GpuSharing(Adapter):
         settings = mps_shares.Settings(*self._config.mps)
         wanted = mps_shares.wanted(settings, part.shares)
         found = find(self._environ, self._config.cuda) if wanted else mps_shares.MpsSupport()
-        self._plan = mps_shares.plan(settings, part.shares, self._config.gpus, found)
+        self._plan = mps_shares.plan(
+            settings, part.shares, self._config.gpus, found, host=self._host
+        )
         if self._plan.error:
             return self._cannot(self._plan.error)
-        self._say_all(self._plan.notes)
+        self._record_once(*self._plan.notes)
         if not (self._plan.groups or self._plan.foreign or stale(self._environ)):
             return [events.GpusReady(part.round)]
         if self._keeper is None:
@@ -124,21 +127,21 @@ class GpuSharing(Adapter):
             case mps_messages.Ready(n, directories, present) if n == number:
                 self._waits = False
                 self.directories = directories
-                self._say_all([self._crowded(present)])
-                if directories and self._is_head:
-                    self._say_all([self._serves(sorted(directories))])
+                if crowded := self._crowded(present):
+                    self._record_once(crowded)
+                if directories and directories.keys() != {""} and self._is_head:
+                    self._record_once(self._started(directories))
                 return [events.GpusReady(number)]
             case mps_messages.Failed(n, why) if n == number:
                 self._waits = False
                 return self._without(why)
             case mps_messages.Waiting(n, why) if n == number:
-                self._say(f"on {self._host}: {why}: waiting for it")
+                self._record(ForeignMpsAwaited(self._host, why))
             case mps_messages.Occupied(n, why) if n == number:
                 self._waits = False
                 return self._cannot(f"{why}. {OCCUPIED}")
             case mps_messages.Outside(ranks):
-                names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
-                self._say(f"{names} on {self._host} {UNVERIFIED}")
+                self._record(MpsBypassed(self._host, tuple(ranks)))
         return []
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
@@ -160,32 +163,31 @@ class GpuSharing(Adapter):
 
         assert self._part is not None, "the keeper was asked for a part"
         shares, gpus = self._part.shares, self._config.gpus
-        left = mps_shares.without(mps_shares.Settings(*self._config.mps), shares, gpus, why)
+        settings = mps_shares.Settings(*self._config.mps)
+        left = mps_shares.without(settings, shares, gpus, why, host=self._host)
         if left.error:
             return self._cannot(left.error)
-        self._say_all(left.notes)
+        self._record_once(*left.notes)
         return [events.GpusReady(self._part.round)]
 
     def _cannot(self, why: str) -> list[events.Event]:
         reason = f"on {self._host}: {why}"
         return [events.TroubleFound(Trouble(Origin.USAGE, reason)), events.WorkersGone()]
 
-    def _crowded(self, present: int) -> str:
+    def _crowded(self, present: int) -> ForeignMpsCrowded | None:
         from ..core.placement import mps_shares
 
         assert self._plan is not None, "the keeper was asked for a plan"
-        return mps_shares.crowded(self._plan, present)
+        return mps_shares.crowded(self._plan, present, self._host)
 
-    def _serves(self, keys: list[str]) -> str:
-        if keys == [""]:
-            return ""
+    def _started(self, keys: Iterable[str]) -> MpsStarted:
         names = {gpu.uuid: gpu.name for gpu in self._config.gpus}
         gpus = [" and ".join(names[uuid] for uuid in key.split(",")) for key in keys]
-        return f"MPS runs for {', '.join(sorted(gpus))}; --mps off does without"
+        return MpsStarted(self._host, tuple(sorted(gpus)))
 
-    def _say_all(self, notes: Any) -> None:
-        """Each note once, although every round has them."""
-        for note in notes:
-            if note and note not in self._said:
-                self._said.add(note)
-                self._say(f"on {self._host}: {note}")
+    def _record_once(self, *found: NodeFact) -> None:
+        """Record each of these once, although every round finds them."""
+        for fact in found:
+            if fact not in self._recorded:
+                self._recorded.add(fact)
+                self._record(fact)

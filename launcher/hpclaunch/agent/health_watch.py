@@ -13,6 +13,8 @@ from ..core.health.findings import Finding, Grade, failed, reason
 from ..core.health.host_rules import Disk, judge_checkpoints, judge_host
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
+from ..core.protocol.model import NO_RANK
+from ..core.protocol.node_facts import HealthWarning, NodeFact, XidReported
 from ..system.hosts import host
 from ..system.logs import messages
 from ..system.shared.disk import DiskSeen
@@ -30,7 +32,7 @@ DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
 
 class HealthWatch(Adapter):
-    """What makes the node unfit becomes an event. Anything less is told to the user, once."""
+    """What makes the node unfit becomes an event. Anything less is recorded, once."""
 
     limits_helper: ClassVar[bool] = True
 
@@ -39,22 +41,23 @@ class HealthWatch(Adapter):
         config: Config,
         logs: Logs,
         note: Callable[[str, Any], None],
+        record: Callable[[NodeFact], None],
     ) -> None:
         self._logs = logs
         self._config = config
-        self._note = note
+        self._note, self._record = note, record
         here = config.job.places[config.allocation.index]
         self._host = here.host
-        # What concerns the whole node is told by one of its agents.
+        # What concerns the whole node is recorded by one of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
         self._disk_until = math.inf  # when to continue without an answer about the logs' disk
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0
         self.use: tuple[GpuUse, ...] = ()  # of the GPUs, as it was told last
-        self._told: set[str] = set()
+        self._warned: set[str] = set()  # for which checks
         self._ranks: dict[int, int] = {}  # by the pids of a round's workers
-        self._faults: list[tuple[int | None, XidSeen]] = []  # of the round's programs, with ranks
+        self._faults: list[tuple[int, XidSeen]] = []  # of the round's programs, with ranks
 
     def performs(self) -> Performs:
         return {effects.CheckHealth: lambda _: self._ask_for_disk()}
@@ -135,7 +138,7 @@ class HealthWatch(Adapter):
 
     def faults_of(self, rank: int) -> list[str]:
         """The Xids that the driver has reported for a worker, and that are its own fault."""
-        return [str(seen) for of, seen in self._faults if of in (rank, None)]
+        return [str(seen) for of, seen in self._faults if of in (rank, NO_RANK)]
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         watcher = self._watcher
@@ -170,17 +173,15 @@ class HealthWatch(Adapter):
         return [self._found(report.findings)] if answer else []
 
     def _on_fault(self, seen: XidSeen) -> None:
-        rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), None)
+        rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), NO_RANK)
         self._faults.append((rank, seen))
-        who = self._host if rank is None else f"rank {rank} on {self._host}"
-        self._logs.say(f"{who}: {seen}")
+        self._record(XidReported(self._host, rank, seen.name, seen.number, seen.meaning))
 
     def _warn(self, findings: Iterable[Finding]) -> None:
         for f in findings:
-            if f.grade is Grade.WARN and f.check not in self._told:
-                self._told.add(f.check)
-                advice = f" ({f.advice})" if f.advice else ""
-                self._logs.say(f"on {self._host}: {f.check}: {f.found}{advice}")
+            if f.grade is Grade.WARN and f.check not in self._warned:
+                self._warned.add(f.check)
+                self._record(HealthWarning(self._host, f.check, f.found, f.advice))
 
     def _found(self, findings: Collection[Finding]) -> events.HealthFound:
         wrong = reason(f for f in findings if f.grade is Grade.FAIL)

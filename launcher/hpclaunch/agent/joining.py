@@ -8,6 +8,7 @@ from contextlib import suppress
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import HEAD, Allocation
+from ..core.protocol.node_facts import NodeFact
 from ..core.protocol.values import value
 from ..system.hosts import machines
 from ..system.network import route, secret
@@ -48,7 +49,10 @@ class Joined:
 
 
 def join(
-    config: Config, environ: Mapping[str, str], say: Callable[[str], None], errands: Errands
+    config: Config,
+    environ: Mapping[str, str],
+    record: Callable[[NodeFact], None],
+    errands: Errands,
 ) -> Joined:
     """UsageError when the secret, the names or the ports do not allow it."""
     where = config.allocation
@@ -60,7 +64,7 @@ def join(
         shared = secret.load_or_create(secret.secret_path(environ))
         addresses, spare = _addresses_of_head(where)
         networks = () if config.job.nodes == 1 else route.networks_of_node(address)
-        channels = Channels(where, shared, addresses, say, errands, spare=spare, own=address)
+        channels = Channels(where, shared, addresses, record, errands, spare=spare, own=address)
     except UsageError as e:
         raise UsageError(f"on {here.host}: {e}") from e
     except OSError as e:

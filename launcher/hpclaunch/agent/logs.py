@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ..core.protocol import effects
 from ..core.protocol.events import Event
 from ..core.protocol.model import HEAD
+from ..core.protocol.node_facts import NodeFact
 from ..system.logs import messages
 from ..system.logs.log_client import LogServiceClient
-from .adapter import Adapter, Fd, Performs
+from .adapter import Adapter, Fd
 from .config import Config
 from .successors import Successors
 
@@ -27,10 +27,12 @@ Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
 class Logs(Adapter):
     """Its process is `service`, which changes. `is_replaced` decides it for all helpers."""
 
-    def __init__(self, config: Config, service: LogServiceClient) -> None:
+    def __init__(
+        self, config: Config, service: LogServiceClient, record: Callable[[NodeFact], None]
+    ) -> None:
         self.service = service
         here = config.job.places[config.allocation.index]
-        self.is_replaced = Successors(here.host, self.say)
+        self.is_replaced = Successors(here.host, record)
         # The file that says that the first agent lives, or was killed; None at any other agent.
         self._first = config.logs.first if config.logs and here.index == HEAD else None
         self._number = 0  # of the newest question
@@ -65,9 +67,6 @@ class Logs(Adapter):
         """Have `take` get the facts of these kinds in this launch, if they can be read."""
         self._take_facts = take
         self.service.read_facts(directory, launch, kinds)
-
-    def performs(self) -> Performs:
-        return {effects.Say: lambda effect: self.say(effect.text)}
 
     def fds(self) -> Iterable[Fd]:
         return (self.service.fileno(),)

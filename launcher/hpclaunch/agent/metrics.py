@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.protocol.effects import Exit
-from ..core.protocol.wording import plain
+from ..core.protocol.node_facts import MetricsFailed, NodeFact
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
@@ -69,10 +69,10 @@ class Metrics(Adapter):
         self,
         config: Config,
         viewing: Viewing,
-        say: Callable[[str], None],
+        record: Callable[[NodeFact], None],
         is_replaced: Callable[[Helper], bool],
     ) -> None:
-        self._config, self._viewing, self._say = config, viewing, say
+        self._config, self._viewing, self._record = config, viewing, record
         self._is_replaced = is_replaced
         self._client: MetricsServiceClient | None = None
         if config.metrics is not None:
@@ -133,4 +133,4 @@ class Metrics(Adapter):
         target = self._target
         where = target.file or target.directory or f"port {target.port} of {target.address}"
         host = self._config.job.places[self._config.allocation.index].host
-        self._say(f"no metrics of {host} for now: {plain(where)}: {why}")
+        self._record(MetricsFailed(host, where, why))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.protocol import events
 from ..core.protocol.facts import Fact, JobEnded
-from ..core.protocol.wording import count, harmless, plain
+from ..core.protocol.node_facts import NodeFact, NotifyFailed, NotifyTrouble
+from ..core.protocol.wording import harmless
 from ..system.shared.errands import Answer, Notified, Notify
 from .adapter import Adapter
 from .config import Config
@@ -31,16 +32,17 @@ class Notifying(Adapter):
         self,
         config: Config,
         errands: Errands,
-        say: Callable[[str], None],
+        record: Callable[[NodeFact], None],
         goodput: Callable[[], float | None],
     ) -> None:
-        self._config, self._errands, self._say = config, errands, say
+        self._config, self._errands, self._record = config, errands, record
+        self._host = config.job.places[config.allocation.index].host
         self._goodput = goodput
         self._notifications: Notifications | None = None  # None: the user asks for none
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
-        self._has_failed = False  # and the user knows
+        self._has_failed = False  # and that is recorded
 
     def note(self, fact: Fact, at: float) -> None:
         """Send what this fact gives reason for."""
@@ -62,7 +64,7 @@ class Notifying(Adapter):
             "job": allocation.name,
             "slurm_id": job.slurm_id,
             "time": round(time.time(), 3),
-            "host": job.places[allocation.index].host,
+            "host": self._host,
             "round": notification.round,
             "text": notification.text,
         }
@@ -85,7 +87,7 @@ class Notifying(Adapter):
     def _done(self, answer: Answer | None) -> list[events.Event]:
         self._is_busy = False
         if not isinstance(answer, Notified):
-            self._complain("was interrupted: an event may be lost")
+            self._record(NotifyFailed(self._host, NotifyTrouble.INTERRUPTED))
         elif answer.why:
             self._fail(answer.why)
         self._hand_over()
@@ -98,20 +100,17 @@ class Notifying(Adapter):
             left = until - time.monotonic()
             if left <= 0:
                 self._dropped += len(self._waiting)
-                self._complain(f"took longer than {END_LIMIT:g} s at the end of the job")
+                self._record(NotifyFailed(self._host, NotifyTrouble.UNFINISHED, limit=END_LIMIT))
                 break
             self._errands.wait(left)
         if self._dropped:
-            self._complain(f"was too slow for {count(self._dropped, 'event')}")
+            self._record(NotifyFailed(self._host, NotifyTrouble.SLOW, dropped=self._dropped))
 
     def _fail(self, how: str) -> None:
-        """Said once: it may fail at every event, and never in the same words."""
+        """Record it once: it may fail at every event, and never in the same words."""
         if not self._has_failed:
             self._has_failed = True
-            self._complain(how)
-
-    def _complain(self, what: str) -> None:
-        self._say(f"the command of --notify {plain(what)}")
+            self._record(NotifyFailed(self._host, NotifyTrouble.FAILED, how))
 
 
 def _readable(value: Detail) -> Detail:

@@ -1,4 +1,6 @@
-"""The journal and the facts of an agent, on their way to files and to whoever observes facts."""
+"""The journal and the facts of an agent, on their way to files, to the console, and to whoever
+observes facts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Callable
 
 from ..core.protocol import effects
 from ..core.protocol.facts import Fact
+from ..observe.console import Console
 from ..system.logs.fact_files import FactFile
 from ..system.logs.journal import Journal
 from ..system.shared.steady_date import SteadyDate
@@ -26,7 +29,8 @@ class Recording(Adapter):
         host = config.job.places[allocation.index].host
         self.journal = Journal(directory, allocation.label)
         self._facts = FactFile(directory, allocation.label, allocation.name, host, incarnation)
-        self.observers: list[Callable[[Fact, float], None]] = [self._facts.record]
+        self._console = Console()
+        self.observers: list[Callable[[Fact, float], None]] = [self._facts.record, self._show]
 
     def performs(self) -> Performs:
         return {effects.Record: lambda effect: self.record(effect.fact, effect.ago)}
@@ -36,6 +40,10 @@ class Recording(Adapter):
         at = round(self._date.now() - ago, 3)
         for note in self.observers:
             note(fact, at)
+
+    def _show(self, fact: Fact, _at: float) -> None:
+        for line in self._console.lines(fact):
+            self._logs.say(line)
 
     def update(self, now: float) -> None:
         self.journal.flush(self._logs.service)

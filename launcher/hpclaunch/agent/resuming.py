@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar
@@ -18,6 +17,7 @@ from typing import ClassVar
 from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointSaved, Fact
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
+from ..core.protocol.node_facts import CheckpointDirSuggested, CheckpointSearchStalled
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
 from ..system.checkpoints.client import CheckpointServiceClient
@@ -51,14 +51,13 @@ class Resuming(Adapter):
         self,
         config: Config,
         look_at_disk: Callable[[DiskSeen], None],
-        say: Callable[[str], None],
         record: Callable[[Fact], None],
         is_replaced: Callable[[CheckpointServiceClient], bool],
     ) -> None:
         self._settings = config.checkpoints
         self._is_replaced = is_replaced
         self._command = config.command
-        self._say, self._record = say, record
+        self._record = record
         self._suggests = config.checkpoints is None  # at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
@@ -226,10 +225,7 @@ class Resuming(Adapter):
             return told
         self.close()
         where = "" if self._settings is None else self._settings.where
-        self._say(
-            f"the process that {service.does} on {self._host} does not answer and is replaced: "
-            f"does the file system of {where} answer?"
-        )
+        self._record(CheckpointSearchStalled(self._host, where))
         return [*told, *self._ask_again()]
 
     def _ask_again(self) -> list[events.Event]:
@@ -283,10 +279,7 @@ class Resuming(Adapter):
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
                 return self._see(self._look, missing, damage)
             case Suggested(where=where, path=path):
-                self._say(
-                    f"the script has saved {path} itself: --checkpoint-dir {shlex.quote(where)} "
-                    "would give all workers the newest of these at every start"
-                )
+                self._record(CheckpointDirSuggested(self._host, where, path))
         return []  # an answer to an old request, or just a sign of life
 
     def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:

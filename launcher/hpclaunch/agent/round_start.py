@@ -11,6 +11,7 @@ from typing import Any
 from ..core.protocol import events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import Assignment, Origin, Trouble
+from ..core.protocol.node_facts import NodeFact, OutputMoved
 from ..core.protocol.values import replace
 from ..system.logs import error_file, messages
 from ..system.processes.fork_server_client import ForkServerClient
@@ -30,9 +31,11 @@ class RoundStart:
         output: Output,
         sharing: GpuSharing,
         note: Callable[[str, Any], None],
+        record: Callable[[NodeFact], None],
     ) -> None:
         self._config, self._environ = config, environ
         self._output, self._sharing, self._note = output, sharing, note
+        self._record = record
         self._host = config.job.places[config.allocation.index].host
         self._directory: Path | None = None
         self._starting: Crew | None = None  # whose files are being made
@@ -117,8 +120,7 @@ class RoundStart:
                 why = ": ".join(str(word) for word in (e.strerror, e.filename) if word)
                 reason = f"{reason}; nor in the temporary directory: {why}"
             else:
-                what = f"the output of round {part.round} is in {substitute} on {self._host}"
-                self._output.logs.say(f"{what}: {reason}")
+                self._record(OutputMoved(self._host, part.round, str(substitute), reason))
                 self._make_files(part, server, substitute)
                 return []
         self._starting = None

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ..core.protocol import effects, events
+from ..core.protocol.node_facts import NodeFact, ProcessContinued
 from ..system.processes.signals import Signals
 from ..system.shared.helper import StoppedHelpers
 from .adapter import Adapter, Fd
@@ -15,10 +16,18 @@ class Signalling(Adapter):
     """`resize` is called when the terminal has another size."""
 
     def __init__(
-        self, signals: Signals, say: Callable[[str], None], resize: Callable[[], None]
+        self,
+        host: str,
+        signals: Signals,
+        record: Callable[[NodeFact], None],
+        resize: Callable[[], None],
     ) -> None:
         self._signals, self._resize = signals, resize
-        self._stopped = StoppedHelpers(say)
+
+        def continued(does: str) -> None:
+            record(ProcessContinued(host, f"process that {does}"))
+
+        self._stopped = StoppedHelpers(continued)
 
     def fds(self) -> Iterable[Fd]:
         return (self._signals.fileno(),)

@@ -1,4 +1,4 @@
-"""Decides which helpers that have ended are replaced, and informs the user."""
+"""Decides which helpers that have ended are replaced, and records it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 
+from ..core.protocol.node_facts import HelperEnded, NodeFact
 from ..system.shared.helper import Helper
 
 MOST = 20  # helpers of a kind that are replaced
@@ -14,12 +15,12 @@ WITHIN = 600.0  # seconds in which at most so many of a kind are replaced
 
 
 class Successors:
-    """The record of helpers that have ended. Calling it with one reports that end to the user, and
-    returns whether to replace it.
+    """The helpers that have ended. Calling it with one records that end, and returns whether to
+    replace it.
     """
 
-    def __init__(self, host: str, say: Callable[[str], None]) -> None:
-        self._host, self._say = host, say
+    def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
+        self._host, self._record = host, record
         self._ends: dict[type[Helper], deque[float]] = defaultdict(lambda: deque(maxlen=MOST))
 
     def __call__(self, ended: Helper) -> bool:
@@ -28,9 +29,13 @@ class Successors:
         most = MOST if was_killed else MOST_FAILED
         is_replaced = len(ends) < most or now >= ends[-most] + WITHIN
         ends.append(now)
-        done = "was killed" if was_killed else "failed"
-        replaced = "and replaced" if was_killed else "and was replaced"
-        how = f"{done} {replaced if is_replaced else 'again and again, and is not replaced'}"
-        costs = f": {ended.costs}" if ended.costs else ""
-        self._say(f"the process that {ended.does} on {self._host} {how}{costs}")
+        self._record(
+            HelperEnded(
+                self._host,
+                ended.does,
+                ended.costs,
+                was_killed=was_killed,
+                is_replaced=is_replaced,
+            )
+        )
         return is_replaced

@@ -16,6 +16,7 @@ from hpclaunch.core.health.problems import GPUS, Problem
 from hpclaunch.core.placement import binding
 from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
 from hpclaunch.core.protocol.model import Allocation, Share, Shares
+from hpclaunch.observe.node_console import words_of_mps
 from hpclaunch.system.gpus import mps
 from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 from hpclaunch.system.gpus.inventory import GpuSurvey
@@ -85,12 +86,13 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:
     if planned.error:
         unusable = any(gpu.mode == "prohibited" for gpu in seen.gpus)
         return [Finding(check, planned.error, Grade.FAIL if unusable else Grade.WARN)]
+    notes = [words_of_mps(note) for note in planned.notes]
     if not planned.groups:
-        return [Finding(check, "; ".join(planned.notes))]
+        return [Finding(check, "; ".join(notes))]
     most = min(most_clients(gpu, found.cuda) for gpu in seen.gpus)
     ready = f"{found.control}, for at most {most} workers on a GPU"
     alone = [f"{gpu.name} needs it for more than one" for gpu in seen.gpus if gpu.mode != "default"]
-    return [Finding(check, "; ".join([ready, *alone, *planned.notes]))]
+    return [Finding(check, "; ".join([ready, *alone, *notes]))]
 
 
 def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpclaunch.agent.config import Start
+from hpclaunch.core.protocol.wording import changed_too_early
 
 from .program import Program
 
@@ -49,7 +50,7 @@ def look_at(what: Program, environ: Mapping[str, str]) -> Look:
     What cannot be found out from a short look at its text starts warm: a worker finds out itself
     whether it must be a new interpreter.
     """
-    from hpclaunch.core.source import first_imports, interpreter_call, reasons
+    from hpclaunch.core.source import first_imports, interpreter_call
     from hpclaunch.system.shared import program_text
 
     call = interpreter_call.parse(what.command[1:])
@@ -72,5 +73,5 @@ def look_at(what: Program, environ: Mapping[str, str]) -> Look:
     change = program_text.first_change(tree, environ)
     if change is not None and not cold:
         file = "the code after -c" if call.kind == "c" else name
-        cold = reasons.changed_too_early(file, *change)
+        cold = changed_too_early(file, *change)
     return Look(True, cold, tree)

@@ -9,8 +9,9 @@ from ..core.head.roster import NAMES
 from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
-from ..core.protocol.model import NO_RANK, Failure, Leftover, Request
+from ..core.protocol.model import Failure, Leftover, Request
 from ..core.protocol.wording import count, plain, some
+from .node_console import who, words_of_node
 
 OWN_GPUS_ONLY = (
     "each worker sees its own only, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "
@@ -111,6 +112,15 @@ def messages(fact: facts.Fact) -> list[str]:
         case facts.HeadAwaited(host=host, head=head, waited=waited, why=why):
             known = f": {why}" if why else ""
             return [f"{host} has waited {waited:.0f} s for the head on {head}{known}"]
+        case facts.HeadSilent(head=head, silent=silent, left=left):
+            then = f"counts as lost in {left:.0f} s (--loss-timeout)"
+            return [f"the head on {head}: it has been silent for {silent:.0f} s; {then}"]
+        case facts.HeadHeard(head=head):
+            return [f"the head on {head} is heard again"]
+        case facts.ElectionAwaited(host=host, head=head, why=why, left=left):
+            lost = f"the one on {head} was lost ({why})"
+            rest = f"there is no majority for another; {left:.0f} s more"
+            return [f"{host} waits for a head: {lost}, and {rest}"]
         # The end of the job
         case facts.JobEnded():
             return _job_ended(fact)
@@ -127,17 +137,14 @@ def messages(fact: facts.Fact) -> list[str]:
                 f"job {job} cannot be requeued, so --requeue has no effect: submit it with sbatch "
                 "--requeue, or as a chain of jobs (hpclaunch sbatch --chain)"
             ]
+        case _:
+            return [words_of_node(fact)]
 
 
 def words(fact: facts.Fact) -> str:
     """Return the message of a fact that has one."""
     (message,) = messages(fact)
     return message
-
-
-def who(host: str, rank: int) -> str:
-    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
-    return host if rank == NO_RANK else f"rank {rank} on {host}"
 
 
 # The rounds

@@ -9,8 +9,8 @@ from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
 from ..core.protocol.wording import plain
 from ..core.snapshot.job_snapshot import CheckpointSnapshot
-from .console import who
 from .head_facts import DatedFact
+from .node_console import who
 
 
 class Past:

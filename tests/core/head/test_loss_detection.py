@@ -29,6 +29,7 @@ from hpclaunch.core.protocol.effects import (
 from hpclaunch.core.protocol.events import (
     AgentGone,
     CheckpointChosen,
+    HeadClosed,
     HeadReached,
     LeaseOver,
     PeerClosed,
@@ -389,6 +390,12 @@ def test_one_follower_says_that_the_head_is_silent():
     assert said(tell(member, 11.0, Tick())) == [silent]
     assert said(tell(member, 100.0, Tick())) == []
     assert said(tell(member, 101.0, wait())) == ["the head on n0 is heard again"]
+
+
+def test_a_head_that_is_lost_already_is_not_called_silent():
+    """Its host has said that it is dead, or this agent did not run for a while."""
+    assert said(tell(a_patient_member(1), 11.0, HeadClosed(0), AgentGone(0))) == []
+    assert said(tell(a_patient_member(1), 1000.0, Tick())) == []
 
 
 def test_who_is_asked_to_end_does_not_wait_for_a_silent_head():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
+from story import Say, a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Record, Say, Send
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Record, Send
 from hpclaunch.core.protocol.events import (
     AgentGone,
     CheckpointChosen,

@@ -7,6 +7,7 @@ import signal
 import pytest
 from story import (
     TERM,
+    Say,
     a_member,
     an_order,
     deeds,
@@ -28,7 +29,6 @@ from hpclaunch.core.protocol.effects import (
     KillWorkers,
     OfferNotice,
     OpenStore,
-    Say,
     SignalLeftovers,
     SignalWorkers,
     StartWorkers,

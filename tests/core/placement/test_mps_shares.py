@@ -21,6 +21,8 @@ from hpclaunch.core.placement.mps_shares import (
 )
 from hpclaunch.core.protocol.model import Share
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.observe.console import words
+from hpclaunch.observe.node_console import words_of_mps
 
 HERE = MpsSupport("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
 ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")
@@ -28,6 +30,10 @@ ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")
 
 def gpus(n=2, **fields):
     return tuple(Gpu(f"{i}", f"GPU-{i}", i, **{"capability": (9, 0), **fields}) for i in range(n))
+
+
+def notes_of(plan):
+    return [words_of_mps(note) for note in plan.notes]
 
 
 def shares(nproc, n=2, per_worker=1):
@@ -60,7 +66,8 @@ def test_one_daemon_for_each_gpu_that_is_shared():
 )
 def test_connections_that_clients_keep_to_themselves(connections, noted):
     for found in (HERE, replace(HERE, foreign="/tmp/nvidia-mps")):
-        *_, last = "", *plan(AUTO, shares(3), gpus(), replace(found, connections=connections)).notes
+        there = replace(found, connections=connections)
+        *_, last = "", *notes_of(plan(AUTO, shares(3), gpus(), there))
         assert last.startswith("CUDA_DEVICE_MAX_CONNECTIONS=8: each worker") is noted
     alone = plan(AUTO, shares(2), gpus(), replace(HERE, connections=connections))
     assert alone == Plan()
@@ -88,7 +95,7 @@ def test_of_two_agents_that_share_a_gpu_the_first_has_the_daemon():
 
 def test_what_is_left_when_no_daemon_can_be_had():
     left = without(AUTO, shares(4), gpus(), "it did not start")
-    (note,) = left.notes
+    (note,) = notes_of(left)
     assert note == "GPU 0, GPU 1: shared by time slices, without MPS: it did not start"
     assert without(ON, shares(2), gpus(), "it did not start").error == "--mps on: it did not start"
     error = without(AUTO, shares(4), gpus(mode="exclusive"), "it did not start").error
@@ -161,14 +168,14 @@ def test_what_cannot_work(settings, nproc, there, found, error):
 )
 def test_auto_goes_on_without_where_that_is_safe(nproc, there, found, note):
     told = plan(AUTO, shares(nproc, 1), there, found)
-    assert told.notes[0].replace("MIG GPU-0", "GPU 0").startswith(SLICES + note)
+    assert notes_of(told)[0].replace("MIG GPU-0", "GPU 0").startswith(SLICES + note)
     assert len(told.notes) == 1
     assert not told.groups
     assert not told.error
 
 
 def test_one_line_names_all_gpus_that_it_is_about():
-    (note,) = plan(AUTO, shares(10, 5), gpus(5), NOWHERE).notes
+    (note,) = notes_of(plan(AUTO, shares(10, 5), gpus(5), NOWHERE))
     assert note.startswith("GPU 0, GPU 1, GPU 2 and 2 more: ")
 
 
@@ -181,10 +188,10 @@ def test_a_foreign_daemon_is_used_and_none_is_ours():
     told = plan(AUTO, shares(4), gpus(), MpsSupport(HERE.control, "/tmp/nvidia-mps", (12, 0)))
     assert told.groups == ()
     assert told.foreign == "/tmp/nvidia-mps"
-    assert told.notes == (
+    assert notes_of(told) == [
         "MPS: the daemon at /tmp/nvidia-mps is used, which hpclaunch did not start and leaves "
         "running",
-    )
+    ]
 
 
 @pytest.mark.parametrize(("present", "said"), [(0, False), (58, False), (59, True)])
@@ -192,14 +199,15 @@ def test_a_foreign_daemon_that_has_clients_already(present, said):
     """Two workers on a GPU, of the 60 clients that it takes there."""
     told = plan(AUTO, shares(4), gpus(), replace(HERE, foreign="/pipes"))
     line = f"the MPS daemon at /pipes has {present} clients already, and room for 58 beside"
-    assert crowded(told, present).startswith(line) is said
-    assert bool(crowded(told, present)) is said
+    found = crowded(told, present, "n0")
+    assert (found is not None) is said
+    assert found is None or words(found).startswith(f"on n0: {line}")
 
 
 def test_a_foreign_daemon_that_is_not_trusted_is_replaced_with_a_word():
     refused = "the MPS daemon at /tmp/nvidia-mps is not used: /tmp/nvidia-mps belongs to bob"
     told = plan(AUTO, shares(4), gpus(), replace(HERE, refused=refused))
-    assert (len(told.groups), told.notes) == (2, (refused,))
+    assert (len(told.groups), notes_of(told)) == (2, [refused])
     assert plan(AUTO, shares(2), gpus(), replace(HERE, refused=refused)).notes == ()
 
 

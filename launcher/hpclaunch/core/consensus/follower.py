@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ..protocol.configuration import NOBODY, Configuration
-from ..protocol.effects import Dial, Effect, Probe, Say
+from ..protocol.effects import Dial, Effect, Probe, Record
+from ..protocol.facts import ElectionAwaited, HeadHeard, HeadSilent
 from ..protocol.messages import Hint
 from ..protocol.timing import Timing
 from .leader_link import Heartbeat, LeaderLink
@@ -63,11 +64,11 @@ class Follower:
         # For how long to wait for a new head.
         self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job
-        self._missed = False  # the user was told that the head is silent
+        self._missed = False  # it is recorded that the head is silent
         self._why_lost = ""
         self._lost_at = math.inf
         self._ask_next_at = math.inf  # when to ask the next agent to lead
-        self._notice_at = math.inf  # when to tell the user again
+        self._notice_at = math.inf  # when to record again that there is no head
 
     @property
     def leads(self) -> bool:
@@ -77,6 +78,11 @@ class Follower:
     def host(self) -> str:
         """The host of the head."""
         return self.rotation.host_of(self.head)
+
+    @property
+    def here(self) -> str:
+        """The host of this agent."""
+        return self.rotation.host_of(self.index)
 
     @property
     def report_to(self) -> tuple[int, ...]:
@@ -157,11 +163,11 @@ class Follower:
         elif self.standing is not Standing.DEPOSED:
             self._enter(Standing.LEADING)
         self._lost_at = self._ask_next_at = self._notice_at = math.inf
-        said: list[Effect] = [Say(f"the head on {self.host} is heard again")] * self._missed
+        heard: list[Effect] = [Record(HeadHeard(self.here, self.host))] * self._missed
         self._missed = False
         was_seeking, self.seeking = self.seeking != NOBODY, NOBODY
         doubtful = was_seeking and self.link.is_closed and not self.leads
-        return said + self._dial() + [Probe(self.head)] * doubtful
+        return heard + self._dial() + [Probe(self.head)] * doubtful
 
     def hear_hint(self, sender: int, hint: Hint, now: float) -> list[Effect]:
         """Take in a hint. If it comes from an agent that we ask to lead, then it follows a head, or
@@ -214,11 +220,10 @@ class Follower:
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if now >= self._miss_at:
+        if self._miss_at <= now < self.link.free_at():
             self._missed = True
-            left = self.link.free_at() - now
-            said = f"the head on {self.host}: {self.link.evidence(now)}; "
-            effects.append(Say(f"{said}counts as lost in {left:.0f} s (--loss-timeout)"))
+            silent, left = now - self.link.silent_at(0.0), self.link.free_at() - now
+            effects.append(Record(HeadSilent(self.here, self.host, silent, left)))
         if self.standing is Standing.FOLLOWING and self.is_free(now):
             effects += self._lose_head(self.term + 1, self.link.evidence(now), now)
         elif self.standing is Standing.DEPOSED and self.seeking == NOBODY:
@@ -227,10 +232,8 @@ class Follower:
             effects += self.seek(self.seeking + 1, now)
         if now >= self._notice_at:
             self._notice_at = now + self.timing.next_notice
-            here, left = self.rotation.host_of(self.index), self._give_up_at - now
-            said = f"{here} waits for a head: the one on {self.host} was lost ({self._why_lost})"
-            said += f", and there is no majority for another; {left:.0f} s more"
-            effects.append(Say(said))
+            left = self._give_up_at - now
+            effects.append(Record(ElectionAwaited(self.here, self.host, self._why_lost, left)))
         return effects
 
     def _lose_head(self, term: int, why: str, now: float) -> list[Effect]:
@@ -281,7 +284,7 @@ class Follower:
 
     @property
     def _miss_at(self) -> float:
-        """When to tell the user that the head is silent; `inf` for never. One agent is enough."""
+        """When to record that the head is silent; `inf` for never. One agent is enough."""
         is_next = self.rotation.head_of(self.term + 1) == self.index
         if not is_next or self._missed or self.standing is not Standing.FOLLOWING:
             return math.inf

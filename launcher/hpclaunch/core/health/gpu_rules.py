@@ -242,9 +242,13 @@ class XidSeen:
         """Whether it is the program's fault. Any other Xid is also a finding about the GPU."""
         return xid(self.number).fault is Fault.PROGRAM
 
-    def __str__(self) -> str:
+    @property
+    def meaning(self) -> str:
         known = xid(self.number)
-        return f"Xid {self.number} on {self.name}: {known.name}; {known.advice}"
+        return f"{known.name}; {known.advice}"
+
+    def __str__(self) -> str:
+        return f"Xid {self.number} on {self.name}: {self.meaning}"
 
 
 class History:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..protocol.model import Share, Shares
+from ..protocol.node_facts import (
+    FewConnections,
+    ForeignMpsCrowded,
+    ForeignMpsRefused,
+    ForeignMpsUsed,
+    MpsNote,
+    TimeSlices,
+)
 from ..protocol.values import value
 from ..protocol.wording import some
 from .devices import Gpu
@@ -60,7 +68,7 @@ class Plan:
     groups: tuple[Group, ...] = ()
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
     room: int = 0  # how many clients it can have on a GPU beside the workers
-    notes: tuple[str, ...] = ()  # lines for the user
+    notes: tuple[MpsNote, ...] = ()
     error: str = ""
 
 
@@ -88,8 +96,10 @@ def wanted(settings: Settings, shares: Shares) -> bool:
     return settings.mode == "on" and any(share.gpus for share in shares.of)
 
 
-def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport) -> Plan:
-    """Decide which daemons this agent starts.
+def plan(
+    settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport, *, host: str = ""
+) -> Plan:
+    """Decide which daemons this agent starts. `host` is for the notes.
 
     `gpus` are those of the task; the positions in `shares` refer to them. With MPS, a worker sees
     the GPUs of its group only, so with mode "on" the shares must be isolated.
@@ -108,7 +118,7 @@ def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupp
     if not candidates:
         return Plan()
     if found.foreign:
-        return _with_foreign(candidates, found)
+        return _with_foreign(candidates, found, host)
     in_the_way: dict[tuple[str, str], list[_Shared]] = {}
     groups = []
     for one in candidates:
@@ -118,27 +128,29 @@ def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupp
         else:
             uuids = tuple(gpu.uuid for gpu in one.gpus)
             groups.append(Group(uuids, one.clients, one.owned))
-    notes = [found.refused] if found.refused else []
-    notes += _connections(found) if groups else ()
+    notes: list[MpsNote] = [ForeignMpsRefused(host, found.refused)] if found.refused else []
+    notes += _connections(found, host) if groups else ()
     for (why, what_to_do), hit in in_the_way.items():
-        names = _named([gpu for one in hit for gpu in one.gpus])
+        those = [gpu for one in hit for gpu in one.gpus]
         if settings.mode == "on":
-            return Plan(error=f"--mps on: {names}: {why}. {what_to_do}")
+            return Plan(error=f"--mps on: {_named(those)}: {why}. {what_to_do}")
         error = _alone(hit, why, what_to_do)
         if error:
             return Plan(error=error)
-        notes.append(f"{names}: shared by time slices, without MPS: {why}. {what_to_do}")
+        notes.append(TimeSlices(host, _names(those), f"{why}. {what_to_do}"))
     return Plan(tuple(groups), notes=tuple(notes))
 
 
-def without(settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str) -> Plan:
+def without(
+    settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str, *, host: str = ""
+) -> Plan:
     """Return the plan for the case that the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
         return Plan(error=f"--mps on: {why}")
     several = [one for one in _shared(shares, gpus) if one.clients > 1]
     error = _alone(several, why, "Ask the administrator to look at it")
-    names = _named([gpu for one in several for gpu in one.gpus])
-    return Plan(error=error, notes=(f"{names}: shared by time slices, without MPS: {why}",))
+    names = _names([gpu for one in several for gpu in one.gpus])
+    return Plan(error=error, notes=(TimeSlices(host, names, why),))
 
 
 def pipes_of(share: Share, gpus: Sequence[Gpu], directories: Mapping[str, str]) -> str:
@@ -211,7 +223,7 @@ def _most(one: _Shared, found: MpsSupport) -> int:
     return min(most_clients(gpu, found.cuda) for gpu in one.gpus)
 
 
-def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
+def _with_foreign(candidates: list[_Shared], found: MpsSupport, host: str) -> Plan:
     for one in candidates:
         most = _most(one, found)
         if one.clients > most:
@@ -220,35 +232,30 @@ def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
                 f"daemon at {found.foreign}, which takes {most} there. Start at most {most} "
                 "workers per GPU (--nproc)"
             )
-    note = f"MPS: the daemon at {found.foreign} is used, which hpclaunch did not start and leaves"
     room = min(_most(one, found) - one.clients for one in candidates)
-    return Plan(foreign=found.foreign, room=room, notes=(f"{note} running", *_connections(found)))
+    notes: tuple[MpsNote, ...] = (
+        ForeignMpsUsed(host, found.foreign),
+        *_connections(found, host),
+    )
+    return Plan(foreign=found.foreign, room=room, notes=notes)
 
 
-def _connections(found: MpsSupport) -> tuple[str, ...]:
+def _connections(found: MpsSupport, host: str) -> tuple[FewConnections, ...]:
     """Return a note if clients take so many of the GPU's connections that fewer clients fit: from
     Volta on, each owns its connections.
     """
     if not found.connections.isdecimal() or int(found.connections) <= MOST_CONNECTIONS:
         return ()
-    return (
-        f"{CONNECTIONS}={found.connections}: each worker under MPS keeps so many of its GPU's "
-        f"connections to itself, and fewer workers fit. Leave it unset, or at most "
-        f"{MOST_CONNECTIONS}",
-    )
+    return (FewConnections(host, int(found.connections), MOST_CONNECTIONS),)
 
 
-def crowded(there: Plan, present: int) -> str:
-    """Say that a foreign daemon, which has `present` clients already, may take too few more; "" if
-    it has room. It does not tell on which GPUs they are.
+def crowded(there: Plan, present: int, host: str) -> ForeignMpsCrowded | None:
+    """Return that a foreign daemon, which has `present` clients already, may take too few more;
+    None if it has room. It does not report on which GPUs they are.
     """
     if present <= there.room:
-        return ""
-    return (
-        f"the MPS daemon at {there.foreign} has {present} clients already, and room for "
-        f"{there.room} beside the workers of a GPU: CUDA may refuse the last ones. Start fewer "
-        "(--nproc)"
-    )
+        return None
+    return ForeignMpsCrowded(host, there.foreign, present, there.room)
 
 
 def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:
@@ -270,5 +277,9 @@ def _default_mode(gpus: Sequence[Gpu]) -> str:
     return f"Ask the administrator for nvidia-smi -i {indices} -c DEFAULT"
 
 
+def _names(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    return tuple(gpu.name for gpu in gpus)
+
+
 def _named(gpus: Sequence[Gpu]) -> str:
-    return some((gpu.name for gpu in gpus), NAMED)
+    return some(_names(gpus), NAMED)

@@ -202,13 +202,6 @@ class Record:
 
 
 @value(frozen=True)
-class Say:
-    """Print a line for the user. Only the consensus still words its facts itself."""
-
-    text: str
-
-
-@value(frozen=True)
 class Exit:
     """The agent is done: tell the user the verdict and leave with its code."""
 
@@ -241,6 +234,5 @@ Effect = (
     | KillWorkers
     | SignalLeftovers
     | Record
-    | Say
     | Exit
 )

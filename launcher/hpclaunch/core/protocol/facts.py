@@ -11,6 +11,7 @@ from enum import Enum
 
 from .job_state import JobState
 from .model import Failure, Leftover, Request, Verdict
+from .node_facts import NodeFact
 from .values import field, replace, value
 
 # The time of the seats: GPUs, or where there are none the places of workers
@@ -398,6 +399,34 @@ class HeadAwaited:
     why: str
 
 
+@value(frozen=True)
+class HeadSilent:
+    """An agent does not hear the head, which is not lost yet."""
+
+    host: str
+    head: str
+    silent: float
+    left: float  # until it counts as lost
+
+
+@value(frozen=True)
+class HeadHeard:
+    """The head was silent, and is heard again."""
+
+    host: str
+    head: str
+
+
+@value(frozen=True)
+class ElectionAwaited:
+    """The head was lost, and too few agents are there to elect another."""
+
+    host: str
+    head: str
+    why: str
+    left: float  # until the agent gives up
+
+
 # The allocation
 
 
@@ -474,9 +503,13 @@ Fact = (
     | HeadDeposed
     | HeadLeaves
     | HeadAwaited
+    | HeadSilent
+    | HeadHeard
+    | ElectionAwaited
     | NodesAllocated
     | EndAnnounced
     | NoticeGiven
     | RequeueImpossible
     | JobEnded
+    | NodeFact
 )

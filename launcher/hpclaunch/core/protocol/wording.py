@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable
 
 GIB = 1 << 30
+CONTINUES = "was stopped by a signal, and continues"  # said of a process
 # What a terminal may take for a command: control characters but the tab, those that change the
 # direction of the text or end a line, and bytes that are no UTF-8 and control characters otherwise.
 _COMMANDS = re.compile(
@@ -83,3 +84,8 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal
         return f"signal {signum}"
+
+
+def changed_too_early(file: str, name: str, line: int) -> str:
+    """Say why a worker starts cold: its script sets this variable."""
+    return f"{file} sets {name} in line {line}, before it imports torch"

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from hpclaunch.core.protocol.wording import CONTINUES
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.messages import Message
 from hpclaunch.worker.processes import children, descendants, is_stopped
@@ -37,7 +38,6 @@ from . import open_file_limit
 from .prctl import adopt_orphans
 
 ABANDON_LIMIT = 1.0  # seconds
-CONTINUES = "was stopped by a signal, and continues"  # what the user learns of it
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 AGAIN = 0.01  # seconds between two checks whether that has ended
 ROOT = str(Path(__file__).parents[3])  # where this package lies
@@ -168,7 +168,7 @@ class Helper:
         return self._waits(ends, limit)
 
     def _waits(self, wait: Callable[[float], bool], limit: float) -> bool:
-        stopped, until = StoppedHelpers(say_now), time.monotonic() + limit
+        stopped, until = StoppedHelpers(_say_that_it_continues), time.monotonic() + limit
         while (now := time.monotonic()) < until:
             stopped.look(now)
             if wait(min(PERIOD, until - now)):
@@ -199,24 +199,30 @@ class Helper:
 
 
 class StoppedHelpers:
-    """A watch over helpers: one that somebody has stopped is made to continue, and named."""
+    """A watch over helpers: one that somebody has stopped is made to continue, and `continued` is
+    called with what it does.
+    """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, continued: Callable[[str], None]) -> None:
+        self._continued = continued
         self._watch = StopWatch(STOPPED_LIMIT)
 
     def next_deadline(self) -> float:
         return self._watch.due
 
     def look(self, now: float) -> None:
-        """Send SIGCONT to helpers that have been stopped for STOPPED_LIMIT, and name them.
+        """Send SIGCONT to helpers that have been stopped for STOPPED_LIMIT.
 
         Call this after SIGCHLD and at `next_deadline`.
         """
         stopped = [pid for pid, does in _own.items() if does and is_stopped(pid)]
         for pid in self._watch.look(stopped, now):
             os.kill(pid, signal.SIGCONT)
-            self._say(f"the process that {_own[pid]} on {socket.gethostname()} {CONTINUES}")
+            self._continued(_own[pid])
+
+
+def _say_that_it_continues(does: str) -> None:
+    say_now(f"the process that {does} on {socket.gethostname()} {CONTINUES}")
 
 
 def say_now(text: str) -> None:

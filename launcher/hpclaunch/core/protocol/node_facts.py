@@ -1,0 +1,288 @@
+"""The facts of one node: what an agent finds beside the workers' rounds, whoever leads.
+
+`host` is the node. Where a program has explained a failure, `why` is its text for people.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .values import value
+
+# The processes beside the agent
+
+
+@value(frozen=True)
+class HelperEnded:
+    """A process of the agent has ended before it was asked to."""
+
+    host: str
+    does: str  # what it is for, in words
+    costs: str  # what may be lost with it, in words; "": nothing
+    was_killed: bool  # from outside; else it has failed
+    is_replaced: bool
+
+
+@value(frozen=True)
+class ProcessContinued:
+    """Somebody had stopped a process with a signal, and it was made to continue."""
+
+    host: str
+    process: str  # "template process"
+
+
+@value(frozen=True)
+class CheckpointSearchStalled:
+    """The process that searches for checkpoints does not answer, and is replaced."""
+
+    host: str
+    where: str  # --checkpoint-dir
+
+
+@value(frozen=True)
+class CheckpointDirSuggested:
+    """Without --checkpoint-dir, the script has saved a checkpoint itself."""
+
+    host: str
+    where: str  # what --checkpoint-dir could be
+    path: str  # of the checkpoint
+
+
+# The start of workers
+
+
+@value(frozen=True)
+class OutputMoved:
+    """The disk of the log directory is full: a round's files are in a temporary directory."""
+
+    host: str
+    round: int
+    directory: str
+    why: str
+
+
+@value(frozen=True)
+class TemplateReplaced:
+    """The process from which workers are forked has ended, and is replaced."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True)
+class ColdStart:
+    """Workers are not forked from the template, although that was wanted."""
+
+    host: str
+    why: str
+
+
+class ColdCause(str, Enum):
+    """What a forked worker does that only a new interpreter can do as well."""
+
+    VARIABLE = "variable"  # it sets a variable that torch has read
+    MODULE = "module"  # it imports another module of the same name
+
+
+@value(frozen=True)
+class WorkerTurnedCold:
+    """A worker has become a new interpreter, as those of later rounds are from the start."""
+
+    host: str
+    cause: ColdCause
+    name: str  # of the variable or module
+    file: str
+    line: int
+    is_impossible: bool  # it cannot: this happens in a process that a worker has forked
+
+
+@value(frozen=True)
+class PreloadSkipped:
+    """The template does without a module of --preload."""
+
+    host: str
+    module: str
+    why: str
+
+
+@value(frozen=True)
+class SignalUnhandled:
+    """A signal is not passed on to workers that have no handler for it."""
+
+    host: str
+    signal: int
+    ranks: tuple[int, ...]
+
+
+# The health of the node
+
+
+@value(frozen=True)
+class HealthWarning:
+    """Something is wrong with the node, and workers may run on it all the same."""
+
+    host: str
+    check: str  # the GPU or file system, and what is wrong there, without figures
+    found: str
+    advice: str
+
+
+@value(frozen=True)
+class XidReported:
+    """The driver has reported an error of a program on a GPU."""
+
+    host: str
+    rank: int  # whose program it is; NO_RANK: not known
+    gpu: str
+    xid: int
+    why: str
+
+
+# What others see of the job
+
+
+@value(frozen=True)
+class MetricsFailed:
+    """--metrics has no effect for now."""
+
+    host: str
+    target: str  # the file or directory, or the port and address
+    why: str
+
+
+class NotifyTrouble(str, Enum):
+    """What was wrong with the command of --notify."""
+
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"  # the event may be lost
+    UNFINISHED = "unfinished"  # it still ran some time after the end of the job
+    SLOW = "slow"  # events were dropped
+
+
+@value(frozen=True)
+class NotifyFailed:
+    host: str
+    trouble: NotifyTrouble
+    why: str = ""  # it has failed
+    limit: float = 0.0  # for so long it was waited for at the end
+    dropped: int = 0  # events
+
+
+# The network
+
+
+@value(frozen=True)
+class PortTaken:
+    """The user's port is in use, so the agent listens on another one."""
+
+    host: str
+    wanted: int
+    port: int
+
+
+@value(frozen=True)
+class MessageIgnored:
+    """Something was received that is no message of this version."""
+
+    host: str
+    address: str  # from where
+    why: str
+
+
+# MPS
+
+
+@value(frozen=True)
+class MpsStarted:
+    """MPS serves the workers. Only the first agent records it."""
+
+    host: str
+    gpus: tuple[str, ...]  # for each daemon the names of its GPUs
+
+
+@value(frozen=True)
+class ForeignMpsAwaited:
+    """A daemon that hpclaunch has not started serves another user first."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True)
+class MpsBypassed:
+    """Workers use their GPU without MPS, so that they take turns on it."""
+
+    host: str
+    ranks: tuple[int, ...]
+
+
+@value(frozen=True)
+class TimeSlices:
+    """Workers share these GPUs without MPS."""
+
+    host: str
+    gpus: tuple[str, ...]
+    why: str
+
+
+@value(frozen=True)
+class ForeignMpsUsed:
+    """A daemon that hpclaunch has not started serves the workers."""
+
+    host: str
+    directory: str  # of its pipes
+
+
+@value(frozen=True)
+class ForeignMpsCrowded:
+    """It has clients already, and may take too few more."""
+
+    host: str
+    directory: str
+    present: int  # clients
+    room: int  # for others than the workers
+
+
+@value(frozen=True)
+class ForeignMpsRefused:
+    """There is such a daemon, and it is not trusted."""
+
+    host: str
+    why: str
+
+
+@value(frozen=True)
+class FewConnections:
+    """With this value of CUDA_DEVICE_MAX_CONNECTIONS, fewer workers fit on a GPU."""
+
+    host: str
+    connections: int
+    most: int  # with which none is left out
+
+
+# What is known before any daemon is started, and so to `hpclaunch doctor` as well
+MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused | FewConnections
+
+NodeFact = (
+    HelperEnded
+    | ProcessContinued
+    | CheckpointSearchStalled
+    | CheckpointDirSuggested
+    | OutputMoved
+    | TemplateReplaced
+    | ColdStart
+    | WorkerTurnedCold
+    | PreloadSkipped
+    | SignalUnhandled
+    | HealthWarning
+    | XidReported
+    | MetricsFailed
+    | NotifyFailed
+    | PortTaken
+    | MessageIgnored
+    | MpsStarted
+    | ForeignMpsAwaited
+    | MpsBypassed
+    | ForeignMpsCrowded
+    | MpsNote
+)

@@ -1,0 +1,132 @@
+"""The words of the facts of one node, as the user reads them on the console."""
+
+from __future__ import annotations
+
+import shlex
+
+from ..core.protocol import node_facts as facts
+from ..core.protocol.model import NO_RANK
+from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
+
+NAMED = 3  # GPUs named in one message
+WITHOUT_MPS = (
+    "use the GPU without MPS, so that they take turns on it: does the script change "
+    "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
+)
+
+
+def who(host: str, rank: int) -> str:
+    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
+    return host if rank == NO_RANK else f"rank {rank} on {host}"
+
+
+def words_of_node(fact: facts.NodeFact) -> str:
+    """Return the message."""
+    match fact:
+        # The processes beside the agent
+        case facts.HelperEnded():
+            return _helper_ended(fact)
+        case facts.ProcessContinued(host=host, process=process):
+            return f"the {process} on {host} {CONTINUES}"
+        case facts.CheckpointSearchStalled(host=host, where=where):
+            silent = f"the process that searches for checkpoints on {host} does not answer"
+            return f"{silent} and is replaced: does the file system of {where} answer?"
+        case facts.CheckpointDirSuggested(where=where, path=path):
+            option = f"--checkpoint-dir {shlex.quote(where)}"
+            newest = "would give all workers the newest of these at every start"
+            return f"the script has saved {path} itself: {option} {newest}"
+        # The start of workers
+        case facts.OutputMoved(host=host, round=number, directory=directory, why=why):
+            return f"the output of round {number} is in {directory} on {host}: {why}"
+        case facts.TemplateReplaced(host=host, why=why):
+            return f"the template process on {host} ended ({why}) and was replaced"
+        case facts.ColdStart(why=why):
+            return f"cold start: {why}"
+        case facts.WorkerTurnedCold():
+            return _turned_cold(fact)
+        case facts.PreloadSkipped(module=module, why=why):
+            return f"--preload {module}: passed over, {why}"
+        case facts.SignalUnhandled(signal=signum, ranks=ranks):
+            them = ", ".join(map(str, ranks))
+            passed_on = f"{signal_name(signum)} not passed on to rank {them}"
+            return f"{passed_on}: the script has no handler for it"
+        # The health of the node
+        case facts.HealthWarning(host=host, check=check, found=found, advice=advice):
+            todo = f" ({advice})" if advice else ""
+            return f"on {host}: {check}: {found}{todo}"
+        case facts.XidReported(host=host, rank=rank, gpu=gpu, xid=xid, why=why):
+            return f"{who(host, rank)}: Xid {xid} on {gpu}: {why}"
+        # What others see of the job
+        case facts.MetricsFailed(host=host, target=target, why=why):
+            return f"no metrics of {host} for now: {plain(target)}: {why}"
+        case facts.NotifyFailed():
+            return f"the command of --notify {plain(_notify_trouble(fact))}"
+        # The network
+        case facts.PortTaken(host=host, wanted=wanted, port=port):
+            return f"port {wanted} is in use on {host}: hpclaunch listens on {port}"
+        case facts.MessageIgnored(address=address, why=why):
+            return f"ignored from {address}: {why}"
+        # MPS
+        case facts.MpsStarted(host=host, gpus=gpus):
+            return f"on {host}: MPS runs for {', '.join(gpus)}; --mps off does without"
+        case facts.ForeignMpsAwaited(host=host, why=why):
+            return f"on {host}: {why}: waiting for it"
+        case facts.MpsBypassed(host=host, ranks=ranks):
+            names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+            return f"{names} on {host} {WITHOUT_MPS}"
+        case facts.ForeignMpsCrowded(host=host, directory=directory, present=present, room=room):
+            return (
+                f"on {host}: the MPS daemon at {directory} has {present} clients already, and room "
+                f"for {room} beside the workers of a GPU: CUDA may refuse the last ones. Start "
+                "fewer (--nproc)"
+            )
+        case _:
+            return f"on {fact.host}: {words_of_mps(fact)}"
+
+
+def words_of_mps(note: facts.MpsNote) -> str:
+    """Return the message without the host."""
+    match note:
+        case facts.TimeSlices(gpus=gpus, why=why):
+            return f"{some(gpus, NAMED)}: shared by time slices, without MPS: {why}"
+        case facts.ForeignMpsUsed(directory=directory):
+            where = f"the daemon at {directory} is used"
+            return f"MPS: {where}, which hpclaunch did not start and leaves running"
+        case facts.ForeignMpsRefused(why=why):
+            return why
+        case facts.FewConnections(connections=connections, most=most):
+            return (
+                f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: each worker under MPS keeps so many "
+                "of its GPU's connections to itself, and fewer workers fit. Leave it unset, or at "
+                f"most {most}"
+            )
+
+
+def _helper_ended(fact: facts.HelperEnded) -> str:
+    done = "was killed" if fact.was_killed else "failed"
+    replaced = "and replaced" if fact.was_killed else "and was replaced"
+    how = f"{done} {replaced if fact.is_replaced else 'again and again, and is not replaced'}"
+    costs = f": {fact.costs}" if fact.costs else ""
+    return f"the process that {fact.does} on {fact.host} {how}{costs}"
+
+
+def _turned_cold(fact: facts.WorkerTurnedCold) -> str:
+    reason = changed_too_early(fact.file, fact.name, fact.line)
+    if fact.cause is facts.ColdCause.MODULE:
+        module = f"another module {fact.name} than hpclaunch has loaded"
+        reason = f"line {fact.line} of {fact.file} leads to {module}"
+    if fact.is_impossible:
+        return f"warning: {reason}, in a process that a worker has forked: start with --cold"
+    return f"cold start: {reason}"
+
+
+def _notify_trouble(fact: facts.NotifyFailed) -> str:
+    match fact.trouble:
+        case facts.NotifyTrouble.FAILED:
+            return fact.why
+        case facts.NotifyTrouble.INTERRUPTED:
+            return "was interrupted: an event may be lost"
+        case facts.NotifyTrouble.UNFINISHED:
+            return f"took longer than {fact.limit:g} s at the end of the job"
+        case facts.NotifyTrouble.SLOW:
+            return f"was too slow for {count(fact.dropped, 'event')}"
