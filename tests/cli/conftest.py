@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from forks_of_torch import Torchruns
 from launching import family, living, started, until, without_load
 
 from hpclaunch.cli import main
@@ -49,6 +50,13 @@ def in_process(
         return subprocess.CompletedProcess(args, code, out, without_load(err))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def torchruns(starts: None) -> Iterator[Torchruns]:
+    torchruns = Torchruns()
+    yield torchruns
+    torchruns.end()
 
 
 @pytest.fixture(autouse=True)

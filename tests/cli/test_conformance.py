@@ -133,15 +133,16 @@ def here(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(tmp_path_factory, torchruns):
     """`LAUNCHER script` with two workers, under all three."""
     directory = tmp_path_factory.mktemp("plain")
     script = place(directory, "train.py")
     launchers = Launchers(directory, directory / "left")
     words = (script, "-u", "--lr=1", "x y", "")
     return {
-        name: getattr(launchers, name)(*words, workers=2)
-        for name in ("python", "torchrun", "hpclaunch")
+        "python": launchers.python(*words, workers=2),
+        "torchrun": launchers.torchrun(torchruns, *words, workers=2),
+        "hpclaunch": launchers.hpclaunch(*words, workers=2),
     }
 
 
@@ -418,7 +419,7 @@ def test_the_modules_of_a_users_path(here, tmp_path, start):
 def test_modules_of_a_users_path_that_the_agent_has_too(here, tmp_path, name):
     modules(tmp_path / "library", [name])
     (here / "train.py").write_text(f"import {name}; print({name}.WHOSE)\n")
-    env = environment(PYTHONPATH=tmp_path / "library")
+    env = environment(PYTHONPATH=f"{tmp_path / 'library'}{os.pathsep}{LIGHT_TORCH}")
     done = hpclaunch("--nproc=1", "--log-dir", tmp_path / "logs", "train.py", cwd=here, env=env)
     assert (done.returncode, done.stdout) == (0, "of library\n")
 
@@ -617,7 +618,7 @@ getattr(endings, sys.argv[1])()
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, torchruns):
     """Return a directory with scripts that end, and what @record has written there of each end."""
     directory = tmp_path_factory.mktemp("recorded")
     place(directory, "endings.py", "endings.py")
@@ -625,7 +626,7 @@ def recorded(tmp_path_factory):
     (directory / "train.py").write_text(NOT_RECORDED)
     launchers = Launchers(directory, directory / "left")
     *others, last = RECORDED
-    launchers.torchrun("recorded.py", *others, last)
+    launchers.torchrun(torchruns, "recorded.py", *others, last)
     written = {name: json.loads((directory / f"{name}.json").read_text()) for name in others}
     errors = {name: error["message"] for name, error in written.items()}
     errors[last] = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
@@ -635,10 +636,11 @@ def recorded(tmp_path_factory):
 @pytest.mark.torch
 @pytest.mark.parametrize("ending", RECORDED)
 def test_an_exception_is_recorded_as_by_torchrun_and_record(tmp_path, recorded, ending):
-    """The same but for the frames around the script's own."""
+    """The same but for the frames around the script's own. One of ours has the real torch."""
     directory, errors = recorded
     theirs = errors[ending]
-    launchers = Launchers(directory, tmp_path / "left")
+    env = {} if ending == "exception" else {"PYTHONPATH": LIGHT_TORCH}
+    launchers = Launchers(directory, tmp_path / "left", env=env)
     launchers.hpclaunch("train.py", ending)
     ours = error_of(launchers)
     assert ours.keys() == theirs.keys()
@@ -677,10 +679,10 @@ def test_a_module_that_is_not_there(here, tmp_path):
 
 
 @pytest.mark.torch
-def test_torchrun_shows_the_same_traceback(here, tmp_path):
+def test_torchrun_shows_the_same_traceback(here, tmp_path, torchruns):
     place(here, "train.py", "endings.py")
     launchers, python = compare_ends(here, tmp_path, "train.py", "exception")
-    torchrun = launchers.torchrun("train.py", "exception")
+    torchrun = launchers.torchrun(torchruns, "train.py", "exception")
     assert (torchrun.out, torchrun.err) == (python.out, python.err)
     assert torchrun.code == 1
 

@@ -91,14 +91,16 @@ class Launchers:
         out, err = (logs / "round-0" / f"rank-0.{name}" for name in ("out", "err"))
         return self._finished(code, out, err, workers)
 
-    def torchrun(self, *words, workers=1):
+    def torchrun(self, torchruns, *words, workers=1):
+        """Started by `torchruns`, which has imported it."""
         logs = self.outside / "torchrun"
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id", RUN_ID]
         options = ["--nproc-per-node", workers, "--redirects=3", "--log-dir", logs, *rendezvous]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, *words]
-        code = self._start(command, "torchrun").wait(LIMIT)
+        more = {"cwd": self.cwd, "env": self.env, "is_given_input": False}
+        launched = torchruns.launch(*options, *words, **more)
+        launched.communicate()
         (out,), (err,) = (logs.glob(f"*/attempt_0/0/{name}.log") for name in ("stdout", "stderr"))
-        return self._finished(code, out, err, workers)
+        return self._finished(launched.returncode, out, err, workers)
 
     def forked(self, *words):
         """What hpclaunch must not be: see forking.py."""
