@@ -280,6 +280,7 @@ def test_a_launcher_that_is_killed(script):
     until(lambda: living(left) == [])
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_within_a_worker(script, tmp_path):
     """As if it had called the command."""
     (tmp_path / "over").touch()
@@ -391,13 +392,14 @@ def test_what_cannot_be_passed():
 
 CELLS = (
     "import os, hpclaunch",
-    "def train(word):\n    import torch\n    print(word, int(torch.tensor(1)) + rank())",
+    "def train(word):\n    import torch\n    print(word, int(torch.tensor([1])[0]) + rank())",
     "def rank():\n    return int(os.environ['RANK'])",
     "with hpclaunch.launch(train, 'cell', nproc=2) as job:\n    result = job.wait()",
     "result.code, job.pid",
 )
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_in_a_notebook(tmp_path):
     """The cells run in a kernel as Jupyter has it; what workers write is in the cell."""
     from jupyter_client.manager import KernelManager
