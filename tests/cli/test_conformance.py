@@ -88,7 +88,6 @@ TORCH = {  # how a script comes to have torch, so that it is started warm
         "\n\nif __name__",
         f"\n\nif sys.argv[1] in {WITH_TORCH}:\n    import torch\n\nif __name__",
     ),
-    "training.py": ("", ""),
 }
 both = pytest.mark.parametrize("start", ["cold", "warm"])
 
@@ -120,6 +119,9 @@ def _torch(request, monkeypatch):
     """Let everything find the light torch, unless the test needs the real one."""
     if not request.node.get_closest_marker("torch"):
         monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
+
+
+SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
 
 
 @pytest.fixture
@@ -159,13 +161,30 @@ def test_nothing_is_allowed_in_vain(plain):
     assert sorted(found) == sorted(ALLOWED)
 
 
-@pytest.mark.torch
-def test_facts_of_a_warm_start(here, tmp_path):
-    script = place(here, "train.py", start="warm")
-    launchers = Launchers(here, tmp_path / "left", start="warm")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A script with torch and two workers, which trains after it has told its facts: under an
+    interpreter, and under hpclaunch with both starts."""
+    directory = tmp_path_factory.mktemp("trained")
+    script = place(directory, "train.py", start="warm")
+    script.write_text(script.read_text() + (FILES / "training.py").read_text())
+
     words = (script, "-u", "--lr=1", "x y", "")
-    python, hpclaunch = (run(*words, workers=2) for run in (launchers.python, launchers.hpclaunch))
-    assert_same(python, hpclaunch, ALLOWED | WARM)
+    cold, warm = (
+        Launchers(directory, directory / start, start=start, env=SOCKETS, told=directory / "told")
+        for start in ("cold", "warm")
+    )
+    return {
+        "python": cold.python(*words, workers=2),
+        "cold": cold.hpclaunch(*words, workers=2),
+        "warm": warm.hpclaunch(*words, workers=2),
+    }
+
+
+@pytest.mark.torch
+def test_facts_of_a_warm_start(trained):
+    python, hpclaunch = trained["python"], trained["warm"]
+    assert_same(python, hpclaunch, ALLOWED | WARM | {"torch was there"})
     assert len(python.facts[0]) > 1000
     found = differences(python.facts[0], hpclaunch.facts[0])
     assert {"gc.frozen", "/proc/self/environ differs"} <= found.keys()
@@ -498,8 +517,6 @@ def test_what_python_runs_before_a_script(here, tmp_path, interpreter, start):
 
 # Children and torch
 
-SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
-
 
 @pytest.mark.parametrize(
     ("words", "start"), cold_and_warm(["children.py a", "-m children a"], ["children.py a"])
@@ -521,23 +538,17 @@ def test_children(here, tmp_path, words, start):
 
 
 @pytest.mark.torch
-def test_training(here, tmp_path):
+def test_training(trained):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
-    place(here, "training.py", "training.py")
-
-    def run(launcher, start="cold"):
-        launchers = Launchers(here, tmp_path / launcher / start, start=start, env=SOCKETS)
-        return getattr(launchers, launcher)("training.py", workers=2)
-
-    python, cold, warm = run("python"), run("hpclaunch"), run("hpclaunch", "warm")
+    python, cold, warm = trained.values()
     for each in (python, cold, warm):
         assert len(each.facts) == 2, each.err
         first, second = each.facts
         assert not set(first["own.unseeded"]) & set(second["own.unseeded"])
         assert first["own.initial_seed"] != second["own.initial_seed"]
         assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
-    assert_same(python, cold)
-    assert_same(python, warm, ["torch was there"])
+    assert_same(python, cold, ALLOWED)
+    assert_same(python, warm, ALLOWED | WARM | {"torch was there"})
 
 
 # Ends

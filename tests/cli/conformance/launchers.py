@@ -58,13 +58,17 @@ def by_hand(rank, world):
 
 
 class Launchers:
-    """`words` are those after the launcher's options; `outside` has what the runs leave."""
+    """`words` are those after the launcher's options; `outside` has what the runs leave. Scripts
+    write their facts into the directory `told`."""
 
-    def __init__(self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable):
+    def __init__(
+        self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable, told=None
+    ):
         self.start = ["--cold"] if start == "cold" else []
         self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
-        self.told = outside / "told"
-        self.told.mkdir(parents=True)
+        self.told = told or outside / "told"
+        for directory in (outside, self.told):
+            directory.mkdir(parents=True, exist_ok=True)
         known, env = environment(CONFORMANCE_OUT=self.told), env or {}
         self.env = known | env
         if paths := [each["PYTHONPATH"] for each in (env, known) if each.get("PYTHONPATH")]:
