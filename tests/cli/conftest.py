@@ -62,6 +62,7 @@ def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def torchruns(starts: None) -> Iterator[Torchruns]:
+    """Return the process that runs torchrun for all tests of a file."""
     torchruns = Torchruns()
     yield torchruns
     torchruns.end()

@@ -163,12 +163,11 @@ def test_nothing_is_allowed_in_vain(plain):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A script with torch and two workers, which trains after it has told its facts: under an
-    interpreter, and under hpclaunch with both starts."""
+    """Two workers with torch that train after they have written their facts: under an interpreter,
+    and under hpclaunch with both starts."""
     directory = tmp_path_factory.mktemp("trained")
     script = place(directory, "train.py", start="warm")
     script.write_text(script.read_text() + (FILES / "training.py").read_text())
-
     words = (script, "-u", "--lr=1", "x y", "")
     cold, warm = (
         Launchers(directory, directory / start, start=start, env=SOCKETS, told=directory / "told")

@@ -72,7 +72,7 @@ def start(*command, cwd, env, **more):
 
 
 def finish(process, given=""):
-    out, err = process.communicate(given or None, LIMIT)
+    out, err = process.communicate(given, LIMIT)
     return subprocess.CompletedProcess((), process.returncode, out, err)
 
 

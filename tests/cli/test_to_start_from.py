@@ -66,7 +66,7 @@ sys.exit(code)
 def several(starts, tmp_path_factory):
     """Return a launch with two workers of scripts that are for one, and its directory."""
     directory = tmp_path_factory.mktemp("several")
-    launch = ("--preload", "sklearn.datasets", "--nproc", 2, "--grace", 60)
+    launch = ("--preload", "sklearn.datasets", "--nproc", 2)
     scripts = [ROOT / "workers" / f"{name}.py" for name in FOR_ONE]
     path = script(directory, RUNS_ALL)
     return hpclaunch(*launch, path, *scripts, cwd=directory), directory

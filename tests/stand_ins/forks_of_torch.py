@@ -89,11 +89,11 @@ class Torchruns(Forks):
     def __init__(self):
         self._begin(LAUNCHERS, environment())
 
-    def launch(self, *words, module="torch.distributed.run", **more):
-        """Start `torchrun` with these words, in exactly these variables."""
+    def launch(self, *words, env, module="torch.distributed.run", **more):
+        """Start `torchrun` with these words. It has the variables in `env`, and no others."""
         text = f"import {module} as launcher, sys\n"
         text += f"sys.argv = {['torchrun', *map(str, words)]}\nsys.exit(launcher.main())\n"
-        return self.start(text, **more)
+        return self.start(text, env=env, **more)
 
 
 class ForkedWorker:

@@ -96,7 +96,7 @@ class Launchers:
         return self._finished(code, out, err, workers)
 
     def torchrun(self, torchruns, *words, workers=1):
-        """Started by `torchruns`, which has imported it."""
+        """By `torchruns`, which has imported it."""
         logs = self.outside / "torchrun"
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id", RUN_ID]
         options = ["--nproc-per-node", workers, "--redirects=3", "--log-dir", logs, *rendezvous]
