@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from forks_of_torch import Torchruns
 from launching import family, living, started, until, without_load
 
 from hpclaunch.cli import main
 from hpclaunch.system.logs import log_client
 from hpclaunch.system.processes import fork_server_client
+from surroundings import LIGHT_TORCH
 
 
 class Unused:
@@ -49,6 +51,21 @@ def in_process(
         return subprocess.CompletedProcess(args, code, out, without_load(err))
 
     return run
+
+
+@pytest.fixture
+def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all launches find the light torch. The template has torch for every script that may use
+    it, such as one that imports another module of the user, or a program that is not Python."""
+    monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
+
+
+@pytest.fixture(scope="module")
+def torchruns(starts: None) -> Iterator[Torchruns]:
+    """Return the process that runs torchrun for all tests of a file."""
+    torchruns = Torchruns()
+    yield torchruns
+    torchruns.end()
 
 
 @pytest.fixture(autouse=True)

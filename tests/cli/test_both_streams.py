@@ -8,7 +8,7 @@ from launching import HPCLAUNCH, LIMIT, hpclaunch, script
 
 from surroundings import environment
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 LINES = 300
 BOTH = f"""

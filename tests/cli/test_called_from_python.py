@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launching import LIMIT, living, until
+from passed import modes, shout
 
 import hpclaunch
 from surroundings import SHORT, environment
@@ -280,6 +281,7 @@ def test_a_launcher_that_is_killed(script):
     until(lambda: living(left) == [])
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_within_a_worker(script, tmp_path):
     """As if it had called the command."""
     (tmp_path / "over").touch()
@@ -297,10 +299,6 @@ def test_within_a_worker(script, tmp_path):
 # Functions
 
 
-def shout(word, *, times=1):
-    sys.stdout.write(f"{word.upper() * times} {os.environ['RANK']} {sys.argv[1:]}\n")
-
-
 def test_a_function_of_a_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with hpclaunch.launch(shout, "a", nproc=2) as job:
@@ -310,13 +308,6 @@ def test_a_function_of_a_module(tmp_path, monkeypatch):
     with hpclaunch.launch(functools.partial(shout, times=2), "b") as job:
         assert job.wait(LIMIT).code == 0
         assert output(job) == "BB 0 []\n"
-
-
-def modes(path):
-    """Of the directory of the script that runs, and of the files in it."""
-    directory = Path(sys.argv[0]).parent
-    found = {oct(p.stat().st_mode & 0o777) for p in (directory, *directory.glob("*"))}
-    path.write_text(" ".join([str(directory), *sorted(found)]))
 
 
 def test_nobody_else_can_read_what_is_passed(tmp_path):
@@ -391,13 +382,14 @@ def test_what_cannot_be_passed():
 
 CELLS = (
     "import os, hpclaunch",
-    "def train(word):\n    import torch\n    print(word, int(torch.tensor(1)) + rank())",
+    "def train(word):\n    import torch\n    print(word, int(torch.tensor([1])[0]) + rank())",
     "def rank():\n    return int(os.environ['RANK'])",
     "with hpclaunch.launch(train, 'cell', nproc=2) as job:\n    result = job.wait()",
     "result.code, job.pid",
 )
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_in_a_notebook(tmp_path):
     """The cells run in a kernel as Jupyter has it; what workers write is in the cell."""
     from jupyter_client.manager import KernelManager

@@ -12,7 +12,7 @@ from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = pytest.mark.starts
 
-SAVING = {"PYTHONPATH": STAND_INS}  # where the module of this name is
+SAVING = {"PYTHONPATH": f"{STAND_INS}:{LIGHT_TORCH}"}  # where the module of this name is
 # As in PyTorch's own tutorial: the same file each time, whole under its name.
 SNAPSHOT = """
 import os, saving

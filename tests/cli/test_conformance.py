@@ -88,7 +88,6 @@ TORCH = {  # how a script comes to have torch, so that it is started warm
         "\n\nif __name__",
         f"\n\nif sys.argv[1] in {WITH_TORCH}:\n    import torch\n\nif __name__",
     ),
-    "training.py": ("", ""),
 }
 both = pytest.mark.parametrize("start", ["cold", "warm"])
 
@@ -122,6 +121,9 @@ def _torch(request, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
 
 
+SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
+
+
 @pytest.fixture
 def here(tmp_path):
     cwd = tmp_path / "the project"
@@ -133,15 +135,16 @@ def here(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(tmp_path_factory, torchruns):
     """`LAUNCHER script` with two workers, under all three."""
     directory = tmp_path_factory.mktemp("plain")
     script = place(directory, "train.py")
     launchers = Launchers(directory, directory / "left")
     words = (script, "-u", "--lr=1", "x y", "")
     return {
-        name: getattr(launchers, name)(*words, workers=2)
-        for name in ("python", "torchrun", "hpclaunch")
+        "python": launchers.python(*words, workers=2),
+        "torchrun": launchers.torchrun(torchruns, *words, workers=2),
+        "hpclaunch": launchers.hpclaunch(*words, workers=2),
     }
 
 
@@ -158,13 +161,29 @@ def test_nothing_is_allowed_in_vain(plain):
     assert sorted(found) == sorted(ALLOWED)
 
 
-@pytest.mark.torch
-def test_facts_of_a_warm_start(here, tmp_path):
-    script = place(here, "train.py", start="warm")
-    launchers = Launchers(here, tmp_path / "left", start="warm")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two workers with torch that train after they have written their facts: under an interpreter,
+    and under hpclaunch with both starts."""
+    directory = tmp_path_factory.mktemp("trained")
+    script = place(directory, "train.py", start="warm")
+    script.write_text(script.read_text() + (FILES / "training.py").read_text())
     words = (script, "-u", "--lr=1", "x y", "")
-    python, hpclaunch = (run(*words, workers=2) for run in (launchers.python, launchers.hpclaunch))
-    assert_same(python, hpclaunch, ALLOWED | WARM)
+    cold, warm = (
+        Launchers(directory, directory / start, start=start, env=SOCKETS, told=directory / "told")
+        for start in ("cold", "warm")
+    )
+    return {
+        "python": cold.python(*words, workers=2),
+        "cold": cold.hpclaunch(*words, workers=2),
+        "warm": warm.hpclaunch(*words, workers=2),
+    }
+
+
+@pytest.mark.torch
+def test_facts_of_a_warm_start(trained):
+    python, hpclaunch = trained["python"], trained["warm"]
+    assert_same(python, hpclaunch, ALLOWED | WARM | {"torch was there"})
     assert len(python.facts[0]) > 1000
     found = differences(python.facts[0], hpclaunch.facts[0])
     assert {"gc.frozen", "/proc/self/environ differs"} <= found.keys()
@@ -418,7 +437,7 @@ def test_the_modules_of_a_users_path(here, tmp_path, start):
 def test_modules_of_a_users_path_that_the_agent_has_too(here, tmp_path, name):
     modules(tmp_path / "library", [name])
     (here / "train.py").write_text(f"import {name}; print({name}.WHOSE)\n")
-    env = environment(PYTHONPATH=tmp_path / "library")
+    env = environment(PYTHONPATH=f"{tmp_path / 'library'}{os.pathsep}{LIGHT_TORCH}")
     done = hpclaunch("--nproc=1", "--log-dir", tmp_path / "logs", "train.py", cwd=here, env=env)
     assert (done.returncode, done.stdout) == (0, "of library\n")
 
@@ -497,8 +516,6 @@ def test_what_python_runs_before_a_script(here, tmp_path, interpreter, start):
 
 # Children and torch
 
-SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
-
 
 @pytest.mark.parametrize(
     ("words", "start"), cold_and_warm(["children.py a", "-m children a"], ["children.py a"])
@@ -520,23 +537,17 @@ def test_children(here, tmp_path, words, start):
 
 
 @pytest.mark.torch
-def test_training(here, tmp_path):
+def test_training(trained):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
-    place(here, "training.py", "training.py")
-
-    def run(launcher, start="cold"):
-        launchers = Launchers(here, tmp_path / launcher / start, start=start, env=SOCKETS)
-        return getattr(launchers, launcher)("training.py", workers=2)
-
-    python, cold, warm = run("python"), run("hpclaunch"), run("hpclaunch", "warm")
+    python, cold, warm = trained.values()
     for each in (python, cold, warm):
         assert len(each.facts) == 2, each.err
         first, second = each.facts
         assert not set(first["own.unseeded"]) & set(second["own.unseeded"])
         assert first["own.initial_seed"] != second["own.initial_seed"]
         assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
-    assert_same(python, cold)
-    assert_same(python, warm, ["torch was there"])
+    assert_same(python, cold, ALLOWED)
+    assert_same(python, warm, ALLOWED | WARM | {"torch was there"})
 
 
 # Ends
@@ -617,7 +628,7 @@ getattr(endings, sys.argv[1])()
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, torchruns):
     """Return a directory with scripts that end, and what @record has written there of each end."""
     directory = tmp_path_factory.mktemp("recorded")
     place(directory, "endings.py", "endings.py")
@@ -625,7 +636,7 @@ def recorded(tmp_path_factory):
     (directory / "train.py").write_text(NOT_RECORDED)
     launchers = Launchers(directory, directory / "left")
     *others, last = RECORDED
-    launchers.torchrun("recorded.py", *others, last)
+    launchers.torchrun(torchruns, "recorded.py", *others, last)
     written = {name: json.loads((directory / f"{name}.json").read_text()) for name in others}
     errors = {name: error["message"] for name, error in written.items()}
     errors[last] = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
@@ -635,10 +646,11 @@ def recorded(tmp_path_factory):
 @pytest.mark.torch
 @pytest.mark.parametrize("ending", RECORDED)
 def test_an_exception_is_recorded_as_by_torchrun_and_record(tmp_path, recorded, ending):
-    """The same but for the frames around the script's own."""
+    """The same but for the frames around the script's own. One of ours has the real torch."""
     directory, errors = recorded
     theirs = errors[ending]
-    launchers = Launchers(directory, tmp_path / "left")
+    env = {} if ending == "exception" else {"PYTHONPATH": LIGHT_TORCH}
+    launchers = Launchers(directory, tmp_path / "left", env=env)
     launchers.hpclaunch("train.py", ending)
     ours = error_of(launchers)
     assert ours.keys() == theirs.keys()
@@ -677,10 +689,10 @@ def test_a_module_that_is_not_there(here, tmp_path):
 
 
 @pytest.mark.torch
-def test_torchrun_shows_the_same_traceback(here, tmp_path):
+def test_torchrun_shows_the_same_traceback(here, tmp_path, torchruns):
     place(here, "train.py", "endings.py")
     launchers, python = compare_ends(here, tmp_path, "train.py", "exception")
-    torchrun = launchers.torchrun("train.py", "exception")
+    torchrun = launchers.torchrun(torchruns, "train.py", "exception")
     assert (torchrun.out, torchrun.err) == (python.out, python.err)
     assert torchrun.code == 1
 

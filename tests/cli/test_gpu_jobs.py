@@ -19,11 +19,12 @@ from launching import LIMIT, end, free_port, living, script, start, until
 from nvml import LOST, Driver, Gpu
 from test_metrics import scraped
 
-from surroundings import SHORT, environment
+from surroundings import LIGHT_TORCH, SHORT, environment
 
 pytestmark = pytest.mark.starts
 
 STAND_INS = Path(nvml.__file__).parent
+PYTHONPATH = f"{STAND_INS}:{LIGHT_TORCH}"
 CLIENT = """\
 import json, os, sys, time
 import cuda_client
@@ -47,7 +48,7 @@ class Machine:
     def launch(self, *words, **changes):
         more = {k: v for k, v in self.driver.environ.items() if "NVML" in k or k.startswith("LD_")}
         path = f"{STAND_INS}:{os.environ['PATH']}"
-        more |= {"PATH": path, "PYTHONPATH": str(STAND_INS), "SLURM_TMPDIR": str(self.temporary)}
+        more |= {"PATH": path, "PYTHONPATH": PYTHONPATH, "SLURM_TMPDIR": str(self.temporary)}
         train = script(self.directory, CLIENT)
         env = environment(**more) | changes
         self.process = start(*words, train, cwd=self.directory, environ=env)

@@ -141,6 +141,7 @@ while '"steps":[8]' not in open(journal).read():
 """
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_no_round_is_ended_without_a_timeout(tmp_path):
     args = ["--nproc", 1, "--cold", "--hang-timeout", "off", script(tmp_path, RESTING)]
     done = hpclaunch(*args, cwd=tmp_path, timing=SOON)

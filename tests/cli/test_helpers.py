@@ -12,7 +12,7 @@ import psutil
 import pytest
 from launching import LIMIT, command_of, fork_server, hpclaunch, living, script, start, until
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 LINES = 20
 SUSPENDED = 7.0  # seconds; longer than a helper has to answer

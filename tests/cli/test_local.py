@@ -118,7 +118,7 @@ def test_resuming(tmp_path):
     )
     (tmp_path / "points").mkdir()
     args = ["--checkpoint-dir", "points", "--resume-with", "--resume {checkpoint}"]
-    env = environment(PYTHONPATH=STAND_INS)
+    env = environment(PYTHONPATH=f"{STAND_INS}:{LIGHT_TORCH}")
     done = hpclaunch("--nproc", 1, *args, script(tmp_path, body), "x", cwd=tmp_path, env=env)
     point = str(tmp_path / "points" / "a b.pt")
     assert done.returncode == 0, done.stderr
@@ -200,6 +200,7 @@ def test_a_log_directory_of_the_users_choice(tmp_path):
         assert (tmp_path / "mine/round-0/rank-0.out").read_text() == "hello\n" * runs
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_the_words_of_an_earlier_launch_explain_nothing(tmp_path):
     """They are in the same file, and it is not the same failure twice."""
     options = ["--nproc", 1, "--log-dir", "mine", "--max-restarts", 1]

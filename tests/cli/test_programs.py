@@ -12,7 +12,7 @@ from launching import end, hpclaunch, script, start, until
 
 from surroundings import LIGHT_TORCH, environment
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 TELL = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
 

@@ -107,6 +107,7 @@ def test_a_mistake_is_one_line(in_process, tmp_path, args, complaint):
     assert len(said.stderr.splitlines()) <= 2
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_files_that_nobody_can_read_are_passed_over(in_process, tmp_path):
     hpclaunch("--no-python", "true", cwd=tmp_path)
     (logs,) = (tmp_path / "hpclaunch-logs").iterdir()

@@ -13,7 +13,7 @@ from machines import MALFORMED, QUICK, is_open, start
 
 import hpclaunch
 from hpclaunch.system.network.wire import VERSION
-from surroundings import STAND_INS, entered, talker
+from surroundings import LIGHT_TORCH, STAND_INS, entered, talker
 
 pytestmark = pytest.mark.starts
 
@@ -115,7 +115,7 @@ def test_names_in_another_encoding(tmp_path):
     common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", f"--rdzv-id={OLD_NAME}"]
     common += [f"--rdzv-endpoint=localhost:{free_port()}", f"--checkpoint-dir={directory}"]
     common += [f"--log-dir={directory}/logs", path]
-    how = {"errors": "surrogateescape", "PYTHONPATH": STAND_INS}
+    how = {"errors": "surrogateescape", "PYTHONPATH": f"{STAND_INS}:{LIGHT_TORCH}"}
     agents = [start(*common, cwd=directory, **how) for _ in range(2)]
     point = directory / f"{OLD_NAME}.pt"
     assert finish(agents) == [f"{rank} {OLD_NAME} {point}" for rank in range(2)]

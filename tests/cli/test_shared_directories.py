@@ -14,7 +14,7 @@ from launching import LIMIT, hpclaunch, script, start, until
 
 from surroundings import LIGHT_TORCH, SHORT, environment
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 NOBODY = 65534
 FAILS = """

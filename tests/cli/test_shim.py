@@ -71,9 +71,9 @@ def start(*command, cwd, env, **more):
     )
 
 
-def finish(process, **more):
-    out, err = process.communicate(timeout=LIMIT, **more)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def finish(process, given=""):
+    out, err = process.communicate(given, LIMIT)
+    return subprocess.CompletedProcess((), process.returncode, out, err)
 
 
 def run(*command, cwd, directories=(SHIM,), env=None, before=(), **changes):
@@ -347,17 +347,22 @@ def test_other_pythons_are_as_without_it(tmp_path):
 # Side by side with torchrun
 
 
-def side_by_side(*words, cwd, given="", environment_of=with_path, **changes):
-    """The same call of both, each in its own copy of the directory."""
+def side_by_side(torchruns, *words, cwd, module=RUN, given="", environment_of=with_path, **changes):
+    """The same call of both, each in its own copy of the directory: torch's own is a fork."""
     processes = []
     changes = {"PET_MAX_RESTARTS": "0", **changes}
+    command = ["torchrun"] if module == RUN else ["python", "-m", module]
     for directories in ((), (SHIM,)):
         here = cwd / f"both-{len(directories)}"
         here.mkdir()
         script(here, TELL)
         env = environment_of(*directories, PYTHONPATH="".join(map(str, directories)), **changes)
-        processes.append(start(*words, cwd=here, env=env, stdin=subprocess.PIPE))
-    return [finish(process, input=given) for process in processes]
+        if directories:
+            process = start(*command, *words, cwd=here, env=env, stdin=subprocess.PIPE)
+        else:
+            process = torchruns.launch(*words, module=module, cwd=here, env=env)
+        processes.append(process)
+    return [finish(process, given) for process in processes]
 
 
 @pytest.mark.parametrize(
@@ -374,31 +379,31 @@ def side_by_side(*words, cwd, given="", environment_of=with_path, **changes):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_a_caller_sees(cwd, words, code):
-    torchs, ours = side_by_side("torchrun", *words, cwd=cwd, given="standard input\n")
+def test_what_a_caller_sees(torchruns, cwd, words, code):
+    torchs, ours = side_by_side(torchruns, *words, cwd=cwd, given="standard input\n")
     assert (torchs.returncode, ours.returncode) == (code, code), ours.stderr
     assert sorted(ours.stdout.splitlines()) == sorted(torchs.stdout.splitlines())
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_what_a_caller_sees_that_ends_it(cwd, name):
-    processes = []
-    for directories in ((), (SHIM,)):
-        env = with_path(*directories)
-        processes.append(start("torchrun", "train.py", "wait", cwd=cwd, env=env))
+def test_what_a_caller_sees_that_ends_it(torchruns, cwd, name):
+    processes = [
+        torchruns.launch("train.py", "wait", cwd=cwd, env=with_path()),
+        start("torchrun", "train.py", "wait", cwd=cwd, env=with_path(SHIM)),
+    ]
     for process in processes:
         assert process.stdout.readline() == "rank 0 of 1 wait\n"
-        process.send_signal(signal.Signals[name])
+        os.kill(process.pid, signal.Signals[name])
     torchs, ours = map(finish, processes)
     assert (torchs.returncode, ours.returncode) == (1, 1)
     assert (torchs.stdout, ours.stdout) == ("", "")
 
 
 @pytest.mark.parametrize("more", [[], ["--use-env"]], ids=" ".join)
-def test_torchs_old_launcher(cwd, more):
+def test_torchs_old_launcher(torchruns, cwd, more):
     """Scripts for it take an argument --local-rank."""
-    words = ["-m", LAUNCH, "--nproc_per_node=2", *more, "train.py", "x"]
-    torchs, ours = side_by_side("python", *words, cwd=cwd)
+    words = ["--nproc_per_node=2", *more, "train.py", "x"]
+    torchs, ours = side_by_side(torchruns, *words, module=LAUNCH, cwd=cwd)
     assert (torchs.returncode, ours.returncode) == (0, 0), ours.stderr
     assert sorted(ours.stdout.splitlines()) == sorted(torchs.stdout.splitlines())
 
@@ -423,9 +428,9 @@ NOT_THE_SAME = {  # name of a variable: why a worker sees another value
 }
 
 
-def test_the_environment_of_workers(cwd):
+def test_the_environment_of_workers(torchruns, cwd):
     words = ["--nproc-per-node", "2", "train.py", "environment"]
-    torchs, ours = side_by_side("torchrun", *words, cwd=cwd)
+    torchs, ours = side_by_side(torchruns, *words, cwd=cwd)
     assert (torchs.returncode, ours.returncode) == (0, 0), ours.stderr
     for rank in (0, 1):
         reference, environ = (told(cwd / f"both-{n}", rank)["environ"] for n in (0, 1))
@@ -451,7 +456,7 @@ main()
 """
 
 
-def test_what_ended_a_worker_is_handed_on(cwd):
+def test_what_ended_a_worker_is_handed_on(torchruns, cwd):
     """To whoever gave the launcher a file for that, as torchx does."""
     script(cwd, RECORDED, "recorded.py")
     words = ["--nproc-per-node=2", f"{cwd}/recorded.py"]
@@ -461,7 +466,7 @@ def test_what_ended_a_worker_is_handed_on(cwd):
         found.append(cwd / f"error-{len(directories)}.json")
         return with_path(*directories, TORCHELASTIC_ERROR_FILE=found[-1], **changes)
 
-    done = side_by_side("torchrun", *words, cwd=cwd, environment_of=environment_of)
+    done = side_by_side(torchruns, *words, cwd=cwd, environment_of=environment_of)
     assert [d.returncode for d in done] == [1, 1]
     torchs, ours = (json.loads(file.read_text())["message"] for file in found)
     assert ours["message"] == torchs["message"] == "ValueError: of rank 1"
@@ -504,7 +509,9 @@ def test_help_and_version(tmp_path):
     assert done.stdout.startswith("usage: torchrun [options] SCRIPT")
     assert "torchrun is hpclaunch here" in done.stdout
     assert "--use-env" not in done.stdout
-    assert "--use-env" in run("python", "-m", LAUNCH, "--help", cwd=tmp_path).stdout
+    shown = run("python", "-m", LAUNCH, "--help", cwd=tmp_path, PYTHONPATH=SHIM).stdout
+    assert shown.startswith("usage: ")
+    assert "--use-env" in shown
     assert run("torchrun", "--version", cwd=tmp_path).stdout.startswith("hpclaunch ")
 
 
@@ -599,10 +606,10 @@ TORCHX = BIN / "torchx"
 TRAIN = """
 import json, os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-ones = torch.ones(1)
+ones = torch.tensor([1.0])
 dist.all_reduce(ones)
 restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
-rank, world, ours = dist.get_rank(), int(ones), "HPCLAUNCH_STORE" in os.environ
+rank, world, ours = dist.get_rank(), int(ones[0]), "HPCLAUNCH_STORE" in os.environ
 print(f"rank {rank} of {world} restarts {restarts} hpclaunch {ours}", flush=True)
 dist.barrier()
 if rank == 1 and restarts == "0":
@@ -616,7 +623,7 @@ def test_torchx(tmp_path):
     script(tmp_path, TRAIN)
     torchx = [TORCHX, "run", "-s", "local_cwd", "-cfg", f"log_dir={tmp_path}/logs"]
     component = ["dist.ddp", "-j", "1x2", "--script", "train.py"]
-    done = run(*torchx, *component, cwd=tmp_path)
+    done = run(*torchx, *component, cwd=tmp_path, PYTHONPATH=LIGHT_TORCH)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         for restarts in (0, 1):

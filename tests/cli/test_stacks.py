@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from launching import LIMIT, command_of, end, fork_server, hpclaunch, script, start, until
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 # Each rank waits in a function of its own until something is in its fifo. Those that are named in
 # the arguments hold Python's lock meanwhile.

@@ -55,10 +55,10 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, text=COUNTING, timing=None, path=""):
+    def __init__(self, directory, *options, text=COUNTING, timing=None):
         self.directory = directory
         words = (*options, script(directory, text))
-        environ = environment(PYTHONPATH=path)
+        environ = environment(PYTHONPATH=LIGHT_TORCH)
         self.process = start(*words, cwd=directory, environ=environ, timing=timing)
 
     def listed(self):
@@ -107,7 +107,7 @@ def stepping(directory, *options, **more):
 
 
 def test_a_launch_on_this_machine(tmp_path):
-    with stepping(tmp_path, "--nproc", 2, text=STEPPING, path=LIGHT_TORCH) as run:
+    with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
         run.until_told(lambda each: phases(each) == ["step", "step"])
         launch = run.listed()
         name, job = launch["name"], launch["job"]

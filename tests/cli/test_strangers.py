@@ -12,7 +12,7 @@ from launching import LIMIT, end, hpclaunch, script, start
 
 from surroundings import LIGHT_TORCH, entered, environment, impostor, names_like_those_of_agents
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 # One rank fails, the other waits for it and handles SIGTERM; then all is well.
 LOSES = """

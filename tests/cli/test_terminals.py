@@ -251,6 +251,7 @@ with open("count", "w") as count:
     assert complete(screen.file("rank-0.out")) in (written + 1, written + 2)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_killed_fork_server_loses_no_line(launch):
     body = COUNTS.replace(
         "100_000",

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import hpclaunch
+from launching import hpclaunch, script
 
 from surroundings import environment
 
@@ -46,15 +46,39 @@ def test_a_worker_saves_where_its_job_script_says(path):
     )
 
 
-@pytest.mark.starts
-@SKLEARN
-@pytest.mark.parametrize("name", ["single", "data_parallel"])
-def test_one_worker_is_not_several(name, tmp_path):
+FOR_ONE = ("single", "data_parallel")
+# Each worker runs both scripts, one after the other, and ends as they do.
+RUNS_ALL = """
+import runpy, sys, torch
+codes = set()
+for path in sys.argv[1:]:
+    sys.argv = [path]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as e:
+        codes.add(e.code)
+(code,) = codes
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def several(starts, tmp_path_factory):
+    """Return a launch with two workers of scripts that are for one, and its directory."""
+    directory = tmp_path_factory.mktemp("several")
     launch = ("--preload", "sklearn.datasets", "--nproc", 2)
-    done = hpclaunch(*launch, ROOT / "workers" / f"{name}.py", cwd=tmp_path)
+    scripts = [ROOT / "workers" / f"{name}.py" for name in FOR_ONE]
+    path = script(directory, RUNS_ALL)
+    return hpclaunch(*launch, path, *scripts, cwd=directory), directory
+
+
+@SKLEARN
+@pytest.mark.parametrize("name", FOR_ONE)
+def test_one_worker_is_not_several(name, several):
+    done, directory = several
     assert done.returncode == 2
     assert f"{name}.py: error: this is for one worker: start it with --nproc 1" in done.stderr
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (directory / "checkpoints").exists()
 
 
 @pytest.mark.starts

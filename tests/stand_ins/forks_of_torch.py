@@ -1,8 +1,8 @@
-"""Workers with the real torch, forked from one process that has imported it.
+"""Programs with the real torch, forked from one process that has imported it.
 
-Each is a process of its own, below the hooks, runs a text as its script, and ends as workers do
-that are forked from the template; only the import is shared by all. For tests of what happens once
-torch is there.
+Each is a process of its own; only the import is shared by all. `Forks` starts workers below the
+hooks, for tests of what happens once torch is there: each runs a text as its script, and ends as
+workers do that are forked from the template. `Torchruns` starts torchrun, for tests that compare.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ LIMIT = 120  # seconds; far more than any of this takes
 
 
 class Forks:
-    """The process that has torch."""
+    """The process that has torch, and starts workers."""
 
     def __init__(self):
+        self._begin(WORKERS, environment(PYTHONPATH=HOOKS, HPCLAUNCH_STORE="127.0.0.1:1"))
+
+    def _begin(self, program, environ):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVES, str(theirs.fileno())],
-                env=environment(PYTHONPATH=HOOKS, HPCLAUNCH_STORE="127.0.0.1:1"),
+                [sys.executable, "-c", program, str(theirs.fileno())],
+                env=environ,
                 pass_fds=[theirs.fileno()],
             )
         self._codes = {}  # {pid: exit code} of workers that have ended
 
-    def start(self, text, *, cwd=None, env=()):
-        pipes = [os.pipe() for _ in range(3)]
+    def start(self, text, *, cwd=None, env=(), is_given_input=True):
+        """Start a program with this text. Without input, it reads from /dev/null."""
+        pipes = [os.pipe() if is_given_input else no_input(), os.pipe(), os.pipe()]
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
         request = {"text": text, "cwd": str(cwd or Path.cwd()), "env": dict(env)}
         socket.send_fds(self._socket, [json.dumps(request).encode()], theirs)
@@ -74,6 +78,24 @@ class Forks:
         assert self._process.wait(LIMIT) == 0
 
 
+def no_input():
+    """Return both ends, as if /dev/null were a pipe."""
+    return tuple(os.open(os.devnull, os.O_RDWR) for _ in range(2))  # as subprocess.DEVNULL
+
+
+class Torchruns(Forks):
+    """The process that has torch's launchers, and runs them."""
+
+    def __init__(self):
+        self._begin(LAUNCHERS, environment())
+
+    def launch(self, *words, env, module="torch.distributed.run", **more):
+        """Start `torchrun` with these words. It has the variables in `env`, and no others."""
+        text = f"import {module} as launcher, sys\n"
+        text += f"sys.argv = {['torchrun', *map(str, words)]}\nsys.exit(launcher.main())\n"
+        return self.start(text, env=env, **more)
+
+
 class ForkedWorker:
     """The part of `subprocess.Popen` that the tests use, with pipes and text."""
 
@@ -96,9 +118,11 @@ class ForkedWorker:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def communicate(self, timeout=LIMIT):
-        """Return the rest of its output, of which little may be in stderr."""
+    def communicate(self, given="", timeout=LIMIT):
+        """Write a short input, and return the rest of its output: little of it may be in stderr."""
         with contextlib.suppress(BrokenPipeError):
+            if given:
+                self.stdin.write(given)
             self.stdin.close()
         for stream in (self.stdout, self.stderr):
             if not stream.closed:
@@ -109,16 +133,6 @@ class ForkedWorker:
 
 
 SERVES = """
-import atexit, gc, json, os, select, socket, sys
-gc.disable()  # what is imported stays, and collections cost a tenth of the time
-from _hpclaunch_hooks import beside, progress
-finalizing = beside("_hpclaunch_finalizing")
-is_plain = finalizing.is_plain()
-import torch._dynamo
-if is_plain:
-    finalizing.torch_is_imported()
-gc.enable()
-finalizing.freeze()
 asks, running = socket.socket(fileno=int(sys.argv[1])), {}
 while True:
     ready, _, _ = select.select([asks, *running], [], [])
@@ -146,8 +160,43 @@ for fd in (*fds, *running):
     os.close(fd)
 request = json.loads(request)
 os.chdir(request["cwd"])
+"""
+RUNS = """
+exec(compile(request["text"], "train.py", "exec"), {"__name__": "__main__"})
+"""
+WORKERS = (
+    """
+import atexit, gc, json, os, select, socket, sys
+gc.disable()  # what is imported stays, and collections cost a tenth of the time
+from _hpclaunch_hooks import beside, progress
+finalizing = beside("_hpclaunch_finalizing")
+is_plain = finalizing.is_plain()
+import torch._dynamo
+if is_plain:
+    finalizing.torch_is_imported()
+gc.enable()
+finalizing.freeze()
+"""
+    + SERVES
+    + """
 os.environ.update(request["env"])
 progress.begin()
 atexit.register(finalizing.at_exit)
-exec(compile(request["text"], "train.py", "exec"), {"__name__": "__main__"})
 """
+    + RUNS
+)
+LAUNCHERS = (
+    """
+import gc, json, os, select, socket, sys
+known = {**os.environ}
+import torch.distributed.launch
+changes = {name: value for name, value in os.environ.items() if known.get(name) != value}
+gc.freeze()  # what is imported is not collected again at the end of each
+"""
+    + SERVES
+    + """
+os.environ.clear()
+os.environ.update(request["env"] | changes)
+"""
+    + RUNS
+)

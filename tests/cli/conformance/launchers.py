@@ -58,13 +58,17 @@ def by_hand(rank, world):
 
 
 class Launchers:
-    """`words` are those after the launcher's options; `outside` has what the runs leave."""
+    """`words` are those after the launcher's options; `outside` has what the runs leave. Scripts
+    write their facts into the directory `told`."""
 
-    def __init__(self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable):
+    def __init__(
+        self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable, told=None
+    ):
         self.start = ["--cold"] if start == "cold" else []
         self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
-        self.told = outside / "told"
-        self.told.mkdir(parents=True)
+        self.told = told or outside / "told"
+        for directory in (outside, self.told):
+            directory.mkdir(parents=True, exist_ok=True)
         known, env = environment(CONFORMANCE_OUT=self.told), env or {}
         self.env = known | env
         if paths := [each["PYTHONPATH"] for each in (env, known) if each.get("PYTHONPATH")]:
@@ -91,14 +95,16 @@ class Launchers:
         out, err = (logs / "round-0" / f"rank-0.{name}" for name in ("out", "err"))
         return self._finished(code, out, err, workers)
 
-    def torchrun(self, *words, workers=1):
+    def torchrun(self, torchruns, *words, workers=1):
+        """By `torchruns`, which has imported it."""
         logs = self.outside / "torchrun"
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id", RUN_ID]
         options = ["--nproc-per-node", workers, "--redirects=3", "--log-dir", logs, *rendezvous]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, *words]
-        code = self._start(command, "torchrun").wait(LIMIT)
+        more = {"cwd": self.cwd, "env": self.env, "is_given_input": False}
+        launched = torchruns.launch(*options, *words, **more)
+        launched.communicate()
         (out,), (err,) = (logs.glob(f"*/attempt_0/0/{name}.log") for name in ("stdout", "stderr"))
-        return self._finished(code, out, err, workers)
+        return self._finished(launched.returncode, out, err, workers)
 
     def forked(self, *words):
         """What hpclaunch must not be: see forking.py."""

@@ -274,4 +274,5 @@ def main():
         json.dump(FACTS, f, indent=0, sort_keys=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,7 @@
-"""What a training script does with torch: seeds, threads, a loader and processes of torch's."""
+"""What a training script does with torch: seeds, threads, a loader and processes of torch's.
+
+It follows probe.py in one script, and adds to its facts.
+"""
 
 import json
 import os
@@ -36,7 +39,7 @@ def main():
     directory, rank = os.environ["CONFORMANCE_OUT"], os.environ["RANK"]
     facts = {
         "torch was there": TORCH_FIRST,
-        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "torch threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "dtype": str(torch.get_default_dtype()),
         "grad": torch.is_grad_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -69,7 +72,10 @@ def main():
         with open(path) as f:
             facts["spawn"] = f.read()
         os.unlink(path)
-    with open(os.path.join(directory, rank + ".json"), "w", encoding="utf-8") as f:
+    path = os.path.join(directory, rank + ".json")
+    with open(path, encoding="utf-8") as f:
+        facts |= json.load(f)
+    with open(path, "w", encoding="utf-8") as f:
         json.dump(facts, f, indent=0, sort_keys=True)
 
 
