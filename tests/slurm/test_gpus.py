@@ -23,6 +23,8 @@ from .cluster import Cluster, eventually
 from .conftest import AGENT, SCRIPTS
 from .stand_in_gpus import OF_MPS, Gpus
 
+pytestmark = pytest.mark.usefixtures("light_torch")
+
 CLIENT = SCRIPTS / "client.py"
 TELL = SCRIPTS / "tell.py"
 DAEMON = r"nvidia-cuda-mps-control -[df]"
