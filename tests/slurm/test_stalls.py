@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import subprocess
@@ -118,7 +117,7 @@ def test_a_checkpoint_directory_that_stalls(
     assert_nobody_waited(logs)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.usefixtures("light_torch")
 def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Stop everything beside the agents and the workers, on all nodes: in the first step, later,
     and before the last one. No line or round is lost."""
@@ -153,9 +152,9 @@ def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Pat
     """Each has a successor at once, and is named."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
-    options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
-    job = launch("--nproc", 1, *options, TELL, "--until", "enough")
-    job.until_all_run(3)
+    options = ("--nnodes", "1:2", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
+    job = launch("--nproc", 1, *options, TELL, "--until", "enough", nodes=2)
+    job.until_all_run(2)
     first = [p for p in cluster.processes(HELPER) if "log_service" not in p.command]
     for helper in first:
         helper.kill()
