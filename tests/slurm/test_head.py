@@ -102,8 +102,8 @@ def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
 
 
 def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
-    job.until_all_run(6)
+    job = launch("--nproc", 1, TELL, "--until", "never", "--child")
+    job.until_all_run(3)
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))

@@ -19,8 +19,8 @@ HEARD = "is heard again"
 
 
 def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
-    job.until_all_run(6)
+    job = launch("--nproc", 1, TELL, "--until", "never", "--child")
+    job.until_all_run(3)
     (agent,) = cluster.processes(AGENT, host="n2")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))
