@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Ended, Job
-from .conftest import SCRIPTS, Launch, own_jobs
+from .conftest import SCRIPTS, Launch, own_jobs, with_spare
 from .test_stalls import needs_fuse, stalling
 
 pytestmark = pytest.mark.timeout(500)
@@ -37,7 +37,7 @@ def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     options = f"--nproc 2 --nnodes 2 {shlex.join(map(str, LIMIT))} --max-restarts 10"
     with own_jobs(cluster):
         job = cluster.sbatch(
-            f"srun hpclaunch {options} {HANGING}",
+            f"{with_spare(2)} {options} {HANGING}",
             directory=tmp_path_factory.mktemp("hung"),
             env={"HANGS": hangs},
         )
