@@ -25,7 +25,8 @@ CONTINUES = "was stopped by a signal, and continues"
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
 
 
-needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no FUSE in this kernel")
+HAS_FUSE = Path("/dev/fuse").exists()
+needs_fuse = pytest.mark.skipif(not HAS_FUSE, reason="no FUSE in this kernel")
 
 
 @contextmanager
