@@ -20,7 +20,7 @@ from .training import ENOUGH, finish, progress, result, train
 def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Workers that have met may need it again, and would wait for it in vain."""
     saved = tmp_path / "saved"
-    job = train(launch, saved, nodes=2)
+    job = train(launch, saved, "--nproc", 2, nodes=1)
 
     def forked() -> list[Process]:
         """The template, and the store that it has forked."""
