@@ -183,7 +183,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
     try:
         script = (SCRIPTS / "chatty.py", "--until", "enough", "--pad", 5000)
-        job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, *script)
+        job = launch("--nproc", 1, "--nnodes", "1:2", "--log-dir", logs, *script, nodes=2)
         job.says("step 5")
         fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
         cluster.on("n2", ["sh", "-c", fill + " 2>/dev/null"])

@@ -109,8 +109,8 @@ def test_a_checkpoint_directory_that_stalls(
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     with stalling(cluster, saved, "n1") as stall:
         there = source(saved, "n1")
-        options = ("--nnodes", "2:3", "--log-dir", logs, "--max-restarts", 0)
-        job = train(launch, saved, *options, there=there)
+        options = ("--nnodes", "1:2", "--log-dir", logs, "--max-restarts", 0)
+        job = train(launch, saved, *options, there=there, nodes=2)
         stall()
         ended = finish(job, there)
     assert ended.code == 0, str(ended)
