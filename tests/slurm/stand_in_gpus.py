@@ -38,10 +38,10 @@ class Gpus:
         self, *args: object, gres: str = "gpu:2", srun: str = "", path: bool = True, **options: Any
     ) -> Job:
         """`path`: NVIDIA's control daemon is in it."""
-        others = self.cluster.env.get("PYTHONPATH")
+        paths = filter(None, [str(STAND_INS), self.cluster.env.get("PYTHONPATH")])
         env = {
             "LD_LIBRARY_PATH": str(nvml.library()),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(STAND_INS), others])),
+            "PYTHONPATH": os.pathsep.join(paths),
             "TMP_OF_TEST": str(self.temporary),
         }
         if path:

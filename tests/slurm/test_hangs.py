@@ -51,7 +51,7 @@ def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
     lines = re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M)
     assert len(who) == len(HANGS.split()), str(ended)
-    assert len(lines) == len(who) - 3, str(ended)
+    assert len(lines) == len(who) - 3, str(ended)  # three hang in none of their lines
     return Hung(job, ended, who, lines)
 
 
