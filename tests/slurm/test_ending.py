@@ -119,8 +119,8 @@ def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Pat
     assert "the job is preempted: it ends in" in ended.output, str(ended)
     saved_alike(tmp_path)
     said = r"saved, not finished: ended (\d+) s before its preemption"
-    (early,) = re.findall(said, ended.output)
-    assert 0 < int(early) <= 8  # --grace and the time to ask for another run
+    early = [int(seconds) for seconds in re.findall(said, ended.output)]
+    assert 0 < min(early) <= max(early) <= 8  # --grace and the time to ask for another run
     assert urgent.wait(timeout=150).code == 0
 
 

@@ -118,8 +118,7 @@ def test_a_node_without_network_is_survived_and_comes_back(
     assert ended.code == 0, str(ended)
     assert job.codes == {0: 0, 1: 0, 2: 0}
     said = r"the agent on n3 was lost: it has been silent for (\d+) s"
-    (seconds,) = re.findall(said, ended.output)
-    assert int(seconds) >= 3
+    assert min(map(int, re.findall(said, ended.output))) >= 3
 
 
 def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:
