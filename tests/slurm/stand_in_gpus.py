@@ -6,6 +6,7 @@ Slurm's GPUs are files; NVML and the control daemon of MPS are stand-ins (tests/
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ class Gpus:
         self, *args: object, gres: str = "gpu:2", srun: str = "", path: bool = True, **options: Any
     ) -> Job:
         """`path`: NVIDIA's control daemon is in it."""
+        paths = filter(None, [str(STAND_INS), self.cluster.env.get("PYTHONPATH")])
         env = {
             "LD_LIBRARY_PATH": str(nvml.library()),
-            "PYTHONPATH": str(STAND_INS),
+            "PYTHONPATH": os.pathsep.join(paths),
             "TMP_OF_TEST": str(self.temporary),
         }
         if path:

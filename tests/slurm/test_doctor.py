@@ -66,7 +66,7 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
     # Cut once the tasks are there: srun ends a step that it cannot start everywhere.
     until = "until [ -e cut ]; do sleep 0.1; done"
-    tasks = f"touch here-$SLURM_PROCID; {until}; exec hpclaunch doctor --timeout 8"
+    tasks = f"touch here-$SLURM_PROCID; {until}; exec hpclaunch doctor --timeout 20"
     job = launch(srun=f"srun bash -c '{tasks}'")
     for task in range(3):
         eventually(f"task {task}", (job.directory / f"here-{task}").exists)

@@ -118,7 +118,9 @@ def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Pat
     ended = job.wait(timeout=150)
     assert "the job is preempted: it ends in" in ended.output, str(ended)
     saved_alike(tmp_path)
-    assert "saved, not finished: ended 8 s before its preemption" in ended.output, str(ended)
+    said = r"saved, not finished: ended (\d+) s before its preemption"
+    early = [int(seconds) for seconds in re.findall(said, ended.output)]
+    assert 0 < min(early) <= max(early) <= 8  # --grace and the time to ask for another run
     assert urgent.wait(timeout=150).code == 0
 
 

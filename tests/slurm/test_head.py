@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -97,13 +98,14 @@ def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
     (job.directory / "again.n1").write_text("0\n")
     ended = job.wait()
     assert (job.codes[0], job.codes[1], job.codes[2]) == (1, 0, 0), str(ended)
-    assert "the agent on n1 was started anew, and n2, n3 did not answer within 8 s" in ended.output
+    said = r"the agent on n1 was started anew, and n2, n3 did not answer within (\d+) s"
+    assert min(map(int, re.findall(said, ended.output))) >= 8
     assert len(job.told()) == 2, "nobody has trained a second time"
 
 
 def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
-    job.until_all_run(6)
+    job = launch("--nproc", 1, TELL, "--until", "never", "--child")
+    job.until_all_run(3)
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))

@@ -19,8 +19,8 @@ HEARD = "is heard again"
 
 
 def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
-    job.until_all_run(6)
+    job = launch("--nproc", 1, TELL, "--until", "never", "--child")
+    job.until_all_run(3)
     (agent,) = cluster.processes(AGENT, host="n2")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))
@@ -106,7 +106,7 @@ def test_a_node_without_network_is_survived_and_comes_back(
     with node.without_network():
         job.until_all_run(2)
         assert worker.is_held  # by its own fork server
-        job.says("the agent on n3 was lost: it has been silent for 3 s")
+        job.says("the agent on n3 was lost: it has been silent for ")
     job.says("n3 is back")
     assert not cluster.processes(WORKER, host="n3")
     job.forget()
@@ -117,6 +117,8 @@ def test_a_node_without_network_is_survived_and_comes_back(
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert job.codes == {0: 0, 1: 0, 2: 0}
+    said = r"the agent on n3 was lost: it has been silent for (\d+) s"
+    assert min(map(int, re.findall(said, ended.output))) >= 3
 
 
 def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:
@@ -180,7 +182,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
     try:
         script = (SCRIPTS / "chatty.py", "--until", "enough", "--pad", 5000)
-        job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, *script)
+        job = launch("--nproc", 1, "--nnodes", "1:2", "--log-dir", logs, *script, nodes=2)
         job.says("step 5")
         fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
         cluster.on("n2", ["sh", "-c", fill + " 2>/dev/null"])

@@ -21,10 +21,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch) -> None:
     arguments = (COSTLY, "--dir", "saved", "--steps", 60, "--save", 20, "--fail", 35)
-    options = ("--nproc", 1, "--nnodes", 2, "--checkpoint-dir", "saved")
+    options = ("--nproc", 2, "--nnodes", 1, "--checkpoint-dir", "saved")
     begin = 'scontrol show job "$SLURM_JOB_ID" | grep -o "StartTime=[^ ]*"'
     when = f"({begin}; date +%s.%N) > when"
-    job = launch(*options, *arguments, env=ONE_THREAD, after=when)
+    job = launch(*options, *arguments, env=ONE_THREAD, after=when, nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     told = report(cluster, job)
@@ -32,14 +32,14 @@ def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch
     began, ended_at = (job.directory / "when").read_text().split()
     allocated, over = job_end.seconds(began.partition("=")[2]), float(ended_at)
     assert allocated is not None
-    assert told["seats"] == 3
+    assert told["seats"] == 4
     assert told["begin"] == allocated
     last = job.directory / "saved" / "step-60.pt"
     assert last.stat().st_mtime < told["end"] < over
-    whole = 3 * (told["end"] - allocated)
+    whole = 4 * (told["end"] - allocated)
     assert sum(seconds.values()) == pytest.approx(whole, rel=0.01)
     assert told["goodput"] == pytest.approx(seconds["training"] / whole, rel=0.01)
-    # Two of three train for 60 steps, which take a tenth of a second; 15 are done twice.
+    # Two of four train for 60 steps, which take a tenth of a second; 15 are done twice.
     assert seconds["training"] > 2 * 50 * 0.1
     assert seconds["steps done twice"] > 2 * 10 * 0.1
     assert seconds["idle spare"] > seconds["training"] / 2

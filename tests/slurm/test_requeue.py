@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import CONTROLLER, Cluster, Ended, Job, eventually
-from .conftest import SCRIPTS, Launch
+from .conftest import SCRIPTS, Launch, with_spare
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.requeues]
 GOING_ON = SCRIPTS / "going_on.py"
@@ -208,7 +208,7 @@ def test_a_spare_takes_the_place_of_a_drained_node(
 ) -> None:
     """Whether the workers leave after their save, or go on."""
     jobs = {
-        how: begin(launch, tmp_path / how, how, "--nnodes", 2, nodes=3)
+        how: begin(launch, tmp_path / how, how, "--nnodes", 2, nodes=3, srun=with_spare(2))
         for how in ("due", "unaware")
     }
     for job in jobs.values():

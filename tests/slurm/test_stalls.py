@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import subprocess
@@ -30,7 +29,8 @@ CONTINUES = "was stopped by a signal, and continues"
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
 
 
-needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no FUSE in this kernel")
+HAS_FUSE = Path("/dev/fuse").exists()
+needs_fuse = pytest.mark.skipif(not HAS_FUSE, reason="no FUSE in this kernel")
 
 
 @contextmanager
@@ -113,8 +113,8 @@ def test_a_checkpoint_directory_that_stalls(
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     with stalling(cluster, saved, "n1") as stall:
         there = source(saved, "n1")
-        options = ("--nnodes", "2:3", "--log-dir", logs, "--max-restarts", 0)
-        job = train(launch, saved, *options, there=there)
+        options = ("--nnodes", "1:2", "--log-dir", logs, "--max-restarts", 0)
+        job = train(launch, saved, *options, there=there, nodes=2)
         stall()
         ended = finish(job, there)
     assert ended.code == 0, str(ended)
@@ -122,7 +122,7 @@ def test_a_checkpoint_directory_that_stalls(
     assert_nobody_waited(logs)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.usefixtures("light_torch")
 def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Stop everything beside the agents and the workers, on all nodes: in the first step, later,
     and before the last one. No line or round is lost."""
@@ -157,9 +157,9 @@ def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Pat
     """Each has a successor at once, is named, and is in the facts of its own node."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
-    options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
-    job = launch("--nproc", 1, *options, TELL, "--until", "enough")
-    job.until_all_run(3)
+    options = ("--nnodes", "1:2", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
+    job = launch("--nproc", 1, *options, TELL, "--until", "enough", nodes=2)
+    job.until_all_run(2)
     first = [p for p in cluster.processes(HELPER) if "log_service" not in p.command]
     per_host = Counter(p.host for p in first)
     for helper in first:

@@ -116,10 +116,10 @@ def test_a_server_on_the_first_node_and_the_training_on_the_others(launch: Launc
 
 def test_a_different_number_of_workers_on_every_node(launch: Launch) -> None:
     srun = "srun bash -c 'exec hpclaunch --nproc $((SLURM_NODEID + 1)) \"$@\"' -"
-    job = launch(TELL, srun=srun)
+    job = launch(TELL, srun=srun, nodes=2)
     told = told_by(job)
-    assert [env["hostname"] for env in told.values()] == ["n1", "n2", "n2", "n3", "n3", "n3"]
-    assert "the nodes have different numbers of workers: 1,2,3" in job.output
+    assert [env["hostname"] for env in told.values()] == ["n1", "n2", "n2"]
+    assert "the nodes have different numbers of workers: 1,2" in job.output
 
 
 def test_a_heterogeneous_job(cluster: Cluster, tmp_path) -> None:

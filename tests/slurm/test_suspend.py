@@ -19,11 +19,11 @@ def test_it_goes_on_in_the_same_round(cluster: Cluster, launch: Launch, tmp_path
     for name, *options in (["fixed"], ["elastic", "--nnodes", "2:3", "--loss-timeout", LOSS]):
         (tmp_path / name).mkdir()
         script = (TELL, "--until", "go", "--child")
-        jobs.append(launch("--nproc", 2, *options, *script, directory=tmp_path / name))
+        jobs.append(launch("--nproc", 1, *options, *script, directory=tmp_path / name))
     for job in jobs:
-        job.until_all_run(6)
+        job.until_all_run(3)
     workers = {p.pid: p for p in cluster.processes(WORKER)}
-    assert len(workers) == 12
+    assert len(workers) == 6
     for seconds in (LONG, AGAIN):
         for job in jobs:
             cluster.on(CONTROLLER, ["scontrol", "suspend", str(job.id)])

@@ -8,42 +8,52 @@ from pathlib import Path
 
 import pytest
 
+from surroundings import LIGHT_TORCH
+
 from .cluster import Cluster, eventually
 
 TRAIN = """
-import os, resource, signal, torch, torch.distributed as dist
-from torch.distributed import rpc
+import os, signal, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-total = torch.ones(1)
+total = torch.tensor([1])
 dist.all_reduce(total)
 if rank == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
+"""
+RPC = """
+import resource
+from torch.distributed import rpc
 options = None
 if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 512:  # four ranks take 300 open files each
     options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world, rpc_backend_options=options)
 assert rpc.rpc_sync(f"worker{(rank + 1) % world}", abs, args=(-rank,)) == rank
 rpc.shutdown()
+"""
+END = """
 if rank in (0, 3):
-    print("rank", rank, "of", int(total), "on", os.uname().nodename, os.environ["MASTER_ADDR"])
+    print("rank", rank, "of", int(total[0]), "on", os.uname().nodename, os.environ["MASTER_ADDR"])
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "script", "path"),
     [
-        "--rdzv-backend=c10d --rdzv-endpoint=n1 --rdzv-id=7",
-        "--master-addr=n1 --node-rank=$(($(hostname | tr -d n) - 1))",
+        ("--rdzv-backend=c10d --rdzv-endpoint=n1 --rdzv-id=7", TRAIN + RPC + END, ""),
+        ("--master-addr=n1 --node-rank=$(($(hostname | tr -d n) - 1))", TRAIN + END, LIGHT_TORCH),
     ],
     ids=["in any order", "numbered"],
 )
-def test_two_machines(cluster: Cluster, tmp_path: Path, options: str) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
+def test_two_machines(
+    cluster: Cluster, tmp_path: Path, options: str, script: str, path: str
+) -> None:
+    """The workers find each other in the same way, so only the first case needs torch for it."""
+    (tmp_path / "train.py").write_text(script)
     line = (
-        f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1; "
+        f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1 PYTHONPATH='{path}'; "
         f"hpclaunch --nnodes=2 --nproc-per-node=2 {options} train.py 2>&1"
     )
     with ThreadPoolExecutor() as pool:

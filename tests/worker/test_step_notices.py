@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from hpclaunch.worker import step_notices
@@ -41,6 +42,7 @@ while sys.stdin.readline().strip() != "end":
     print(made, flush=True)
 end()
 """
+UNASKING = TRAIN.replace("dues.append(due())", "pass")
 GAN = """
 critic, generator = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
 while sys.stdin.readline().strip() != "end":
@@ -317,12 +319,22 @@ def test_which_signal(group, handled, signum, got):
 
 
 def test_a_signal_that_the_script_does_not_handle(group):
-    asks, does_not = TRAIN, TRAIN.replace("dues.append(due())", "pass")
-    both = group(asks, does_not, handled=())
+    both = group(TRAIN, UNASKING, handled=())
     both.step()
     both.notices.offer(1, 2, USR1)
     assert both.notices.give(both.pids, 1) == [1]
     both.step()
+
+
+def test_a_worker_that_has_just_left_may_have_handled_the_signal(group):
+    """Nobody has waited for it yet, and its handlers are gone."""
+    one = group(UNASKING)
+    one.step()
+    one.ask(0, "end")
+    while psutil.Process(one.pids[0]).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    one.notices.offer(1, 2, USR1)
+    assert one.notices.give(one.pids, 1) == []
 
 
 def test_workers_that_end_with_the_step(group):

@@ -1,10 +1,12 @@
 """The fault tolerance of PyTorch's tutorial on torchrun: one snapshot, written again after every
 epoch under the same name, which the script opens itself if it is there.
 
-    snapshot.py SNAPSHOT EPOCHS [--die EPOCH ...]    rank 1 is killed in the midst of these epochs,
-                                                     in one round after the other
+    snapshot.py SNAPSHOT EPOCHS [--die EPOCH ...] [--again SNAPSHOT]
 
-Every rank says at which epoch it starts; rank 0 says how it came out.
+Rank 1 is killed in the midst of these epochs, in one round after the other. With --again there is
+another training after the first, from its beginning, with a snapshot of its own.
+
+Every rank says at which epoch it starts; rank 0 says how each training came out.
 """
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
@@ -73,13 +75,15 @@ def main() -> None:
     parser.add_argument("snapshot")
     parser.add_argument("epochs", type=int)
     parser.add_argument("--die", type=int, nargs="*", default=[])
+    parser.add_argument("--again", metavar="SNAPSHOT")
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    trainer = Trainer(args.snapshot)
-    trainer.train(args.epochs, args.die)
-    if trainer.rank == 0:
-        total = sum(p.detach().double().square().sum() for p in trainer.model.parameters())
-        print(f"final {float(total)!r}")
+    for path in filter(None, (args.snapshot, args.again)):
+        trainer = Trainer(path)
+        trainer.train(args.epochs, args.die)
+        if trainer.rank == 0:
+            total = sum(p.detach().double().square().sum() for p in trainer.model.parameters())
+            print(f"final {float(total)!r}")
     del trainer  # and DDP, which must not be the last to hold the group: see workers/elastic.py
     dist.destroy_process_group()
 
