@@ -21,7 +21,7 @@ RUN := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder     # four clus
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench docs test-gpu gpu-bundle bench-gpu system clean
 
-.PHONY: help quick
+.PHONY: help quick coverage
 help:     ## these targets; where a duration is named, it is on two cores
 	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "%-18s %s\n", $$1, $$2 }' Makefile
 
@@ -42,6 +42,9 @@ types: $(VENV)/ready     ## types, by mypy; seconds, the first time half a minut
 
 pytest: $(VENV)/ready     ## the tests alone; 12 minutes
 	$(RUN) -m '$(SHORT)'
+
+coverage: $(VENV)/coverage system     ## covered lines of launcher/, processes included; 15 minutes
+	$(BIN)/python tests/reached_lines.py $(RUN) -m '$(SHORT)'
 
 test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; two runs, each about as long as make test
 
@@ -134,6 +137,10 @@ $(VENV)/docs: $(VENV)/ready
 
 $(VENV)/frameworks: $(VENV)/ready
 	DS_BUILD_OPS=0 $(BIN)/pip install -q -c constraints.txt -e '.[frameworks]'
+	@touch $@
+
+$(VENV)/coverage: $(VENV)/ready
+	$(BIN)/pip install -q -c constraints.txt -e '.[coverage]'
 	@touch $@
 
 $(VENV)/horovod: $(VENV)/ready
