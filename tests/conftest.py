@@ -29,6 +29,7 @@ settings.register_profile(
 settings.load_profile("hpclaunch")
 
 SLURM = Path(__file__).parent / "slurm"
+SIGNALS = tuple(signal.valid_signals())
 SPREAD = 0.85  # of the files of a run: the part among which those of tests/slurm are spread
 
 # Names that a process may give itself, of up to 15 bytes, as it likes.
@@ -119,7 +120,7 @@ def _surroundings() -> None:
 def _nothing_is_left_in_this_process() -> Iterator[None]:
     """What a launch within this process has raised, or torch has set, no later test is to find."""
     limit, environ = resource.getrlimit(resource.RLIMIT_NOFILE), _environ()
-    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    handlers = {each: signal.getsignal(each) for each in SIGNALS}
     yield
     for signum, handler in handlers.items():
         if handler is not None and signal.getsignal(signum) is not handler:

@@ -34,7 +34,8 @@ def watch(tmp_path, monkeypatch, errands):
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     job = Job((Place(0, 0, "n0"), Place(1, 1, "n1")), most=1, slurm_id="7")
-    return EndWatch(job, {"SLURM_STEP_NODELIST": "n[0-1]"}, errands)
+    yield EndWatch(job, {"SLURM_STEP_NODELIST": "n[0-1]"}, errands)
+    (tmp_path / "go").touch()  # a `scontrol` that still waits would wait for ever
 
 
 def test_the_answer_to_an_earlier_question_is_of_use(watch, errands, tmp_path):

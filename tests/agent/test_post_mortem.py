@@ -3,6 +3,7 @@
 from hpclaunch.agent import post_mortem
 from hpclaunch.core.head.restarts import Budget
 from hpclaunch.core.protocol.model import EXIT_USAGE, Culprit, Failure, Origin, Verdict
+from lines import only
 
 
 def failure(rank, tail="", code=1, signal=0, **fields):
@@ -91,7 +92,7 @@ def test_many_consequences_are_counted():
     verdict = Verdict(
         1, "why", Origin.FAILURE, failure(0, "x"), tuple(failure(r) for r in range(1, 8))
     )
-    (line,) = (x for x in at_head(verdict).splitlines() if "consequence" in x)
+    line = only(at_head(verdict), "consequence")
     assert line.endswith("rank 4 on n4 exited with code 1; and 3 more")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from launching import LIMIT, hpclaunch, script, start
 
+from lines import only
 from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = pytest.mark.starts
@@ -159,7 +160,7 @@ def test_a_restart_without_a_checkpoint_says_why(tmp_path, file, why):
     args = ("--nproc", 1, "--checkpoint-dir", "saved")
     done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if "training begins" in line)
+    line = only(done.stderr, "training begins")
     assert "training begins again from the start, without a checkpoint: " in line
     assert why in line
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from launching import HPCLAUNCH, LIMIT, hpclaunch
 
+from lines import only
 from surroundings import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
@@ -147,7 +148,7 @@ def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env
 def test_a_mistake(in_process, tmp_path, env, args, says):
     done = in_process("doctor", *args, cwd=tmp_path, env=env)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert line.startswith(f"hpclaunch: error: {says}")
 
 
@@ -165,7 +166,7 @@ def test_nowhere_to_write(tmp_path, env, closed):
         command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, timeout=LIMIT
     )
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert line.startswith("hpclaunch: error: ")
 
 

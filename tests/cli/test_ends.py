@@ -23,6 +23,7 @@ from launching import (
 )
 
 from hpclaunch.core.protocol.model import END_SIGNALS
+from lines import only
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
@@ -119,7 +120,7 @@ def test_an_upload_that_takes_too_long_is_ended_and_named(tmp_path):
     no_other_line = {"leftovers_notice": 60.0, "leftovers": 60.0}  # on a busy machine
     done = hpclaunch("--nproc", 2, "--grace", 3, path, cwd=tmp_path, timing=no_other_line)
     assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     ending = "ending what the workers left behind, after 3 s (--grace): bash (rank 0, pid "
     assert ending in line
 
@@ -251,5 +252,5 @@ def test_fewer_open_files_than_the_launcher_needs(tmp_path):
     assert hpclaunch("--nproc", 7, path, cwd=tmp_path, before=limit).stdout == 7 * "ran\n"
     done = hpclaunch("--nproc", 8, path, cwd=tmp_path, before=limit)
     assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert "a launcher of 8 workers has up to 65 files open, and no more than 64 are" in line

@@ -17,6 +17,7 @@ from hpclaunch.cli import COMMANDS, help_page, other_launchers, values
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
+from lines import only
 from surroundings import environment
 
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"
@@ -583,7 +584,7 @@ def test_the_command_ends_with_one_line(tmp_path, environ):
     words = ["train.py"] if environ else ["--no-such-option", "train.py"]
     done = hpclaunch(*words, cwd=tmp_path, env=environment(**environ))
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert line.startswith("hpclaunch: error: ")
     assert (*environ, "--no-such-option")[0] in line
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from launching import LIMIT, hpclaunch, script, start, until
 
+from lines import only
 from surroundings import LIGHT_TORCH, SHORT, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
@@ -78,7 +79,7 @@ def test_the_usual_directory_is_another_users(project):
     assert (own / "round-0" / "rank-0.out").read_text() == "ran\n"
     assert list((project / "hpclaunch-logs").iterdir()) == []
     done = hpclaunch("doctor", cwd=project)
-    (line,) = [line for line in done.stdout.splitlines() if "hpclaunch-logs" in line]
+    line = only(done.stdout, "hpclaunch-logs")
     assert line.startswith("ok ")
     assert f"hpclaunch-logs-{os.geteuid()}" in line
     assert by_another("touch hpclaunch-logs/mine", project)
@@ -120,7 +121,7 @@ def test_a_chosen_directory_that_another_user_has_made(project, command, names):
     assert by_another(command, project)
     done = hpclaunch("--nproc=1", "--log-dir=logs", script(project, FAILS), cwd=project)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert line.startswith("hpclaunch: error: cannot write to the log directory logs: ")
     assert names in line
 

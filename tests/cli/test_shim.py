@@ -19,6 +19,7 @@ from test_usage import WITHOUT_ROOTS_RIGHTS
 import hpclaunch
 from hpclaunch.cli import main, shim
 from hpclaunch.system.processes.fork_server_client import SITE
+from lines import only
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
@@ -522,7 +523,7 @@ def test_logs_of_a_caller_that_stands_where_nothing_can_be_written(cwd):
     finally:
         cwd.chmod(0o755)
     assert done.returncode == 0, done.stderr
-    (said,) = (line for line in done.stderr.splitlines() if "cannot write to the log" in line)
+    said = only(done.stderr, "cannot write to the log")
     logs = Path(said.rpartition(" are in ")[2])
     assert (logs / "round-0" / "rank-0.out").read_text() == "rank 0 of 1\n"
     shutil.rmtree(logs)
@@ -565,7 +566,7 @@ def test_options_of_the_user_come_before_the_callers(cwd):
 def test_options_that_are_none(cwd, text, says):
     done = run("torchrun", "train.py", cwd=cwd, **{shim.OPTIONS: text})
     assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert line.startswith(f"hpclaunch: error: {shim.OPTIONS}={text!r}: ")
     assert says in line
 

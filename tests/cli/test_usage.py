@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from launching import HPCLAUNCH, hpclaunch, script
 
+from lines import only
 from surroundings import environment
 
 # For root the modes of files mean nothing unless these two capabilities are gone.
@@ -127,7 +128,7 @@ def test_a_mistake(in_process, cwd, args, says):
         pytest.skip("there is a GPU here")
     done = in_process(*args, cwd=cwd)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert line.startswith("hpclaunch: error: ")
     assert says in line
     assert done.stdout == ""
@@ -145,7 +146,7 @@ def test_a_job_of_several_nodes_without_srun(cwd):
     env = environment(SLURM_JOB_ID=7, SLURM_JOB_NUM_NODES=2, SLURM_JOB_NODELIST="n[1-2]")
     done = hpclaunch("train.py", cwd=cwd, env=env)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert "prefix with srun" in line
 
 
@@ -159,7 +160,7 @@ def test_one_task_of_a_step_says_it_and_every_launcher_in_a_worker(in_process, c
 def test_an_interpreter_that_is_none(in_process, cwd):
     done = in_process("train.py", cwd=cwd, env=environment(PYTHON_EXEC="/no/such/python"))
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert "PYTHON_EXEC=/no/such/python is not a program" in line
 
 
@@ -179,7 +180,7 @@ def test_what_may_not_be_read_or_written(cwd, closed, args, says):
     done = hpclaunch(*args, cwd=cwd, before=WITHOUT_ROOTS_RIGHTS)
     path.chmod(0o700)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert says in line
 
 
@@ -267,5 +268,5 @@ WITHOUT_PROCESSES = (
 def test_no_further_process_is_allowed(tmp_path):
     done = hpclaunch("--nproc=1", script(tmp_path, ""), cwd=tmp_path, before=WITHOUT_PROCESSES)
     assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    line = only(done.stderr)
     assert "cannot start the launcher's own processes: Resource temporarily unavailable" in line

@@ -5,6 +5,7 @@ cli -> agent -> {system, observe} -> core.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -107,6 +108,7 @@ TOGETHER = (
 )
 
 
+@functools.cache
 def imports(file: Path, *, types: bool = True) -> list[str]:
     """Absolute names of everything a file imports, within functions too, as dotted paths. Without
     `types`, leave out what only type checkers see."""

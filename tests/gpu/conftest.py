@@ -42,7 +42,7 @@ print(json.dumps(told))
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if str(item.path).startswith(f"{HERE}/"):  # for thousands of items
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.timeout(3 * LIMIT))
 

@@ -17,6 +17,7 @@ import nvml
 import pytest
 from nvml import LOST, Gpu
 
+from lines import only
 from surroundings import SHORT
 
 from .cluster import Cluster, eventually
@@ -172,7 +173,7 @@ def test_a_node_with_a_broken_gpu_is_cordoned(cluster: Cluster, gpus: Gpus) -> N
     hosts = [told["hostname"] for told in job.told().values()]
     assert hosts == ["n1", "n1", "n3", "n3"]
     assert "n2 is cordoned: GPU 1 ECC: 3 uncorrected memory errors" in ended.output
-    (line,) = [w for w in ended.output.splitlines() if w.startswith("  for the administrator: ")]
+    line = only(ended.output, "  for the administrator: ")
     command = shlex.split(line.partition(": ")[2])
     assert command[:2] == ["scontrol", "update"]
     cluster.on("ctl", command)

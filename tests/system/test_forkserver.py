@@ -121,8 +121,9 @@ def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(clien
     files = held(client)
     client.server.keep(time.monotonic() - 1.0)  # an order that was long on its way
     assert stand_still(files)
-    client.server.keep(time.monotonic() + 0.5)
+    client.server.keep(time.monotonic() + 1000)
     wait_to_go_on(files)
+    client.server.keep(time.monotonic() + 0.1)
     client.until("lease-over")
     eventually(lambda: stand_still(files))
     client.server.keep(time.monotonic() + 1000)

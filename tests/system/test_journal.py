@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import errno
+import functools
 import json
 import os
 import resource
@@ -211,6 +212,7 @@ def test_the_successor_of_a_service_that_accepts_nothing_gets_the_lines(tmp_path
 # Every event and effect that there is
 
 
+@functools.cache
 def anything(hint):
     """Values of a type, also in the corners."""
     if hint is float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch.distributed as dist
 from test_hooks import HOOKS, LIMIT, environment, python, worker_environment
 from test_hooks import store as store  # a fixture
 
@@ -64,6 +63,8 @@ def run(forks, store, cwd, text, *args):
 @pytest.fixture
 def without_nccl():
     """That torch itself refuses to make a group of NCCL tells that it was asked to."""
+    import torch.distributed as dist
+
     if dist.is_nccl_available():
         pytest.skip("this torch has NCCL, which waits for a GPU; see tests/gpu/test_nccl.py")
 

@@ -11,7 +11,6 @@ import time
 
 import pytest
 from test_hooks import HOOKS, LIMIT, environment
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from surroundings import SHORT
 
@@ -69,6 +68,8 @@ def worker(tmp_path):
 
 
 def test_what_torch_reads(worker):
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
     before = int(time.time())
     text = "def train():\n    raise KeyError('größe')\n\ntrain()\n"
     ended = worker.python(text, PYTHONIOENCODING="utf-8")

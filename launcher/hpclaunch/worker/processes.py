@@ -119,8 +119,8 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
 
 NS = 1e9
 SMALL = 1 << 16  # bytes
-# Fields of /proc/PID/stat after the name.
-STATE, PARENT, GROUP, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 20, 36
+# Fields of /proc/PID/stat after the name. STARTED is in clock ticks since the boot.
+STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
 
 
 def all_pids() -> Iterable[int]:
@@ -252,9 +252,21 @@ def exists(group: int) -> bool:
     return True
 
 
+def oldest_first(pids: Iterable[int]) -> list[int]:
+    """Sort processes by the time at which they were started, so that each is before its children;
+    those that have ended come first."""
+
+    def started(pid: int) -> tuple[int, int]:
+        fields = stat(pid)
+        return (int(fields[STARTED]) if fields else 0, pid)  # the time has steps of 10 ms
+
+    return sorted(pids, key=started)
+
+
 def signal_all(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to those processes that still exist and still belong to this user."""
-    for pid in pids:
+    """Send a signal to those processes that still exist and still belong to this user, to each
+    before its children: a shell whose program has ended would start the next one."""
+    for pid in oldest_first(pids):
         try:
             os.kill(pid, signum)
         except (ProcessLookupError, PermissionError):

@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from .processes import stat
+from .processes import STARTED, stat
 from .progress_watch import CPU_TIMES, ProgressWatch, tree
 
-STARTED = 19  # fields of /proc/PID/stat after the name: in clock ticks after the boot
 RESIDENT = 1  # fields of /proc/PID/statm: pages
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 

@@ -20,6 +20,7 @@ from .processes import (
     exists,
     foreground,
     group_of,
+    oldest_first,
     signal_all,
     take_pending,
 )
@@ -88,7 +89,7 @@ class WorkerStop:
         """
         if not any(map(exists, groups)):
             return
-        for pid in self._workers.descendants() - self._signalled:
+        for pid in oldest_first(self._workers.descendants() - self._signalled):
             if (group := group_of(pid)) in groups:
                 words = command_line(pid)
                 is_fork = words == self._workers.commands[group][: len(words)]

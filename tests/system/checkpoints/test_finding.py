@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from looking import cut_short, damage, newest, passed_over
 from test_format_dcp import dcp_save
-from test_format_torch_save import save
+from test_format_torch_save import save, write
 
 from hpclaunch.system.checkpoints import archives, finding, pickles
 from hpclaunch.system.checkpoints.candidates import Facts, step_of
@@ -84,13 +83,13 @@ def test_metadata_that_could_not_be_read_are_read_again(tmp_path, fails_once):
 
 def test_a_step_that_could_not_be_read_is_read_again(tmp_path, fails_once):
     state = {"pytorch-lightning_version": "2", "global_step": 5, "optimizer": None}
-    torch.save(state, tmp_path / "last.ckpt")
+    write(state, tmp_path / "last.ckpt")
     assert rules(tmp_path) == {"last.ckpt": "by time"}
     assert rules(tmp_path) == {"last.ckpt": "step 5, by what is in it"}
 
 
 def test_a_world_that_could_not_be_read_is_read_again(tmp_path, fails_once):
-    torch.save({"dp_world_size": 1, "mp_world_size": 1}, tmp_path / "mp_rank_00_model_states.pt")
+    write({"dp_world_size": 1, "mp_world_size": 1}, tmp_path / "mp_rank_00_model_states.pt")
     assert deepspeed.world_of(Folder(str(tmp_path))) is None
     assert deepspeed.world_of(Folder(str(tmp_path))) == 1
 

@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from looking import (
     cut_short,
     damage,
@@ -17,7 +16,6 @@ from looking import (
     passed_over,
     zero_the_middle,
 )
-from torch.distributed import checkpoint as dcp
 
 from hpclaunch.system.checkpoints.finding import search
 from hpclaunch.system.checkpoints.formats.dcp import shards
@@ -27,6 +25,9 @@ from hpclaunch.system.checkpoints.reading import Memory
 
 def dcp_save(directory: Path, at: int, **options) -> Path:
     """Two shards, each with several tensors and other objects; sealed at this time."""
+    import torch
+    from torch.distributed import checkpoint as dcp
+
     state = {f"layer.{i}": torch.full((100, 20 + i), float(i)) for i in range(6)}
     writer = dcp.FileSystemWriter(directory, thread_count=2)
     with warnings.catch_warnings():

@@ -4,15 +4,17 @@ import json
 import os
 
 import pytest
-import torch
 from looking import cut_short, damage, date, empty, lose_the_last_byte, newest, passed_over
-from safetensors.torch import save_file
 from test_format_torch_save import save
+from test_format_torch_save import write as write_with_torch
 
 from hpclaunch.system.checkpoints import archives
 
 
 def write(path, at):
+    import torch
+    from safetensors.torch import save_file
+
     save_file({"a": torch.ones(1000), "b": torch.zeros(3, 3)}, path, metadata={"format": "pt"})
     date(path, at)
     return path
@@ -84,7 +86,7 @@ def test_a_model_in_several_files(tmp_path):
 
 def test_an_exported_model_beside_full_checkpoints(tmp_path):
     full = tmp_path / "step-1.pt"
-    torch.save({"model": {}, "optimizer": {"param_groups": []}}, full)
+    write_with_torch({"model": {}, "optimizer": {"param_groups": []}}, full)
     date(full, 100)
     export(tmp_path / "final", at=200)
     write(tmp_path / "model.safetensors", at=300)

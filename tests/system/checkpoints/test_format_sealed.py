@@ -3,9 +3,7 @@
 import os
 from pathlib import Path
 
-import torch
 from looking import cut_short, damage, date, newest, passed_over
-from safetensors.torch import save_file
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
 
@@ -55,6 +53,9 @@ def test_a_seal_of_an_older_save(tmp_path):
 
 
 def test_all_that_has_a_structure_is_looked_at(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
     directory = tmp_path / "step-1"
     directory.mkdir()
     save_file({"a": torch.ones(1000)}, directory / "model.safetensors")

@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
-import torch
 from looking import (
     cut_short,
     damage,
@@ -22,8 +22,17 @@ from looking import (
 from hpclaunch.system.checkpoints import archives
 
 
+def write(data: object, file: Path | BinaryIO, **options) -> None:
+    """Do what torch.save does. (torch is imported where it is used: that takes two seconds.)"""
+    import torch
+
+    torch.save(data, file, **options)
+
+
 def save(path: Path, at: int, **options) -> Path:
-    torch.save({"model": torch.arange(50_000.0), "epoch": at}, path, **options)
+    import torch
+
+    write({"model": torch.arange(50_000.0), "epoch": at}, path, **options)
     date(path, at)
     return path
 
@@ -31,6 +40,8 @@ def save(path: Path, at: int, **options) -> Path:
 @pytest.fixture(params=["zip", "legacy", "no checksums"])
 def save_as(request):
     """Each of the forms that torch.save knows."""
+    import torch
+
     torch.serialization.set_crc32_options(request.param != "no checksums")
     zipped = request.param != "legacy"
     yield lambda path, at: save(path, at, _use_new_zipfile_serialization=zipped)
@@ -151,6 +162,8 @@ def test_nothing_in_the_directory_changes(tmp_path):
 
 
 def test_a_model_alone_is_no_resume_point_beside_full_checkpoints(tmp_path):
+    import torch
+
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.Adam(model.parameters())
     full = tmp_path / "epoch-1.pt"
@@ -163,6 +176,8 @@ def test_a_model_alone_is_no_resume_point_beside_full_checkpoints(tmp_path):
 
 
 def test_a_torn_full_one_does_not_hand_out_the_model_beside_it(tmp_path):
+    import torch
+
     model = torch.nn.Linear(100, 100)
     optimizer = torch.optim.Adam(model.parameters())
     full = tmp_path / "snapshot.pt"
@@ -193,6 +208,8 @@ def test_what_the_libraries_write_beside_is_no_checkpoint(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_a_program_in_cpp_saves(tmp_path):
     """OutputArchive has the form of TorchScript: the tensors come first."""
+    import torch
+
     for epoch in (1, 2):
         torch.jit.trace(torch.nn.Linear(9, 9), torch.ones(9)).save(tmp_path / f"epoch-{epoch}.pt")
     assert newest(tmp_path) == (str(tmp_path / "epoch-2.pt"), [])

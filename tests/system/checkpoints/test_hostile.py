@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looking import date, newest, passed_over
-from test_format_torch_save import save
+from test_format_torch_save import save, write
 
 import hpclaunch
 from damaged_data import damaged
@@ -45,7 +44,7 @@ ROOM = 2 << 30  # bytes of memory that a search may take here
 
 def zipped(data: object) -> bytes:
     file = io.BytesIO()
-    torch.save(data, file)
+    write(data, file)
     return file.getvalue()
 
 
@@ -56,6 +55,8 @@ def limit_memory(room: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _little_memory():
+    import torch  # noqa: F401 - its own memory is not what a search takes
+
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(ROOM)
     yield
@@ -64,7 +65,9 @@ def _little_memory():
 
 def saved(path: Path) -> Path:
     """An older checkpoint, which is complete."""
-    torch.save({"model": torch.arange(50.0), "optimizer": {"param_groups": []}}, path)
+    import torch
+
+    write({"model": torch.arange(50.0), "optimizer": {"param_groups": []}}, path)
     date(path, at=100)
     return path
 
@@ -89,7 +92,7 @@ def legacy(data: object = b"") -> bytes:
     """A file in torch's older form; bytes are a pickle in place of its object's."""
     if not isinstance(data, bytes):
         file = io.BytesIO()
-        torch.save(data, file, _use_new_zipfile_serialization=False)
+        write(data, file, _use_new_zipfile_serialization=False)
         return file.getvalue()
     begin = archives.LEGACY + pickle.dumps(1001, 2) + pickle.dumps("optimizer", 2)
     return begin + data + pickle.dumps([], 2)
@@ -111,8 +114,8 @@ def test_a_world_of_any_size(good, tmp_path, key, zero3):
     place.mkdir()
     sizes = {"dp_world_size": 1, "mp_world_size": 1, key: 1 << 40}
     prefix = "zero_pp_rank_0_" if zero3 else ""
-    torch.save({"module": {}, **sizes}, place / f"{prefix}mp_rank_00_model_states.pt")
-    torch.save({}, place / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    write({"module": {}, **sizes}, place / f"{prefix}mp_rank_00_model_states.pt")
+    write({}, place / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     (tmp_path / "latest").write_text("global_step5")
     missing = r"global_step5: \w*_rank_0?1_\w+\.pt is missing: its rank had not saved yet"
     assert re.fullmatch(missing, passed_over(tmp_path, good))
@@ -122,9 +125,9 @@ def test_experts_of_any_number(good, tmp_path):
     place = tmp_path / "global_step5"
     place.mkdir()
     state = {"dp_world_size": 1, "mp_world_size": 1, "num_experts": [1 << 40]}
-    torch.save(state, place / "mp_rank_00_model_states.pt")
-    torch.save({}, place / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    torch.save({}, place / "layer_0_expert_0_mp_rank_00_model_states.pt")
+    write(state, place / "mp_rank_00_model_states.pt")
+    write({}, place / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    write({}, place / "layer_0_expert_0_mp_rank_00_model_states.pt")
     (tmp_path / "latest").write_text("global_step5")
     assert "expert 1 of layer 0 is missing" in passed_over(tmp_path, good)
 
@@ -230,6 +233,8 @@ def test_a_huge_file_in_the_older_form(good, tmp_path):
 
 def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
     """Each entry of it takes memory."""
+    import torch
+
     (tmp_path / "step-5.pt").write_bytes(zipped({"optimizer": torch.zeros(1000)}))
     monkeypatch.setattr(archives, "MOST_DIRECTORY", (tmp_path / "step-5.pt").stat().st_size // 100)
     path, (*_, line) = newest(tmp_path)
@@ -239,6 +244,8 @@ def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
 
 def test_a_directory_whose_members_overlap(good, tmp_path):
     """Each of them would be read."""
+    import torch
+
     data = zipped({"optimizer": torch.zeros(1000)})
     begin, length, count = struct.unpack("<QQQ", data[-66:-42])
     twice = data[begin : begin + length] * 2
@@ -361,25 +368,34 @@ def test_files_are_opened_in_one_place_only():
 # Any bytes
 
 
-STATE = {"model": torch.arange(5.0), "num_experts": [1, 2], "global_step": 5, "dp_world_size": 1}
+FIELDS = ("model", "num_experts", "global_step", "dp_world_size")
 HEADER = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-SAMPLES = (
-    zipped(STATE),
-    legacy(STATE),
-    len(HEADER).to_bytes(8, "little") + HEADER + bytes(4),
-    HEADER,
-    json.dumps({"weight_map": {"a": "b"}, "global_step": 5}).encode(),
-    *(
-        pickle.dumps({"some": [1, 2], "other": (3, {"a": None})}, protocol)
-        for protocol in (0, 2, 4)
-    ),
-    b"\x80\x04\x8c\x0drelative_path\x94\x8c\x01a\x94\x8c\x06offset\x94K\x00\x8c\x06length\x94K\x01.",
-    legacy(nested_tuples(60)),
-)
+
+
+def samples() -> tuple[bytes, ...]:
+    import torch
+
+    state = dict(zip(FIELDS, (torch.arange(5.0), [1, 2], 5, 1), strict=True))
+    return (
+        zipped(state),
+        legacy(state),
+        len(HEADER).to_bytes(8, "little") + HEADER + bytes(4),
+        HEADER,
+        json.dumps({"weight_map": {"a": "b"}, "global_step": 5}).encode(),
+        *(
+            pickle.dumps({"some": [1, 2], "other": (3, {"a": None})}, protocol)
+            for protocol in (0, 2, 4)
+        ),
+        b"\x80\x04\x8c\x0drelative_path\x94\x8c\x01a\x94\x8c\x06offset\x94K\x00\x8c\x06length\x94K\x01.",
+        legacy(nested_tuples(60)),
+    )
+
+
+ANY_DATA = st.deferred(lambda: damaged(samples()))
 
 
 @pytest.mark.fuzz
-@given(damaged(SAMPLES))
+@given(ANY_DATA)
 def test_any_pickle(data):
     with tempfile.TemporaryFile() as file:
         file.write(data)
@@ -388,8 +404,8 @@ def test_any_pickle(data):
         for read in (
             pickles.pieces,
             pickles.storages,
-            lambda window: pickles.fields(window, STATE),
-            lambda window: pickles.fields(window, STATE, before=3),
+            lambda window: pickles.fields(window, FIELDS),
+            lambda window: pickles.fields(window, FIELDS, before=3),
         ):
             with contextlib.suppress(ValueError):
                 read(window)
@@ -397,7 +413,7 @@ def test_any_pickle(data):
 
 @pytest.mark.fuzz
 @settings(max_examples=300)
-@given(damaged(SAMPLES))
+@given(ANY_DATA)
 def test_any_archive(data):
     with tempfile.TemporaryFile() as file:
         file.write(data)
@@ -431,7 +447,7 @@ NAMES = (
 @pytest.mark.fuzz
 @settings(max_examples=100)
 @given(
-    st.dictionaries(st.sampled_from(NAMES), damaged(SAMPLES), max_size=6),
+    st.dictionaries(st.sampled_from(NAMES), ANY_DATA, max_size=6),
     st.sampled_from(["", "*DONE"]),
 )
 def test_any_directory(files, complete):

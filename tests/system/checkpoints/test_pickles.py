@@ -8,18 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.serialization import _get_layout  # noqa: F401 - that the pickles name it
 
 from hpclaunch.system.checkpoints import pickles
 from hpclaunch.system.checkpoints.archives import Window
@@ -40,8 +30,20 @@ def fields(data: bytes, *names: str) -> object:
     return reading(pickles.fields, data, names)
 
 
-def metadata(parts: list[tuple[str, str, int, int]]) -> Metadata:
-    """Of (tensor, file, start, length); the texts are objects of their own, as from other ranks."""
+def metadata(parts: list[tuple[str, str, int, int]]) -> object:
+    """Return metadata of (tensor, file, start, length); the texts are objects of their own, as from
+    other ranks. (torch is imported where it is used: that takes two seconds.)"""
+    import torch
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+    from torch.serialization import _get_layout  # noqa: F401 - that the pickles name it
+
     tensors, stored = {}, {}
     for i, (tensor, file, start, length) in enumerate(parts):
         chunk = ChunkStorageMetadata(torch.Size((i, 0)), torch.Size((4, 4)))
@@ -108,6 +110,9 @@ def test_a_tensor_by_the_name_of_a_field():
 
 @pytest.mark.parametrize("place", [(-1, 1), (1, -1), ("1", 1), (1, None), (1.0, 1)])
 def test_a_part_that_is_nowhere(place):
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
     stored = {MetadataIndex("a"): _StorageInfo("a", *place)}
     with pytest.raises(ValueError, match="a part of a tensor has no place"):
         pieces(pickle.dumps(Metadata({}, {}, stored)))
@@ -125,6 +130,8 @@ def test_more_parts_or_storages_than_there_is_room_for(monkeypatch):
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_fields(protocol):
+    import torch
+
     plain = {"a": 5, "b": 2**40, "c": -3, "d": None, "e": True, "f": [], "g": [4, 300]}
     others = {"h": "x", "i": [True], "j": 2**63, "k": [0] * 4097, "l": (1,), "m": torch.Size((1,))}
     nested = {"n": {"a": 6, "o": 7}}
@@ -133,8 +140,11 @@ def test_fields(protocol):
     assert fields(data, *names) == plain | dict.fromkeys(others, ...)
 
 
-@pytest.mark.parametrize("other", [["a"], "a", torch.Size((1,)), None])
-def test_what_is_no_dictionary_has_no_fields(other):
+@pytest.mark.parametrize("kind", ["list", "text", "size", "none"])
+def test_what_is_no_dictionary_has_no_fields(kind):
+    import torch
+
+    other = {"list": ["a"], "text": "a", "size": torch.Size((1,)), "none": None}[kind]
     assert fields(pickle.dumps(other), "a") == {}
 
 

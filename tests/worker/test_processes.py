@@ -1,0 +1,33 @@
+"""Signals for several processes at once."""
+
+import os
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from hpclaunch.worker.processes import signal_all
+
+pytestmark = pytest.mark.starts
+
+
+def test_a_shell_gets_a_signal_before_the_program_that_it_waits_for(monkeypatch):
+    """Otherwise it could start the next program before its own signal came."""
+    command = "sh -c 'echo up; sleep 600; echo went on'; echo went on"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as outer:
+        assert outer.stdout.readline() == "up\n"
+        top = psutil.Process(outer.pid)
+        while len(below := top.children(recursive=True)) < 2:
+            pass
+        inner, program = (process.pid for process in below)
+        signalled, kill = [], os.kill
+
+        def noted(pid, signum):
+            signalled.append(pid)
+            kill(pid, signum)
+
+        monkeypatch.setattr(os, "kill", noted)
+        signal_all([program, inner, outer.pid], signal.SIGTERM)
+        assert signalled == [outer.pid, inner, program]
+        assert outer.stdout.read() == ""
