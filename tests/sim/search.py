@@ -99,7 +99,8 @@ class Start:
     def __init__(self, agents: int, place: int, number: int) -> None:
         self.place, self.name = place, f"{place}{'abcdef'[number]}"
         self.rotation = rotation_of(agents)
-        self.follower = Follower(self.rotation, TIMING, place)
+        anew = place == 0 and number > 0
+        self.follower = Follower(self.rotation, TIMING, place, anew=anew)
         self.candidate: Candidate[Ballot] = Candidate(self.follower)
         self.lease: LeaderLease | None = None
         self.presences: list[Presence] = []
@@ -364,8 +365,7 @@ class Cluster:
             yield ("arrive", number)
         for place, start in enumerate(self.starts):
             if start is None:
-                # A first agent that is started anew leads nothing before it has asked the others.
-                if (self.limits.starts and place) or not self.numbers[place]:
+                if self.limits.starts or not self.numbers[place]:
                     yield ("start", place)
                 if self.numbers[place]:
                     for a in there:

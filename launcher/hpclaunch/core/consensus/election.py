@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from ..protocol.configuration import NOBODY, Configuration
 from ..protocol.effects import Effect, Send
 from ..protocol.messages import Hint
-from .follower import Follower
+from .follower import Follower, Standing
 from .quorum import is_quorum
 
 
@@ -62,8 +62,8 @@ class Candidate(Generic[B]):
             return []
         if not follower.is_free(now):
             return [Send(sender, Hint(follower.term, led=True))]
-        if follower.seeking == NOBODY or ballot.seeking == NOBODY:
-            return []
+        if NOBODY in (follower.seeking, ballot.seeking) or follower.standing is Standing.WAITING:
+            return []  # who has never heard a head does not know better whom to ask
         if ballot.seeking < follower.seeking:
             return [Send(sender, Hint(follower.seeking, led=False))]
         return follower.seek(ballot.seeking, now) if ballot.seeking > follower.seeking else []

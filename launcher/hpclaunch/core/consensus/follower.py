@@ -10,7 +10,6 @@ soon as the old head is heard again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import Enum
 
 from ..protocol.configuration import NOBODY, Configuration
@@ -34,8 +33,7 @@ STANDINGS = {
     Standing.WAITING: {Standing.FOLLOWING},  # one that knows no configuration cannot be elected
     Standing.FOLLOWING: {Standing.HEADLESS},
     Standing.HEADLESS: {Standing.FOLLOWING, Standing.LEADING},
-    # FOLLOWING: a first agent that was started anew, while another one leads.
-    Standing.LEADING: {Standing.DEPOSED, Standing.FOLLOWING},
+    Standing.LEADING: {Standing.DEPOSED},
     Standing.DEPOSED: {Standing.LEADING, Standing.FOLLOWING},
 }
 
@@ -44,22 +42,28 @@ class Follower:
     """`seeking` is the term whose head this agent asks to lead, or NOBODY."""
 
     def __init__(
-        self, rotation: Rotation, timing: Timing, index: int, *, elects: bool = True
+        self,
+        rotation: Rotation,
+        timing: Timing,
+        index: int,
+        *,
+        elects: bool = True,
+        anew: bool = False,
     ) -> None:
+        """`anew`: this is the first agent, and not its first start. So it leads no term yet, and
+        asks the others who leads.
+        """
         self.rotation, self.timing, self.index, self.elects = rotation, timing, index, elects
-        self.term, self.head = 0, rotation.head_of(0)
+        self.term, self.head = 0, rotation.head_of(1 if anew else 0)
         self.standing = Standing.LEADING if self.leads else Standing.WAITING
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
         self.start = ""  # the incarnation of this head
         self.configuration: Configuration | None = None  # the newest one from a head
         self.seeking = NOBODY
-        self.is_new = self.leads  # it leads since it was started, and nothing has begun under it
-        # By a head: agents that may follow another one, or do not know yet that this one leads.
-        self.asked: tuple[int, ...] = ()
         self.dead: set[int] = set()  # agents that are proven dead
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
-        self._dialled: tuple[int, ...] = () if self.leads else (self.head,)
+        self._dialled: tuple[int, ...] = () if self.leads or anew else (self.head,)
         # For how long to wait for a new head.
         self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job
@@ -81,7 +85,7 @@ class Follower:
     @property
     def report_to(self) -> tuple[int, ...]:
         """The agents that get our reports: the head, and those that we ask something."""
-        asked = self.asked if self.seeking == NOBODY else (self.rotation.head_of(self.seeking),)
+        asked = () if self.seeking == NOBODY else (self.rotation.head_of(self.seeking),)
         return tuple(dict.fromkeys((self.head, *asked)))
 
     @property
@@ -124,7 +128,7 @@ class Follower:
         """
         if sender != self.rotation.head_of(beat.term) or beat.term < self.term:
             return False
-        if sender != self.head and not (self.is_free(now) or self.is_new):
+        if sender != self.head and not self.is_free(now):
             return False  # our own head still holds our vote lease
         if beat.tenure != self.tenure:
             self.link = LeaderLink(self.timing)
@@ -153,7 +157,6 @@ class Follower:
         """There is a head: stop asking other agents to lead."""
         if not self.leads:
             self._enter(Standing.FOLLOWING)
-            self.is_new, self.asked = False, ()
         elif self.standing is not Standing.DEPOSED:
             self._enter(Standing.LEADING)
         self._lost_at = self._ask_next_at = self._notice_at = math.inf
@@ -168,8 +171,6 @@ class Follower:
         asks for a later term than we do. If it comes from our own head, then that follows another
         head now and releases us from our vote lease.
         """
-        if self.is_new and not self.is_deposed and hint.led and hint.term > self.term:
-            return self.ask([self.rotation.head_of(hint.term)])
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
             return self._lose_head(hint.term, "it leads no more", now)
@@ -192,13 +193,6 @@ class Follower:
         if self.seeking != NOBODY and self.rotation.head_of(self.seeking) == agent:
             return self.seek(self.seeking + 1, now)
         return [] if free else self.tick(now)
-
-    # A new head
-
-    def ask(self, agents: Sequence[int]) -> list[Effect]:
-        """Report to these agents as well: whoever leads, or follows another head, will say so."""
-        self.asked = tuple(agents)
-        return self._dial()
 
     # A head without a quorum
 

@@ -30,7 +30,6 @@ class LeaderLease:
         tenure: int = 0,  # the term in which this head began; 0 if it was not elected
         *,
         elects: bool = True,  # False: nobody else can lead
-        anew: bool = False,  # this agent was started in the place of one that may have led before
     ) -> None:
         self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
         self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
@@ -41,7 +40,7 @@ class LeaderLease:
         self._elects = elects
         # Whether who comes without a configuration can have followed nobody else. No other head can
         # have been elected so far, since this one has led from the start on, never without a lease.
-        self._is_only_head = tenure == 0 and not anew
+        self._is_only_head = tenure == 0
         self._has_begun = False
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration

@@ -65,10 +65,9 @@ class Head:
         me: int = 0,
         term: int = 0,
         configuration: Configuration | None = None,
-        anew: bool = False,
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
-        self.state = state = HeadState(job, me, term, configuration, anew=anew)
+        self.state = state = HeadState(job, me, term, configuration)
         self.losses = LossDetector(state.roster, job.timing)
         self._stage: JobStage = RendezvousStage(state)
         self._admission = Admission(state)
@@ -128,7 +127,6 @@ class Head:
     def _begin(self, now: float) -> list[Effect]:
         """Begin to lead."""
         self.state.tenure_since = now
-        self.state.other_heads.begin(now)
         self.state.allocation.begin_to_ask(now)
         return self._stage.enter(now) + self.state.renew(now)
 

@@ -26,7 +26,6 @@ from . import restarts
 from .checkpoint_choice import newest_search
 from .cordon import UnfitNodes
 from .orders import Orders
-from .other_heads import OtherHeads
 from .rendezvous import Rendezvous
 from .roster import Peer, Roster
 from .round import Round
@@ -44,8 +43,6 @@ class HeadState:
         me: int,
         term: int,
         configuration: Configuration | None,
-        *,
-        anew: bool,
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
         self.rotation = Rotation(job.places)
@@ -61,14 +58,12 @@ class HeadState:
         self.lease = LeaderLease(
             *(self.rotation, job.timing, me, presences, configuration, term),
             elects=job.elects,
-            anew=anew,
         )
         # Of questions. Those of another head, which this agent was or is to be, are different.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
         self.query_numbers = itertools.count(1)  # of what the agents ask their workers
         self.orders = Orders(self.lease, self.roster[me])
-        self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers, anew=anew)
-        self.other_heads = OtherHeads(job, self.roster, self.rotation)
+        self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
         self.allocation = AllocationEnd(job, self.numbers)
         self.notices = Notices(job, self.allocation)
         is_progress = self.budget.is_beyond_first
@@ -90,9 +85,9 @@ class HeadState:
 
     @property
     def knows_rounds(self) -> bool:
-        """Whether it has begun rounds, or has taken over from a head that may have. If not, and an
-        agent tells of one, then this agent was started anew. Others may elect a head at this very
-        moment, so it answers nobody of theirs, and waits until that head is heard.
+        """Whether it has begun rounds, or has taken over from a head that may have. If not, an
+        agent that reports one is of another launch in this job step or, without Slurm, of an
+        earlier start of this head.
         """
         return self.current is not None or self.takeover is not None
 
@@ -146,8 +141,6 @@ class HeadState:
         had to be renewed to find out.
         """
         if not self.rendezvous.is_ready(self.next_groups):
-            return False, []
-        if not self.knows_rounds and self.other_heads.are_awaited(now):
             return False, []
         effects = [] if self.lease.will_hold(now) else self.renew(now)
         return self.lease.will_hold(now), effects
