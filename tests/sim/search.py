@@ -8,7 +8,6 @@ Each start of an agent is made of the real parts that decide who leads; nothing 
 in steps of a third of the vote lease (`pass`). Between two of these, all of the following happens
 in any order. Agents that are cut off from one another are those that exchange no message.
 
-    begin H      the first round begins under the head H, which leads from the start on
     talk A H     A reports to H, is answered, and reports its news
     hear A H     the same, and its news is lost
     ask A H      the answer is lost
@@ -106,7 +105,6 @@ class Start:
         self.presences: list[Presence] = []
         self.reports: dict[int, Ballot] = {}
         self.term, self.led_since = 0, 0.0
-        self.has_begun = False  # a round
         self.reported = self.ordered = 0  # serial numbers
         if self.follower.leads:
             self.lead(None, 0.0)
@@ -116,7 +114,7 @@ class Start:
         self.reports = {}
         configuration = None if election is None else election.configuration
         self.term = 0 if election is None else election.term
-        self.led_since, self.has_begun = now, False
+        self.led_since = now
         common = (self.rotation, TIMING, self.place, self.presences, configuration, self.term)
         self.lease = LeaderLease(*common)
         if election is not None:
@@ -131,15 +129,13 @@ class Start:
             self.hear_report(self.place, self.report(), now)
 
     def take_over(self, election: Election[Ballot], now: float) -> None:
-        assert self.lease is not None
-        self.lease.dead_head = election.old if election.old in election.dead else None
         for agent, presence in enumerate(self.presences):
             if agent in election.votes:
                 vote = election.votes[agent]
                 presence.hear(now, term=vote.term, version=vote.version, answers=None)
                 self.reports[agent] = vote
             elif agent in election.dead:
-                presence.leave("dead")
+                presence.die(election.dead[agent], "dead")
             elif agent != election.old and agent in election.configuration.agents:
                 presence.expect(now, within=TIMING.loss)
             else:
@@ -168,6 +164,7 @@ class Start:
             report = self.report()
         self.ordered += 1
         configuration = self.lease.configuration
+        has_none = not self.presences[to].is_voter
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
         self.presences[to].answered.send(self.ordered, now)
         return Beat(
@@ -177,7 +174,7 @@ class Start:
             self.lease.tenure,
             self.name,
             report.serial,
-            None if has_it else configuration,
+            None if has_it or has_none else configuration,
         )
 
     def hear(self, kept: Kept, now: float) -> list[Kept]:
@@ -239,11 +236,10 @@ class Start:
             elif agent == self.place:
                 presence.contact.hear(now)
         lease.renew(now)
-        self.has_begun = self.has_begun or (lease.tenure > 0 and lease.will_hold(now))
-        if self.has_begun and lease.holds(now):
+        if lease.holds(now):
             version = lease.configuration.version
-            lease.reconfigure(RECORD)
-            lease.drop_old_configuration()
+            lease.reconfigure(RECORD, now)
+            lease.drop_old_configuration(now)
             if lease.configuration.version > version:
                 self.order_own(now)
         self.decide(now)
@@ -314,9 +310,7 @@ class Cluster:
     """All agents, and the messages that are kept on their way."""
 
     def __init__(self, agents: int, limits: Limits, *, absent: int = 0) -> None:
-        """The others follow the first one. The last `absent` agents are not started yet; if there
-        are none, the first round has begun.
-        """
+        """The others follow the first one. The last `absent` agents are not started yet."""
         self.now, self.size, self.limits = 0.0, agents, limits
         there = agents - absent
         self.starts: list[Start | None] = [
@@ -327,8 +321,6 @@ class Cluster:
         for _ in range(3):
             for i in range(1, there):
                 self.do(("talk", i, 0))
-            if not absent:
-                self[0].has_begun = True
             self.do(("beat", 0))
 
     def __getitem__(self, place: int) -> Start:
@@ -352,8 +344,6 @@ class Cluster:
                         yield ("keep", a.place, h)
             if a.lease is not None:
                 yield ("beat", a.place)
-                if not a.has_begun and a.lease.will_hold(self.now):
-                    yield ("begin", a.place)
                 for to in a.reports:
                     if to != a.place and self.starts[to] is not None:
                         yield ("order", a.place, to)
@@ -392,9 +382,6 @@ class Cluster:
                 self.limits = self.limits._replace(kept=self.limits.kept - 1)
                 self.post.append(Kept(a, h, self[a].report_to(h, self.now)))
             case ("beat", h):
-                self[h].beat(self.now)
-            case ("begin", h):
-                self[h].has_begun = True
                 self[h].beat(self.now)
             case ("order", h, a):
                 self.deliver(Kept(h, a, self[h].order(a, self.now)), answers=False)
@@ -473,6 +460,8 @@ class Form:
         return tuple(self.of_field(each) for name, each in named if name not in LEFT_OUT)
 
     def of_field(self, each: Any) -> Any:
+        if isinstance(each, dict):
+            return tuple((name, self.of_field(item)) for name, item in sorted(each.items()))
         if isinstance(each, float):
             return self.at(each)
         return frozenset(each) if isinstance(each, set) else each
@@ -499,7 +488,7 @@ class Form:
 
     def of_head(self, start: Start, lease: LeaderLease) -> tuple[Any, ...]:
         presences = tuple(self.of_presence(start, a) for a in range(self.cluster.size))
-        own = (start.term, start.has_begun, self.at(start.led_since))
+        own = (start.term, self.at(start.led_since))
         return (own, self.of_fields(lease), presences)
 
     def of_presence(self, start: Start, agent: int) -> tuple[Any, ...]:
@@ -515,7 +504,6 @@ class Form:
             self.at(p.contact.heard),
             p.contact.closed is None,
             self.at(p.answered.lease_start),
-            self.at(p.answered.first_sent_at),
             self.answered_at(start, agent, heard),
             None if known is None else (known.incarnation, known.version, known.term),
         )
@@ -661,6 +649,15 @@ HALF_ARE_LEFT = Scene(
     "beat 0, beat 0, prove 1 2, pass, beat 0, prove 1 2, pass, pass, pass, pass, talk 3 2",
     *(2, 4),
 )
+# Another agent was elected. Two that have asked it to lead have heard the old head again since.
+ELECTED_AND_LEFT = Scene(
+    5,
+    Limits(kills=0, starts=0, kept=0),
+    "pass, pass, pass, ask 2 1, ask 3 1, talk 4 1, talk 2 0, talk 3 0, beat 0, talk 2 0, "
+    "talk 3 0, beat 0, talk 2 0, pass, talk 2 0, talk 4 1, pass, talk 2 0, talk 4 1, pass, "
+    "talk 2 0, talk 4 1",
+    *(2, 4),
+)
 # Of two heads each has two voters, and the fifth, which has followed the old one, was killed.
 ONE_IS_MISSING = Scene(
     5,
@@ -685,6 +682,7 @@ SCENES = {
     "five, each by itself": Scene(5, Limits(), "pass, pass, pass", 1, 3),
     "two deaths": TWO_DEATHS,
     "half are left": HALF_ARE_LEFT,
+    "elected and left": ELECTED_AND_LEFT,
     "one is missing": ONE_IS_MISSING,
     "a newcomer": A_NEWCOMER,
     "arrivals": ARRIVALS,

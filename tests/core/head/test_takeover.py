@@ -21,6 +21,7 @@ from hpclaunch.core.protocol.events import (
 )
 from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Origin, Phase, Trouble, Verdict
+from hpclaunch.core.protocol.values import replace
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -122,6 +123,21 @@ def test_the_others_go_on_without_a_head_that_died(hosts):
     assert (crew.heads, set(crew.running)) == ([1], set(crew.agents))
 
 
+@pytest.mark.parametrize("died", [0.6, 1.1])
+def test_a_head_that_dies_soon_after_its_first_beat_is_succeeded(died):
+    crew = at_work("n0 n1 n2", until=died)
+    crew.kill(0)
+    crew.until(5.0)
+    assert (crew.heads, crew.running.keys()) == ([1], {1, 2})
+
+
+def test_of_two_nodes_none_goes_on_without_a_head_that_may_be_alive():
+    crew = at_work("n0 n1")
+    crew.kill(0, down=True)
+    crew.until(20.0)
+    assert not crew.heads
+
+
 @pytest.mark.parametrize("down", [False, True])
 def test_two_of_five_die_at_once(down):
     crew = at_work("n0 n1 n2 n3 n4")
@@ -149,12 +165,28 @@ def test_half_of_four_go_on_if_the_head_is_proven_dead():
 
 
 @pytest.mark.parametrize("hosts", ["n0 n1 n2", "n0 n1 n2 n3 n4"])
-def test_one_goes_on_alone_if_all_others_are_proven_dead(hosts):
+def test_a_head_goes_on_alone_if_all_others_are_proven_dead(hosts):
+    """They need not have its new configuration, and cannot follow another head."""
     crew = at_work(hosts)
-    last = max(crew.agents)
-    crew.kill(*range(last))
+    crew.kill(*range(1, len(crew.agents)))
     crew.until(15.0)
-    assert crew.running == {last: 2}
+    assert (crew.heads, crew.running.keys()) == ([0], {0})
+
+
+def test_one_goes_on_alone_after_the_deaths_of_all_others_one_by_one():
+    crew = at_work("n0 n1 n2 n3")
+    for dead in range(3):
+        crew.kill(dead)
+        crew.until(crew.now + 10.0)
+    assert (crew.heads, crew.running.keys()) == ([3], {3})
+
+
+def test_one_does_not_go_on_alone_if_the_head_and_another_die_at_once():
+    """The dead may have known of a configuration that lists others."""
+    crew = at_work("n0 n1 n2")
+    crew.kill(0, 1)
+    crew.until(15.0)
+    assert not crew.heads
 
 
 def test_a_silent_head_is_succeeded_when_its_vote_lease_is_over():
@@ -362,7 +394,9 @@ def test_a_head_that_steps_down_tells_the_others_who_leads():
     crew = at_work("n0 n1 n2")
     crew.cut([0], [1, 2])
     crew.until(12.0)
+    written = replace(crew.agents[1].head.state.lease.configuration, tenure=1)
     order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2, tenure=1)
+    order = replace(order, configuration=written)
     done = crew.agents[0].handle(Received(1, order, "10.0.0.2"), 12.1)
     hints = [e for e in done if isinstance(e, Send) and isinstance(e.message, Hint)]
     assert hints == [Send(agent, Hint(1, led=True)) for agent in (1, 2)]

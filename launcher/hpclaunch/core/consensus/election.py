@@ -10,7 +10,7 @@ from ..protocol.configuration import NOBODY, Configuration
 from ..protocol.effects import Effect, Send
 from ..protocol.messages import Hint
 from .follower import Follower, Standing
-from .quorum import is_quorum
+from .quorum import is_quorum, uncounted
 
 
 class Ballot(Protocol):
@@ -40,7 +40,7 @@ class Election(Generic[B]):
     term: int  # the one that it leads from now on
     configuration: Configuration  # the newest that any voter has
     old: int  # the head until now
-    dead: frozenset[int]  # agents that are proven dead
+    dead: Mapping[int, float]  # agents that are proven dead, and since when
     votes: Mapping[int, B]  # by agent
 
 
@@ -84,13 +84,15 @@ class Candidate(Generic[B]):
         }
         if follower.index not in votes:
             return None
-        newest = max(votes.values(), key=lambda vote: (vote.term, vote.version))
-        configuration = newest.configuration
-        assert configuration is not None, "an agent without a configuration does not vote"
-        old = rotation.head_of(newest.term)
-        everybody = all(a in votes or a in follower.dead for a in rotation.agents)
-        dead_head = old if old in follower.dead else None
-        enough = everybody or is_quorum(configuration, votes.keys(), dead_head)
-        if not enough or follower.seeking <= newest.term:
+        known = (vote.configuration for vote in votes.values() if vote.configuration)
+        configuration = max(known, key=lambda one: one.age)
+        newest = max(vote.term for vote in votes.values())
+        dead: set[int] = set()
+        if configuration == follower.configuration:  # else another start of an agent may be listed
+            lease = follower.timing.vote_lease
+            ends = {agent: since + lease for agent, since in follower.dead.items()}
+            dead = uncounted(configuration, follower.index, ends, now)
+        if follower.seeking <= newest or not is_quorum(configuration, votes.keys(), dead):
             return None
-        return Election(follower.seeking, configuration, old, frozenset(follower.dead), votes)
+        old = rotation.head_of(newest)
+        return Election(follower.seeking, configuration, old, dict(follower.dead), votes)

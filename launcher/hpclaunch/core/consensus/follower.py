@@ -60,7 +60,7 @@ class Follower:
         self.start = ""  # the incarnation of this head
         self.configuration: Configuration | None = None  # the newest one from a head
         self.seeking = NOBODY
-        self.dead: set[int] = set()  # agents that are proven dead
+        self.dead: dict[int, float] = {}  # agents that are proven dead, and since when
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
         self._dialled: tuple[int, ...] = () if self.leads or anew else (self.head,)
@@ -130,10 +130,10 @@ class Follower:
             return False
         if sender != self.head and not self.is_free(now):
             return False  # our own head still holds our vote lease
-        if beat.tenure != self.tenure:
+        if beat.tenure != self.tenure or self.start not in ("", beat.start):
+            if self.elects and self._is_behind(beat.configuration):
+                return False
             self.link = LeaderLink(self.timing)
-            # Two heads may have written different configurations with the same version.
-            self.configuration = None
         self.term, self.head, self.tenure, self.start = beat.term, sender, beat.tenure, beat.start
         if not self.link.hear(beat, address, now):
             return False
@@ -142,11 +142,17 @@ class Follower:
             # before it died. So its connection counts as closed, and it is probed again.
             self.link.close(now)
         # Forget who was dead: another agent may have been started in the same place.
-        self.dead &= {sender} if self.link.is_dead else set()
+        is_dead = self.link.is_dead and sender in self.dead
+        self.dead = {sender: self.dead[sender]} if is_dead else {}
         known, new = self.configuration, beat.configuration
-        if new is not None and (known is None or new.version > known.version):
+        if new is not None and (known is None or new.age > known.age):
             self.configuration = new
         return True
+
+    def _is_behind(self, configuration: Configuration | None) -> bool:
+        """Whether this is the configuration of a head that was elected by voters without ours."""
+        known = self.configuration
+        return known is not None and (configuration is None or configuration.age < known.age)
 
     def is_started_again(self, beat: Heartbeat) -> bool:
         """Return whether the agent that leads was started again, and so knows no round of ours."""
@@ -189,7 +195,7 @@ class Follower:
             self.link.is_dead = True
         elif not free:
             return []  # the probe is from the time without a head; the agent may have started since
-        self.dead.add(agent)
+        self.dead.setdefault(agent, now)
         if self.seeking != NOBODY and self.rotation.head_of(self.seeking) == agent:
             return self.seek(self.seeking + 1, now)
         return [] if free else self.tick(now)
@@ -250,7 +256,7 @@ class Follower:
         """
         if not self.elects:
             return []
-        passed_over = self.dead | {self.head}
+        passed_over = {*self.dead, self.head}
         for later in range(term, term + len(self.rotation)):
             if self.rotation.head_of(later) not in passed_over:
                 return self._ask(later, now)

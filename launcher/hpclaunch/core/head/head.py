@@ -249,7 +249,7 @@ class Head:
         index = peer.place.index
         effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
         was_lost, was_absent = peer.lost, index in state.roster.absent
-        noted = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
+        noted = self.losses.note(peer, report, now, ending=self.stage is Stage.ENDING)
         if was_absent and state.current is not None and peer.place.node in state.roster.nodes:
             effects.append(Record(NodeArrived(peer.host)))
         if (peer.lost and not was_lost) or peer.unfit:

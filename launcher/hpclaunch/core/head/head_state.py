@@ -103,7 +103,6 @@ class HeadState:
         """Go on from where a head that is lost, and was last `heard` then, has left the job."""
         record = election.configuration.record
         self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
-        self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(record.tally)
         self.unfit.take_over(record.unfit)
         self.begins = int(takeover.begun)
@@ -155,16 +154,15 @@ class HeadState:
         return [] if until is None else [KeepWorkers(until)]
 
     def reconfigure(self, now: float) -> bool:
-        """Once the first round has begun, the agents that are there are the voters. Returns whether
-        there is a new configuration.
-        """
-        if self.current is None or not self.lease.holds(now):
+        """List the agents that are there as voters. Returns whether the configuration is new."""
+        if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version
         cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
-        record = configuration.Record(self.round, self.budget.tally, cordoned, unfit)
-        self.lease.reconfigure(record, self._next_heads())
-        self.lease.drop_old_configuration()
+        begun = self.lease.configuration.record.round if self.current is None else self.round
+        record = configuration.Record(begun, self.budget.tally, cordoned, unfit)
+        self.lease.reconfigure(record, now, self._next_heads())
+        self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version
 
     def _next_heads(self) -> tuple[tuple[int, str], ...]:
