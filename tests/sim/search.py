@@ -639,7 +639,7 @@ TWO_DEATHS = Scene(
     "talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, beat 0, talk 1 0, "
     "talk 2 0, beat 0, talk 1 0, talk 2 0, kill 1, kill 2, prove 1 0, prove 2 0, beat 0, beat 0, "
     "pass, prove 1 3, prove 2 3, prove 1 4, prove 2 4, pass, pass, pass",
-    *(2, 4),
+    *(3, 5),
 )
 # Half of the agents are cut off from the head, which then loses the other one.
 HALF_ARE_LEFT = Scene(
@@ -647,7 +647,7 @@ HALF_ARE_LEFT = Scene(
     Limits(kills=1, starts=0, kept=0),
     "talk 1 0, pass, talk 1 0, pass, talk 1 0, beat 0, talk 1 0, beat 0, kill 1, prove 1 0, "
     "beat 0, beat 0, prove 1 2, pass, beat 0, prove 1 2, pass, pass, pass, pass, talk 3 2",
-    *(2, 4),
+    *(3, 5),
 )
 # Another agent was elected. Two that have asked it to lead have heard the old head again since.
 ELECTED_AND_LEFT = Scene(
@@ -656,14 +656,14 @@ ELECTED_AND_LEFT = Scene(
     "pass, pass, pass, ask 2 1, ask 3 1, talk 4 1, talk 2 0, talk 3 0, beat 0, talk 2 0, "
     "talk 3 0, beat 0, talk 2 0, pass, talk 2 0, talk 4 1, pass, talk 2 0, talk 4 1, pass, "
     "talk 2 0, talk 4 1",
-    *(2, 4),
+    *(3, 5),
 )
 # Of two heads each has two voters, and the fifth, which has followed the old one, was killed.
 ONE_IS_MISSING = Scene(
     5,
     Limits(kills=1, starts=1, kept=0),
     "pass, pass, pass, ask 2 1, talk 3 1, talk 2 0, talk 4 0, kill 4",
-    *(2, 4),
+    *(3, 5),
 )
 # The last agent starts after another one was elected, and follows that.
 A_NEWCOMER = Scene(
@@ -671,7 +671,7 @@ A_NEWCOMER = Scene(
     Limits(kills=0, starts=0, kept=0),
     "pass, pass, pass, ask 2 1, talk 3 1, start 4, talk 4 1, pass, talk 3 1, talk 4 1, pass, "
     "talk 3 1, talk 4 1, pass, talk 3 1, talk 4 1",
-    *(2, 4, 1),
+    *(2, 5, 1),
 )
 # The first agents come, one after the other.
 ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 7, 2))

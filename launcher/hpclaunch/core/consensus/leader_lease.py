@@ -178,8 +178,7 @@ class LeaderLease:
         """Drop the old configuration if enough agents have the new one."""
         if self.configuration.old is None:
             return
-        has_it = self._up_to_date | self._uncounted(now)
-        if replaces_old(self.configuration, has_it.__contains__):
+        if replaces_old(self.configuration, self._up_to_date | self._uncounted(now)):
             self._adopt(replace(self.configuration, old=None))
 
     def missing(self, now: float) -> list[int]:

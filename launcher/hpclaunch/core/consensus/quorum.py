@@ -66,13 +66,13 @@ def _majority(voters: Voters, dead: Collection[int]) -> int:
     return (len(voters.members) - any(agent in voters.members for agent in dead)) // 2 + 1
 
 
-def replaces_old(configuration: Configuration, has_it: Callable[[int], bool]) -> bool:
-    """Whether the old configuration's voters without this one can never elect a head. `has_it` is
-    also true of an agent that counts no longer.
+def replaces_old(configuration: Configuration, have_it: Collection[int]) -> bool:
+    """Whether the old configuration's voters without this one can never elect a head. `have_it`
+    includes the agents that count no longer.
     """
     assert configuration.old is not None, "there is an old configuration to replace"
     members = configuration.old.members
-    return 2 * sum(not has_it(agent) for agent in members) < len(members)
+    return 2 * len(members.difference(have_it)) < len(members)
 
 
 def uncounted(

@@ -159,8 +159,9 @@ class HeadState:
             return False
         version = self.lease.configuration.version
         cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
-        begun = self.lease.configuration.record.round if self.current is None else self.round
-        record = configuration.Record(begun, self.budget.tally, cordoned, unfit)
+        before = self.lease.configuration.record.round
+        number = before if self.current is None else self.round
+        record = configuration.Record(number, self.budget.tally, cordoned, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version
