@@ -33,11 +33,11 @@ def test_two_heads_never_lead_at_once(scene: Scene) -> None:
     assert not scene.search(scene.quick).broken
 
 
-def count_no_dead(voters: Voters, dead: set[int]) -> int:
-    return len(voters.members.difference(dead)) // 2 + 1
+def count_no_dead(voters: Voters, gone: Collection[int]) -> int:
+    return len(voters.members.difference(gone)) // 2 + 1
 
 
-def half_replaces(configuration: Configuration, have_it: Collection[int]) -> bool:
+def half_replaces(configuration: Configuration, have_it: Collection[int], *_: Any) -> bool:
     assert configuration.old is not None
     members = configuration.old.members
     return 2 * len(members.intersection(have_it)) >= len(members)
@@ -61,7 +61,7 @@ def test_it_finds_what_is_wrong_without_a_rule(
 
 
 def test_a_lease_ends_with_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that lists agents that have not answered yet has no quorum of them."""
+    """A head that lists agents that have not come yet has no quorum of them."""
     monkeypatch.setattr(LeaderLease, "_is_there", lambda *_: True)
     with pytest.raises(BrokenLawError, match="0a has lost its lease, and no time has passed"):
         Cluster(3, Limits(), absent=2)

@@ -45,15 +45,24 @@ def reconfigured(lease: LeaderLease, now: float) -> str:
     return new.agents if old is None else f"{new.agents} | {old.agents}"
 
 
-def test_the_first_head_is_the_only_voter_until_others_have_answered():
-    lease, (_, one, _) = leading()
+def test_the_first_head_is_the_only_voter_until_others_have_come():
+    lease, (_, one, two) = leading()
     lease.renew(9.0)
     assert lease.until == 13.25
-    one.hear(9.0, term=0, version=-1, answers=-1)
     assert reconfigured(lease, 9.0) == "0"
-    for agent in (1, 2):
-        answer(lease, agent, 9.5)
+    for presence in (one, two):
+        presence.hear(9.5, term=0, version=-1, answers=-1)
     assert reconfigured(lease, 9.5) == "0-2"
+
+
+def test_who_has_just_got_a_vote_is_bound_until_a_vote_lease_has_passed():
+    """Nobody else can have given it the configuration, without which it has no vote."""
+    lease, (_, one, two) = leading()
+    for presence in (one, two):
+        presence.hear(9.0, term=0, version=-1, answers=-1)
+    assert reconfigured(lease, 9.0) == "0-2"
+    lease.renew(10.0)
+    assert lease.until == 13.25
     lease.renew(14.0)
     assert not lease.holds(14.0)
 

@@ -134,9 +134,10 @@ def test_another_start_of_an_agent_that_died_has_no_vote_until_it_joins():
     one.come_back()
     assert not one.is_voter
     assert one.has_died  # it is the first start that is listed
-    one.join()
+    one.join(3.0)
     assert one.is_voter
     assert not one.has_died
+    assert one.lease_start == 3.0
 
 
 def test_one_that_was_heard_since_is_not_dead():

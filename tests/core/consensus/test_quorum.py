@@ -9,11 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.consensus.quorum import is_quorum, replaces_old, supported_since
+from hpclaunch.core.consensus import quorum
 from hpclaunch.core.protocol.configuration import Configuration, voters
 from hpclaunch.core.protocol.ranges import parsed, written
 
 FEW = 5
+
+
+def is_quorum(configuration, votes, dead=()):
+    """The vote leases of the `dead` are over."""
+    return quorum.is_quorum(configuration, votes, dict.fromkeys(dead, 0.0), 0.0)
+
+
+def replaces_old(configuration, have_it):
+    return quorum.replaces_old(configuration, have_it, {}, 0.0)
+
+
+def supported_since(configuration, lease_start, me, dead=()):
+    return quorum.supported_since(configuration, lease_start, me, dict.fromkeys(dead, 0.0), 0.0)
 
 
 def a_configuration(agents, head=0, old=None, old_head=0):
@@ -78,6 +91,15 @@ TABLE = {
 @pytest.mark.parametrize(("n", "head", "votes", "dead", "enough"), TABLE.values(), ids=TABLE)
 def test_is_quorum(n, head, votes, dead, enough):
     assert is_quorum(a_configuration(range(n), head), votes, dead) is enough
+
+
+@pytest.mark.parametrize(("n", "at_once"), [(2, True), (4, False)])
+def test_one_of_two_voters_that_is_dead_is_not_counted_at_once(n, at_once):
+    """No head leads without the other one. Of four, two may follow a head with a lease of it."""
+    one = a_configuration(range(n))
+    votes = set(range(n // 2, n))
+    assert quorum.is_quorum(one, votes, {0: 4.5}, 0.0) is at_once
+    assert quorum.is_quorum(one, votes, {0: 4.5}, 4.5)
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,23 @@ def test_the_others_go_on_without_a_head_that_died(hosts):
     assert (crew.heads, set(crew.running)) == ([1], set(crew.agents))
 
 
-@pytest.mark.parametrize("died", [0.6, 1.1])
-def test_a_head_that_dies_soon_after_its_first_beat_is_succeeded(died):
+@pytest.mark.parametrize("died", [0.1, 0.6, 1.1])
+def test_a_head_that_dies_as_soon_as_it_has_begun_is_succeeded(died):
     crew = at_work("n0 n1 n2", until=died)
     crew.kill(0)
     crew.until(5.0)
+    assert (crew.heads, crew.running.keys()) == ([1], {1, 2})
+
+
+def test_a_spare_can_lead_as_soon_as_it_has_come():
+    crew = Crew("n0 n1 n2", most=2)
+    crew.start(0, 2)
+    crew.until(40.2)
+    assert crew.running.keys() == {0, 2}
+    crew.start(1)
+    crew.until(40.21)
+    crew.kill(0)
+    crew.until(45.0)
     assert (crew.heads, crew.running.keys()) == ([1], {1, 2})
 
 

@@ -10,7 +10,7 @@ from ..protocol.configuration import NOBODY, Configuration
 from ..protocol.effects import Effect, Send
 from ..protocol.messages import Hint
 from .follower import Follower, Standing
-from .quorum import is_quorum, uncounted
+from .quorum import is_quorum
 
 
 class Ballot(Protocol):
@@ -87,12 +87,11 @@ class Candidate(Generic[B]):
         known = (vote.configuration for vote in votes.values() if vote.configuration)
         configuration = max(known, key=lambda one: one.age)
         newest = max(vote.term for vote in votes.values())
-        dead: set[int] = set()
+        dead: dict[int, float] = {}
         if configuration == follower.configuration:  # else another start of an agent may be listed
             lease = follower.timing.vote_lease
-            ends = {agent: since + lease for agent, since in follower.dead.items()}
-            dead = uncounted(configuration, follower.index, ends, now)
-        if follower.seeking <= newest or not is_quorum(configuration, votes.keys(), dead):
+            dead = {agent: since + lease for agent, since in follower.dead.items()}
+        if follower.seeking <= newest or not is_quorum(configuration, votes.keys(), dead, now):
             return None
         old = rotation.head_of(newest)
         return Election(follower.seeking, configuration, old, dict(follower.dead), votes)

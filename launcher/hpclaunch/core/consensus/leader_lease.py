@@ -9,7 +9,7 @@ from ..protocol.configuration import Configuration, Record, voters
 from ..protocol.timing import Timing
 from ..protocol.values import replace
 from .presence import PeerState, Presence
-from .quorum import replaces_old, supported_since, uncounted
+from .quorum import Dead, replaces_old, supported_since
 from .rotation import Rotation
 
 
@@ -38,7 +38,7 @@ class LeaderLease:
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
         self._elects = elects
-        presences[me].join()
+        presences[me].is_voter = True
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
@@ -59,8 +59,7 @@ class LeaderLease:
 
         since = now
         if self._elects:
-            dead = self._uncounted(now)
-            since = supported_since(self.configuration, lease_start, self.me, dead)
+            since = supported_since(self.configuration, lease_start, self.me, self._dead, now)
         until = since + self.timing.vote_lease - self.timing.killing
         is_later, self.until = until > self.until, until
         return until if is_later and not math.isinf(until) else None
@@ -99,15 +98,12 @@ class LeaderLease:
         none, or has no vote.
         """
         other = self._presences[agent]
-        start = other.answered.lease_start
-        if start is None or not (other.is_voter and self.is_followed_by(other)):
-            return -math.inf
-        return start
+        counts = other.is_voter and self.is_followed_by(other)
+        return other.lease_start if counts else -math.inf
 
-    def _uncounted(self, now: float) -> set[int]:
-        """Return the voters that are proven dead and count no longer."""
-        ends = {a: p.vote_ends_at for a, p in enumerate(self._presences) if p.has_died}
-        return uncounted(self.configuration, self.me, ends, now)
+    @property
+    def _dead(self) -> Dead:
+        return {a: p.vote_ends_at for a, p in enumerate(self._presences) if p.has_died}
 
     def is_of_ours(self, term: int) -> bool:
         """Whether an agent that follows the head of this term follows us. The same agent may have
@@ -134,8 +130,12 @@ class LeaderLease:
         if configuration != self.configuration:
             for agent in there:
                 if self._presences[agent].was_heard:
-                    self._presences[agent].join()
+                    self._presences[agent].join(now)
             self._adopt(replace(configuration, old=old))
+
+    def may_join(self, agent: int) -> bool:
+        """Whether the agent can become a voter."""
+        return agent in self.rotation and not self._presences[agent].is_voter
 
     def _is_there(self, agent: int, now: float) -> bool:
         """Whether the next configuration lists the agent."""
@@ -147,8 +147,8 @@ class LeaderLease:
             return True
         if not other.is_voter and agent in self.configuration.agents:
             return False  # another start of it is listed
-        start = other.answered.lease_start
-        return start is not None and self.is_followed_by(other) and now < start + self.timing.loss
+        answers = not other.is_voter or now < other.lease_start + self.timing.loss
+        return answers and self.is_followed_by(other)
 
     def _adopt(self, configuration: Configuration) -> None:
         version = self.configuration.version + 1
@@ -178,7 +178,7 @@ class LeaderLease:
         """Drop the old configuration if enough agents have the new one."""
         if self.configuration.old is None:
             return
-        if replaces_old(self.configuration, self._up_to_date | self._uncounted(now)):
+        if replaces_old(self.configuration, self._up_to_date, self._dead, now):
             self._adopt(replace(self.configuration, old=None))
 
     def missing(self, now: float) -> list[int]:

@@ -48,6 +48,7 @@ class Presence:
         # Whether the start of the agent that was heard last is a voter. Only voters are sent a
         # configuration, so it is one if it has one.
         self.is_voter = False
+        self._joined_at = -math.inf  # when this head gave it a vote
         # When no vote lease can be left of the start that a configuration lists; `inf` while that
         # may be alive.
         self.vote_ends_at = math.inf
@@ -68,6 +69,15 @@ class Presence:
     @property
     def is_dead(self) -> bool:
         return self.state is PeerState.DEAD
+
+    @property
+    def lease_start(self) -> float:
+        """From when its vote lease for this head is counted; `-inf` if it has given none. One that
+        this head has given its vote gets its first configuration from this head, and is bound from
+        then on.
+        """
+        answered = self.answered.lease_start
+        return self._joined_at if answered is None else max(answered, self._joined_at)
 
     @property
     def has_died(self) -> bool:
@@ -102,7 +112,7 @@ class Presence:
     def start_anew(self) -> None:
         """A new agent was started in this place. What the last one said no longer holds."""
         self.contact, self.answered = Contact(), Acknowledged()
-        self.is_voter = False
+        self.is_voter, self._joined_at = False, -math.inf
 
     def come_back(self) -> None:
         """The agent was given up, and is taken back."""
@@ -111,13 +121,16 @@ class Presence:
         if self.is_voter:
             self.vote_ends_at = math.inf
 
-    def join(self) -> None:
+    def join(self, now: float) -> None:
         """The next configuration lists this start of the agent."""
+        if not self.is_voter:
+            self._joined_at = now
         self.is_voter, self.vote_ends_at = True, math.inf
 
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
         self.answered.miss(seconds)
+        self._joined_at -= seconds
         self._awake_since = now
 
     # The agent is silent, or dead
@@ -181,8 +194,7 @@ class Presence:
         """
         if self.is_dead:
             return
-        start, lease = self.answered.lease_start, self.timing.vote_lease
-        is_ours = start is not None and now < start + lease
         self._enter(PeerState.DEAD)
-        self.vote_ends_at = now if is_ours else now + lease
+        lease = self.timing.vote_lease
+        self.vote_ends_at = now if now < self.lease_start + lease else now + lease
         self.why = self.why or why

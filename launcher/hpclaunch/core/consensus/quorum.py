@@ -7,7 +7,7 @@ before the new head's lease begins. The rules:
 
 - To elect a head, and for a head to lead under a configuration that another head wrote: more than
   half of the voters. One voter that is proven dead is not counted, once nobody can have a vote
-  lease of it.
+  lease of it. Of two voters it is not counted at once: no head leads without the other one.
 - The head that wrote the configuration needs only half of the voters, itself among them.
 - While a configuration replaces another, both must agree, as in Raft's joint consensus. It has
   replaced the old one once less than half of the old voters may be alive without it.
@@ -24,33 +24,36 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ..protocol.configuration import Configuration, Voters
 
+# The agents that are proven dead, and until when somebody may have a vote lease of each.
+Dead = Mapping[int, float]
+
 
 def supported_since(
     configuration: Configuration,
     lease_start: Callable[[int], float],
     me: int,
-    dead: Collection[int] = (),
+    dead: Dead,
+    now: float,
 ) -> float:
     """Return since when agent `me` has the support of a quorum; `-inf` for never.
 
     `lease_start` gives the time from which an agent's vote lease is counted. The result is the
-    latest time such that the agents whose lease starts then or later are a quorum. `dead` are the
-    agents that count no longer.
+    latest time such that the agents whose lease starts then or later are a quorum.
     """
-    return min(_supported_since(some, lease_start, me, dead) for some in configuration.all)
+    return min(_supported_since(some, lease_start, me, dead, now) for some in configuration.all)
 
 
 def _supported_since(
-    voters: Voters, lease_start: Callable[[int], float], me: int, dead: Collection[int]
+    voters: Voters, lease_start: Callable[[int], float], me: int, dead: Dead, now: float
 ) -> float:
     size = len(voters.members)
     if voters.head == me:
         return _since(map(lease_start, voters.members - {me}), (size + 1) // 2 - 1, lease_start(me))
-    counted = voters.members.difference(dead)
     of_all = _since(map(lease_start, voters.members), size // 2 + 1)
-    if len(counted) == size:
+    gone = _uncounted(voters, dead, now)
+    if not gone:
         return of_all
-    return max(of_all, _since(map(lease_start, counted), _majority(voters, dead)))
+    return max(of_all, _since(map(lease_start, voters.members - gone), _majority(voters, gone)))
 
 
 def _since(times: Iterable[float], enough: int, own: float = math.inf) -> float:
@@ -61,38 +64,31 @@ def _since(times: Iterable[float], enough: int, own: float = math.inf) -> float:
     return own if enough < 1 else min(own, latest[enough - 1])
 
 
-def _majority(voters: Voters, dead: Collection[int]) -> int:
-    """Return how many voters elect a head."""
-    return (len(voters.members) - any(agent in voters.members for agent in dead)) // 2 + 1
+def _uncounted(voters: Voters, dead: Dead, now: float) -> set[int]:
+    """Return the voters that are proven dead and count no longer."""
+    gone = {agent for agent in voters.members if agent in dead}
+    return gone if len(voters.members) == 2 else {agent for agent in gone if now >= dead[agent]}
 
 
-def replaces_old(configuration: Configuration, have_it: Collection[int]) -> bool:
-    """Whether the old configuration's voters without this one can never elect a head. `have_it`
-    includes the agents that count no longer.
-    """
-    assert configuration.old is not None, "there is an old configuration to replace"
-    members = configuration.old.members
-    return 2 * len(members.difference(have_it)) < len(members)
+def _majority(voters: Voters, gone: Collection[int]) -> int:
+    """Return how many voters elect a head. `gone`: those that count no longer."""
+    return (len(voters.members) - (1 if gone else 0)) // 2 + 1
 
 
-def uncounted(
-    configuration: Configuration, me: int, ends: Mapping[int, float], now: float
-) -> set[int]:
-    """Return the voters that are proven dead and count no longer, since nobody can have a vote
-    lease of theirs. `ends`: of each that is proven dead, when the last one ends. Where no voter but
-    `me` is alive, nobody has one.
-    """
-    dead = {agent for agent in configuration.agents if agent in ends}
-    if configuration.agents - {me} <= dead:
-        return dead
-    return {agent for agent in dead if now >= ends[agent]}
-
-
-def is_quorum(
-    configuration: Configuration, votes: Collection[int], dead: Collection[int] = ()
+def replaces_old(
+    configuration: Configuration, have_it: Collection[int], dead: Dead, now: float
 ) -> bool:
-    """Whether these votes elect a new head. `dead`: agents that count no longer."""
+    """Whether the old configuration's voters without this one can never elect a head."""
+    old = configuration.old
+    assert old is not None, "there is an old configuration to replace"
+    without = old.members.difference(have_it) - _uncounted(old, dead, now)
+    return 2 * len(without) < len(old.members)
+
+
+def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, now: float) -> bool:
+    """Whether these votes elect a new head."""
     return all(
-        len(voters.members.intersection(votes)) >= _majority(voters, set(dead).difference(votes))
+        len(voters.members.intersection(votes))
+        >= _majority(voters, _uncounted(voters, dead, now).difference(votes))
         for voters in configuration.all
     )

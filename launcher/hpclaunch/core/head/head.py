@@ -188,9 +188,11 @@ class Head:
         if beat:
             self._beat_at = now + self._beat(now)
             effects += state.renew(now)
-            if self.stage is not Stage.ENDING and state.reconfigure(now):
-                # This agent learns of it at once: it may have to vote with it.
-                effects.append(self._stage.order(state.roster[self.me], now))
+        # Whoever comes later than the first round can vote at once. Before that, many come.
+        late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
+        if (beat or late) and self.stage is not Stage.ENDING and state.reconfigure(now):
+            # This agent learns of it at once: it may have to vote with it.
+            effects.append(self._stage.order(state.roster[self.me], now))
         effects += state.allocation.ask(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
