@@ -674,7 +674,7 @@ A_NEWCOMER = Scene(
     *(2, 5, 1),
 )
 # The first agents come, one after the other.
-ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 7, 2))
+ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 6, 2))
 SCENES = {
     "three agents": Scene(3, Limits(), "", 3, 6),
     "three, each by itself": Scene(3, Limits(), "pass, pass, pass", 2, 5),
