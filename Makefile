@@ -73,7 +73,8 @@ test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it f
 test-torch: system     ## what holds for every torch: VERSIONS="2.4.1 2.15.0", some 6 GB and 15 minutes each
 	if $(ROOT); then export HPCLAUNCH_SLURM_REQUIRED=1; fi; tests/every_torch $(VERSIONS)
 
-sim: $(VENV)/ready     ## a hundred thousand simulated clusters; an hour
+sim: $(VENV)/ready     ## all orders of a few events, and a hundred thousand simulated clusters; an hour
+	$(BIN)/python tests/sim/search.py
 	$(BIN)/python tests/sim/replay.py --seeds 100000
 
 fuzz: $(VENV)/ready     ## any data for every parser of what comes from outside; an hour, or MINUTES=5

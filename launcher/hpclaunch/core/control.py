@@ -38,7 +38,7 @@ from .protocol.events import (
 from .protocol.facts import HeadDeposed, HeadLeaves, SeatUse
 from .protocol.gpu_use import GpuUse
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, Job, Phase, RankVitals, Request, Sample, Trouble, Verdict
+from .protocol.model import Job, Phase, RankVitals, Request, Sample, Trouble, Verdict
 from .protocol.stages import Stage
 from .protocol.values import replace
 from .stragglers.clock_offset import ClockOffset
@@ -95,8 +95,8 @@ class Control:
         `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
         """
         own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(job, index, *own, task=task, has_place=has_place)
-        self.head = Head(job, anew=anew) if index == HEAD else None
+        self.member = Member(job, index, *own, task=task, anew=anew, has_place=has_place)
+        self.head = Head(job) if self.member.follower.leads else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -182,7 +182,6 @@ class Control:
         if self.head is None and self.member.verdict is None:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
-        self._deliver(self._ask_around(now), outside, now)
         if self._left is not None or self._is_over():
             self.exited = True
             ended = self._left or self.member.verdict
@@ -327,18 +326,6 @@ class Control:
             follower.depose()
             return []
         return follower.reinstate() if follower.is_deposed else []
-
-    def _ask_around(self, now: float) -> list[Effect]:
-        """The first agent leads when it is started. If it was started anew, another one may lead by
-        now: before anything begins without some of the agents, these are asked.
-        """
-        follower = self.member.follower
-        if self.head is None:
-            return []
-        follower.is_new = follower.is_new and self.head.state.current is None
-        others = self.head.state.other_heads
-        asked = others.choose_whom_to_ask(now, knows_rounds=self.head.state.knows_rounds)
-        return [] if asked is None else follower.ask(asked)
 
     def _lead_if_elected(self, now: float) -> list[Effect]:
         election = self._candidate.elected(now)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 
 from ..core.head.restarts import how
-from ..core.head.roster import NAMES
 from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import Failure, Leftover, Request
-from ..core.protocol.wording import count, plain, some
+from ..core.protocol.wording import NAMES, count, plain, some
 from .node_console import who, words_of_node
 
 OWN_GPUS_ONLY = (
@@ -110,6 +109,8 @@ def messages(fact: facts.Fact) -> list[str]:
         case facts.HeadLeaves(host=host, why=why):
             return [f"on {host}, which leads: {why}: {host} leaves, and another leads"]
         case facts.HeadAwaited(host=host, head=head, waited=waited, why=why):
+            if not head:
+                return [f"{host} was started anew, and has waited {waited:.0f} s for a head"]
             known = f": {why}" if why else ""
             return [f"{host} has waited {waited:.0f} s for the head on {head}{known}"]
         case facts.HeadSilent(head=head, silent=silent, left=left):

@@ -113,17 +113,31 @@ def test_one_that_is_expected_has_less_time():
     assert (one.state, one.deadline()) == (PeerState.HEARD, 110.5)
 
 
-@pytest.mark.parametrize(
-    ("at", "state"), [(LEASE - 0.1, PeerState.DEAD_IN_LEASE), (LEASE, PeerState.DEAD)]
-)
-def test_who_dies_within_its_vote_lease_follows_nobody_else(at, state):
+@pytest.mark.parametrize(("at", "until"), [(LEASE - 0.1, LEASE - 0.1), (LEASE, 2 * LEASE)])
+def test_who_dies_within_its_vote_lease_follows_nobody_else(at, until):
+    """Others that die may have followed another head just before, for a vote lease."""
     one = heard(0.0, answered=0.0)
     one.contact.close(at - 1.0)
     assert one.can_be_dead()
     one.die(at, "killed")
-    assert (one.state, one.why) == (state, "killed")
-    one.end_vote_lease()
-    assert one.state is PeerState.DEAD
+    assert (one.state, one.why) == (PeerState.DEAD, "killed")
+    assert one.vote_ends_at == until
+
+
+def test_another_start_of_an_agent_that_died_has_no_vote_until_it_joins():
+    one = heard(0.0, answered=0.0)
+    assert one.is_voter
+    one.contact.close(0.5)
+    one.die(1.0, "killed")
+    one.start_anew()
+    one.hear(2.0, term=0, version=-1, answers=None)
+    one.come_back()
+    assert not one.is_voter
+    assert one.has_died  # it is the first start that is listed
+    one.join(3.0)
+    assert one.is_voter
+    assert not one.has_died
+    assert one.lease_start == 3.0
 
 
 def test_one_that_was_heard_since_is_not_dead():
@@ -147,7 +161,7 @@ def test_who_was_given_up_stays_so_until_it_comes_back(state):
     if state is PeerState.LOST:
         one.give_up("silent")
     else:
-        one.die(1.0 if state is PeerState.DEAD_IN_LEASE else 50.0, "killed")
+        one.die(50.0, "killed")
     assert one.deadline() == math.inf
     one.hear(60.0, term=0, version=0, answers=1)
     assert one.state is state

@@ -9,11 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.consensus.quorum import is_quorum, replaces_old, supported_since
+from hpclaunch.core.consensus import quorum
 from hpclaunch.core.protocol.configuration import Configuration, voters
 from hpclaunch.core.protocol.ranges import parsed, written
 
 FEW = 5
+
+
+def is_quorum(configuration, votes, dead=()):
+    """The vote leases of the `dead` are over."""
+    return quorum.is_quorum(configuration, votes, dict.fromkeys(dead, 0.0), 0.0)
+
+
+def replaces_old(configuration, have_it):
+    return quorum.replaces_old(configuration, have_it, {}, 0.0)
+
+
+def supported_since(configuration, lease_start, me, dead=()):
+    return quorum.supported_since(configuration, lease_start, me, dict.fromkeys(dead, 0.0), 0.0)
 
 
 def a_configuration(agents, head=0, old=None, old_head=0):
@@ -49,32 +62,44 @@ def test_what_is_written_is_read(agents):
     assert parsed(written(agents)) == agents
 
 
-# Who may have a new head: the voters, the head until now, the votes, a dead head if there is one.
+# Who may have a new head: the voters, the head until now, the votes, the dead.
 TABLE = {
-    "alone": (1, 0, {0}, None, True),
-    "nobody": (1, 0, set(), None, False),
-    "more than half": (3, 0, {1, 2}, None, True),
-    "less than half": (3, 0, {0}, None, False),
-    "half of two, though the head is one of them": (2, 0, {0}, None, False),
-    "half of two": (2, 0, {1}, None, False),
-    "half of four, though the head is one of them": (4, 3, {1, 3}, None, False),
-    "half of four": (4, 3, {0, 1}, None, False),
-    "three of four": (4, 3, {0, 1, 2}, None, True),
-    "those who are not on the configuration do not count": (3, 0, {2, 7, 8, 9}, None, False),
-    "the head died, one of two": (2, 0, {1}, 0, True),
-    "the head died, one of three": (3, 0, {1}, 0, False),
-    "the head died, two of three": (3, 0, {1, 2}, 0, True),
-    "the head died, one of four": (4, 0, {1}, 0, False),
-    "the head died, two of four": (4, 0, {1, 2}, 0, True),
-    "the head died, two of five": (5, 0, {1, 2}, 0, False),
-    "the head died, three of five": (5, 0, {1, 2, 3}, 0, True),
-    "one that was not on the configuration died": (4, 0, {1, 2}, 9, False),
+    "alone": (1, 0, {0}, (), True),
+    "nobody": (1, 0, set(), (), False),
+    "more than half": (3, 0, {1, 2}, (), True),
+    "less than half": (3, 0, {0}, (), False),
+    "half of two, though the head is one of them": (2, 0, {0}, (), False),
+    "half of two": (2, 0, {1}, (), False),
+    "half of four, though the head is one of them": (4, 3, {1, 3}, (), False),
+    "half of four": (4, 3, {0, 1}, (), False),
+    "three of four": (4, 3, {0, 1, 2}, (), True),
+    "those who are not on the configuration do not count": (3, 0, {2, 7, 8, 9}, (), False),
+    "one died, one of two": (2, 0, {1}, {0}, True),
+    "one died, one of three": (3, 0, {1}, {0}, False),
+    "one died, two of three": (3, 0, {1, 2}, {0}, True),
+    "one died, one of four": (4, 0, {1}, {0}, False),
+    "one died, two of four": (4, 0, {1, 2}, {3}, True),
+    "one died, two of five": (5, 0, {1, 2}, {0}, False),
+    "one died, three of five": (5, 0, {1, 2, 3}, {0}, True),
+    "two died, one of three": (3, 0, {2}, {0, 1}, False),
+    "two died, two of five": (5, 0, {3, 4}, {0, 1}, False),
+    "two died, two of four": (4, 0, {2, 3}, {0, 1}, True),
+    "one that was not on the configuration died": (4, 0, {1, 2}, {9}, False),
 }
 
 
 @pytest.mark.parametrize(("n", "head", "votes", "dead", "enough"), TABLE.values(), ids=TABLE)
 def test_is_quorum(n, head, votes, dead, enough):
     assert is_quorum(a_configuration(range(n), head), votes, dead) is enough
+
+
+@pytest.mark.parametrize(("n", "at_once"), [(2, True), (4, False)])
+def test_one_of_two_voters_that_is_dead_is_not_counted_at_once(n, at_once):
+    """No head leads without the other one. Of four, two may follow a head with a lease of it."""
+    one = a_configuration(range(n))
+    votes = set(range(n // 2, n))
+    assert quorum.is_quorum(one, votes, {0: 4.5}, 0.0) is at_once
+    assert quorum.is_quorum(one, votes, {0: 4.5}, 4.5)
 
 
 @pytest.mark.parametrize(
@@ -85,20 +110,24 @@ def test_a_configuration_that_is_not_settled_needs_both(votes, enough):
     assert is_quorum(BOTH, votes) is enough
 
 
-@pytest.mark.parametrize(
-    ("agents", "dead", "told"),
-    [
-        ({2, 3}, None, False),
-        ({0, 2}, None, False),
-        ({0, 1, 3}, None, False),
-        ({0, 1, 2}, None, True),
-        ({1, 2, 3}, None, True),
-        ({2, 3}, 0, True),
-    ],
-)
-def test_a_configuration_is_settled_once_enough_have_it(agents, dead, told):
-    """More than half of those before, while its own head needs only half of the others now."""
-    assert replaces_old(BOTH, agents.__contains__, dead) is told
+@pytest.mark.parametrize("have_it", subsets(range(4)), ids=str)
+def test_a_configuration_is_settled_once_those_without_it_are_less_than_half(have_it):
+    assert replaces_old(BOTH, have_it) is (len(have_it) > 2)
+
+
+@pytest.mark.parametrize("n", range(1, FEW + 1))
+def test_old_voters_without_a_settled_configuration_are_no_quorum_whoever_dies(n):
+    old = range(n)
+    for has_it in subsets(old):
+        if replaces_old(a_configuration(old, old=old), has_it):
+            without = set(old) - has_it
+            for dead in subsets(has_it):
+                assert not is_quorum(a_configuration(old), without, dead)
+                for head in without:
+                    one = a_configuration(old, head)
+                    at = [float(agent in without) for agent in old]
+                    assert supported_since(one, at.__getitem__, head, dead) < 1
+                    assert supported_since(a_configuration(old, n), at.__getitem__, 0, dead) < 1
 
 
 # Never two at once
@@ -118,8 +147,8 @@ def disjoint(configuration, n):
 def test_of_two_groups_with_nobody_in_common_one_is_no_quorum(n):
     for configuration in settled(n):
         for one, other in disjoint(configuration, n):
-            for dead in {None, *range(n)} - one - other:
-                # all know that one is dead, or one of the groups does
+            for dead in subsets(set(range(n)) - one - other):
+                # all know who is dead, or one of the groups does
                 assert not (
                     is_quorum(configuration, one, dead) and is_quorum(configuration, other, dead)
                 )
@@ -130,16 +159,7 @@ def test_of_two_groups_with_nobody_in_common_one_is_no_quorum(n):
 def test_the_same_for_the_old_configuration_and_the_new(n):
     for configuration in configurations(n):
         for one, other in disjoint(configuration, n):
-            for dead in {None, *range(n)} - one - other:
-                assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
-
-
-@pytest.mark.parametrize("n", range(2, FEW + 1))
-def test_who_chose_another_head_with_one_that_is_dead_now_counts(n):
-    """That other head may lead still, when those who know only of the death choose again."""
-    for configuration in settled(n):
-        for one, other in disjoint(configuration, n):
-            for dead in other:
+            for dead in [(), *({agent} for agent in set(range(n)) - one - other)]:
                 assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
 
 
@@ -151,7 +171,6 @@ LEASES = {
     "two of four": ([5, 4, 3, 1], 4),
     "three of five": ([9, 1, 2, 3, 4], 3),
     "nobody has answered": ([5, -math.inf, -math.inf], -math.inf),
-    "one has died within its vote lease": ([5, math.inf, 1], 5),
 }
 
 
@@ -163,17 +182,20 @@ def test_supported_since(at, expected):
 @pytest.mark.parametrize(
     ("at", "dead", "expected"),
     [
-        ([1, 5], None, 1),
-        ([3, 5, 1], None, 3),
-        ([3, 5, 4, 1], None, 3),
-        ([0, 5], 0, 5),
-        ([0, 5, 4], 0, 4),
-        ([0, 5, 4, 1], 0, 4),
-        ([0, 5, 4, 3, 1], 0, 3),
+        ([1, 5], (), 1),
+        ([3, 5, 1], (), 3),
+        ([3, 5, 4, 1], (), 3),
+        ([0, 5], {0}, 5),
+        ([0, 5, 4], {0}, 4),
+        ([0, 5, 4, 1], {0}, 4),
+        ([0, 5, 4, 3, 1], {0}, 3),
+        ([0, 5, 1], {0, 2}, 1),
+        ([3, 5, 4], {0}, 4),
+        ([6, 5, 1, 0], {0}, 1),  # who counts no longer does not count for it either
     ],
 )
 def test_supported_as_a_successor(at, dead, expected):
-    """It needs more than half, and where the head before is dead more than half of the others."""
+    """It needs more than half, where one of the dead is not counted."""
     assert supported_since(a_configuration(range(len(at))), at.__getitem__, 1, dead) == expected
 
 

@@ -167,7 +167,8 @@ def test_the_end_is_told_to_one_that_is_only_silent():
     tell(head, 3.4, CheckpointChosen(""))
     tell(head, 3.9, report(0, DONE, 1))
     effects = tell(head, 4.0, report(1, DONE, 1))
-    assert [(i, goal) for i, goal, _ in orders(effects)] == [(0, "end"), (1, "end"), (2, "end")]
+    ends = [i for i, goal, _ in orders(effects) if goal == "end"]
+    assert ends == [0, 1, 2]
     tell(head, 4.1, *(report(i, ENDED, 1) for i in (0, 1)))
     assert head.stage is Stage.ENDING
     assert (2, "end", 1) in orders(tell(head, 6.0, report(2, IDLE, 0)))
@@ -234,6 +235,7 @@ def test_those_who_died_count_for_the_head_that_they_followed():
 
 def test_those_who_are_silent_may_follow_another():
     head = running("n0 n1 n2", fewest=1, wait=30.0)
+    tell(head, 0.5, Tick())  # they have answered, and join the configuration
     keep_up(head, 3.0, 0)
     tell(head, 3.2, Tick())
     assert not head.state.lease.holds(0.1 + head.job.timing.vote_lease)

@@ -9,7 +9,7 @@ from story import a_job, report, tell
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.configuration import NOBODY
-from hpclaunch.core.protocol.effects import ChooseCheckpoint, Dial, Send
+from hpclaunch.core.protocol.effects import Dial, Send
 from hpclaunch.core.protocol.events import (
     HealthFound,
     Received,
@@ -20,7 +20,8 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
 )
 from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
-from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Origin, Phase, Trouble, Verdict
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Origin, Phase, Trouble, Verdict
+from hpclaunch.core.protocol.values import replace
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -122,6 +123,33 @@ def test_the_others_go_on_without_a_head_that_died(hosts):
     assert (crew.heads, set(crew.running)) == ([1], set(crew.agents))
 
 
+@pytest.mark.parametrize("died", [0.1, 0.6, 1.1])
+def test_a_head_that_dies_as_soon_as_it_has_begun_is_succeeded(died):
+    crew = at_work("n0 n1 n2", until=died)
+    crew.kill(0)
+    crew.until(5.0)
+    assert (crew.heads, crew.running.keys()) == ([1], {1, 2})
+
+
+def test_a_spare_can_lead_as_soon_as_it_has_come():
+    crew = Crew("n0 n1 n2", most=2)
+    crew.start(0, 2)
+    crew.until(40.2)
+    assert crew.running.keys() == {0, 2}
+    crew.start(1)
+    crew.until(40.21)
+    crew.kill(0)
+    crew.until(45.0)
+    assert (crew.heads, crew.running.keys()) == ([1], {1, 2})
+
+
+def test_of_two_nodes_none_goes_on_without_a_head_that_may_be_alive():
+    crew = at_work("n0 n1")
+    crew.kill(0, down=True)
+    crew.until(20.0)
+    assert not crew.heads
+
+
 @pytest.mark.parametrize("down", [False, True])
 def test_two_of_five_die_at_once(down):
     crew = at_work("n0 n1 n2 n3 n4")
@@ -149,12 +177,28 @@ def test_half_of_four_go_on_if_the_head_is_proven_dead():
 
 
 @pytest.mark.parametrize("hosts", ["n0 n1 n2", "n0 n1 n2 n3 n4"])
-def test_one_goes_on_alone_if_all_others_are_proven_dead(hosts):
+def test_a_head_goes_on_alone_if_all_others_are_proven_dead(hosts):
+    """They need not have its new configuration, and cannot follow another head."""
     crew = at_work(hosts)
-    last = max(crew.agents)
-    crew.kill(*range(last))
+    crew.kill(*range(1, len(crew.agents)))
     crew.until(15.0)
-    assert crew.running == {last: 2}
+    assert (crew.heads, crew.running.keys()) == ([0], {0})
+
+
+def test_one_goes_on_alone_after_the_deaths_of_all_others_one_by_one():
+    crew = at_work("n0 n1 n2 n3")
+    for dead in range(3):
+        crew.kill(dead)
+        crew.until(crew.now + 10.0)
+    assert (crew.heads, crew.running.keys()) == ([3], {3})
+
+
+def test_one_does_not_go_on_alone_if_the_head_and_another_die_at_once():
+    """The dead may have known of a configuration that lists others."""
+    crew = at_work("n0 n1 n2")
+    crew.kill(0, 1)
+    crew.until(15.0)
+    assert not crew.heads
 
 
 def test_a_silent_head_is_succeeded_when_its_vote_lease_is_over():
@@ -362,7 +406,9 @@ def test_a_head_that_steps_down_tells_the_others_who_leads():
     crew = at_work("n0 n1 n2")
     crew.cut([0], [1, 2])
     crew.until(12.0)
+    written = replace(crew.agents[1].head.state.lease.configuration, tenure=1)
     order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2, tenure=1)
+    order = replace(order, configuration=written)
     done = crew.agents[0].handle(Received(1, order, "10.0.0.2"), 12.1)
     hints = [e for e in done if isinstance(e, Send) and isinstance(e.message, Hint)]
     assert hints == [Send(agent, Hint(1, led=True)) for agent in (1, 2)]
@@ -481,40 +527,41 @@ def test_whoever_follows_a_new_head_can_vote_for_the_next_one_at_once():
 # A first agent that is started anew
 
 
-def test_before_anything_begins_those_who_are_not_here_are_asked():
-    control = Control(a_job("n0 n1 n2", fewest=1), 0, 1, "10.0.0.1", "b0", port=7000)
-    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
-    assert Dial((1, 2), ("", "")) in tell(control, 1.0, Tick())
-    hint = Received(1, Hint(2, led=True), "10.0.0.2")
-    assert Dial((2,), ("",)) in tell(control, 1.5, hint)
-    order = Order(term=2, serial=1, incarnation="b0", goal=Goal.WAIT, round=3)
-    tell(control, 1.6, Received(2, order, "10.0.0.3"))
+def test_a_first_agent_that_is_started_anew_asks_the_others_who_leads():
+    control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "b0", port=7000, anew=True)
+    effects = tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    assert Dial((1, 2), ("", "")) in effects
+    hint = Received(2, Hint(4, led=True), "10.0.0.3")
     assert control.head is None
-    assert control.member.follower.head == 2
+    tell(control, 0.5, hint)
+    order = Order(term=4, serial=1, incarnation="b0", goal=Goal.WAIT, round=3, tenure=1)
+    tell(control, 0.6, Received(1, order, "10.0.0.2"))
+    assert control.head is None
+    assert control.member.follower.head == 1
 
 
-def test_if_nobody_says_anything_it_leads():
-    control = Control(a_job("n0 n1 n2", fewest=1, last_call=1.5), 0, 1, "10.0.0.1", "b0", port=7000)
-    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
-    for now in (1.0, 1.5, 2.9):
-        assert not any(isinstance(e, ChooseCheckpoint) for e in tell(control, now, Tick()))
-    assert any(isinstance(e, ChooseCheckpoint) for e in tell(control, 3.0, Tick()))
-
-
-@pytest.mark.parametrize(("nodes", "enough"), [(3, 2), (4, 3), (4, 2), (2, 1)])
-def test_one_that_was_killed_begins_nothing_with_half_of_the_nodes(nodes, enough):
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_one_that_is_started_anew_begins_nothing_by_itself(nodes):
     """The others may go on without it, or have ended."""
-    hosts = " ".join(f"n{n}" for n in range(nodes))
-    crew = Crew(hosts, fewest=1, last_call=1.0, join=30.0)
-    crew.start(*range(enough), anew=True)
-    crew.until(29.0)
-    assert bool(crew.running) == (2 * enough > nodes)
+    crew = Crew(" ".join(f"n{n}" for n in range(nodes)), fewest=1, last_call=1.0, join=30.0)
+    crew.start(0, anew=True)
     crew.until(50.0)
-    if not crew.running:
-        missing = ", ".join(f"n{n}" for n in range(enough, nodes))
-        why = f"the agent on n0 was started anew, and {missing} did not answer within 30 s: "
-        why += "they may go on without it, or the job is over"
-        assert {verdict.reason for verdict in crew.verdicts.values()} == {why}
+    assert not crew.parts
+    missing = ", ".join(f"n{n}" for n in range(1, nodes))
+    why = f"the agent on n0 was started anew, and {missing} did not answer within 30 s: "
+    why += "they may go on without it, or the job is over"
+    assert crew.verdicts[0].reason == why
+
+
+def test_one_that_is_started_anew_takes_part_again():
+    crew = at_work("n0 n1 n2", grow=Grow.NOW)
+    crew.kill(0)
+    crew.until(5.0)
+    crew.start(0, anew=True)
+    crew.until(10.0)
+    assert crew.heads == [1]
+    assert crew.running.keys() == {0, 1, 2}
+    assert not crew.clashes
 
 
 def test_once_a_round_has_begun_it_steps_down_for_nobody_who_is_not_elected():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from story import TERM, a_member, deeds, idle, reports, run, running, said, stop, tell, wait
+from story import TERM, a_job, a_member, deeds, idle, reports, run, running, said, stop, tell, wait
 
+from hpclaunch.core.member.member import Member
 from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import Diagnose, Probe, StopWorkers
 from hpclaunch.core.protocol.events import (
@@ -43,6 +44,14 @@ def test_the_head_never_comes():
     assert member.verdict.code == EXIT_LOST
     words = "the head on n0 did not answer n1 within 120 s: n0 refuses the connection"
     assert member.verdict.reason == words
+
+
+def test_a_first_agent_that_is_started_anew_does_not_know_for_whom_it_waits():
+    member = Member(a_job("n0 n1"), 0, 2, "10.0.0.1", "b0", anew=True)
+    tell(member, 0.0, Started(), StoreListening(4001))
+    assert Diagnose() in tell(member, 10.0, Tick())
+    lines = said(tell(member, 10.0, Diagnosed("n1 refuses the connection")))
+    assert lines == ["n0 was started anew, and has waited 10 s for a head"]
 
 
 def test_a_diagnosis_that_comes_too_late_is_not_said():

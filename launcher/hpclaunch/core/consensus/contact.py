@@ -47,12 +47,10 @@ class Acknowledged:
     def __init__(self) -> None:
         # When we sent the newest message that was answered; None before the first answer.
         self.lease_start: float | None = None
-        self.first_sent_at = math.inf  # none was
         self.last_sent_at = -math.inf
         self._unanswered: deque[tuple[int, float]] = deque(maxlen=64)  # serial number, when sent
 
     def send(self, serial: int, now: float) -> None:
-        self.first_sent_at = min(self.first_sent_at, now)
         self.last_sent_at = now
         self._unanswered.append((serial, now))
 
@@ -60,7 +58,6 @@ class Acknowledged:
         """This process did not run for so long (see awake_clock.py), while leases went on."""
         if self.lease_start is not None:
             self.lease_start -= seconds
-        self.first_sent_at -= seconds
         self.last_sent_at -= seconds
         sent = ((serial, at - seconds) for serial, at in self._unanswered)
         self._unanswered = deque(sent, maxlen=self._unanswered.maxlen)

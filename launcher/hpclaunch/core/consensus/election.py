@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from ..protocol.configuration import NOBODY, Configuration
 from ..protocol.effects import Effect, Send
 from ..protocol.messages import Hint
-from .follower import Follower
+from .follower import Follower, Standing
 from .quorum import is_quorum
 
 
@@ -40,7 +40,7 @@ class Election(Generic[B]):
     term: int  # the one that it leads from now on
     configuration: Configuration  # the newest that any voter has
     old: int  # the head until now
-    dead: frozenset[int]  # agents that are proven dead
+    dead: Mapping[int, float]  # agents that are proven dead, and since when
     votes: Mapping[int, B]  # by agent
 
 
@@ -62,8 +62,8 @@ class Candidate(Generic[B]):
             return []
         if not follower.is_free(now):
             return [Send(sender, Hint(follower.term, led=True))]
-        if follower.seeking == NOBODY or ballot.seeking == NOBODY:
-            return []
+        if NOBODY in (follower.seeking, ballot.seeking) or follower.standing is Standing.WAITING:
+            return []  # who has never heard a head does not know better whom to ask
         if ballot.seeking < follower.seeking:
             return [Send(sender, Hint(follower.seeking, led=False))]
         return follower.seek(ballot.seeking, now) if ballot.seeking > follower.seeking else []
@@ -84,13 +84,14 @@ class Candidate(Generic[B]):
         }
         if follower.index not in votes:
             return None
-        newest = max(votes.values(), key=lambda vote: (vote.term, vote.version))
-        configuration = newest.configuration
-        assert configuration is not None, "an agent without a configuration does not vote"
-        old = rotation.head_of(newest.term)
-        everybody = all(a in votes or a in follower.dead for a in rotation.agents)
-        dead_head = old if old in follower.dead else None
-        enough = everybody or is_quorum(configuration, votes.keys(), dead_head)
-        if not enough or follower.seeking <= newest.term:
+        known = (vote.configuration for vote in votes.values() if vote.configuration)
+        configuration = max(known, key=lambda one: one.age)
+        newest = max(vote.term for vote in votes.values())
+        dead: dict[int, float] = {}
+        if configuration == follower.configuration:  # else another start of an agent may be listed
+            lease = follower.timing.vote_lease
+            dead = {agent: since + lease for agent, since in follower.dead.items()}
+        if follower.seeking <= newest or not is_quorum(configuration, votes.keys(), dead, now):
             return None
-        return Election(follower.seeking, configuration, old, frozenset(follower.dead), votes)
+        old = rotation.head_of(newest)
+        return Election(follower.seeking, configuration, old, dict(follower.dead), votes)

@@ -10,7 +10,6 @@ soon as the old head is heard again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import Enum
 
 from ..protocol.configuration import NOBODY, Configuration
@@ -35,8 +34,7 @@ STANDINGS = {
     Standing.WAITING: {Standing.FOLLOWING},  # one that knows no configuration cannot be elected
     Standing.FOLLOWING: {Standing.HEADLESS},
     Standing.HEADLESS: {Standing.FOLLOWING, Standing.LEADING},
-    # FOLLOWING: a first agent that was started anew, while another one leads.
-    Standing.LEADING: {Standing.DEPOSED, Standing.FOLLOWING},
+    Standing.LEADING: {Standing.DEPOSED},
     Standing.DEPOSED: {Standing.LEADING, Standing.FOLLOWING},
 }
 
@@ -45,22 +43,28 @@ class Follower:
     """`seeking` is the term whose head this agent asks to lead, or NOBODY."""
 
     def __init__(
-        self, rotation: Rotation, timing: Timing, index: int, *, elects: bool = True
+        self,
+        rotation: Rotation,
+        timing: Timing,
+        index: int,
+        *,
+        elects: bool = True,
+        anew: bool = False,
     ) -> None:
+        """`anew`: this is the first agent, and not its first start. So it leads no term yet, and
+        asks the others who leads.
+        """
         self.rotation, self.timing, self.index, self.elects = rotation, timing, index, elects
-        self.term, self.head = 0, rotation.head_of(0)
+        self.term, self.head = 0, rotation.head_of(1 if anew else 0)
         self.standing = Standing.LEADING if self.leads else Standing.WAITING
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
         self.start = ""  # the incarnation of this head
         self.configuration: Configuration | None = None  # the newest one from a head
         self.seeking = NOBODY
-        self.is_new = self.leads  # it leads since it was started, and nothing has begun under it
-        # By a head: agents that may follow another one, or do not know yet that this one leads.
-        self.asked: tuple[int, ...] = ()
-        self.dead: set[int] = set()  # agents that are proven dead
+        self.dead: dict[int, float] = {}  # agents that are proven dead, and since when
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
-        self._dialled: tuple[int, ...] = () if self.leads else (self.head,)
+        self._dialled: tuple[int, ...] = () if self.leads or anew else (self.head,)
         # For how long to wait for a new head.
         self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job
@@ -87,7 +91,7 @@ class Follower:
     @property
     def report_to(self) -> tuple[int, ...]:
         """The agents that get our reports: the head, and those that we ask something."""
-        asked = self.asked if self.seeking == NOBODY else (self.rotation.head_of(self.seeking),)
+        asked = () if self.seeking == NOBODY else (self.rotation.head_of(self.seeking),)
         return tuple(dict.fromkeys((self.head, *asked)))
 
     @property
@@ -130,12 +134,12 @@ class Follower:
         """
         if sender != self.rotation.head_of(beat.term) or beat.term < self.term:
             return False
-        if sender != self.head and not (self.is_free(now) or self.is_new):
+        if sender != self.head and not self.is_free(now):
             return False  # our own head still holds our vote lease
-        if beat.tenure != self.tenure:
+        if beat.tenure != self.tenure or self.start not in ("", beat.start):
+            if self.elects and self._is_behind(beat.configuration):
+                return False
             self.link = LeaderLink(self.timing)
-            # Two heads may have written different configurations with the same version.
-            self.configuration = None
         self.term, self.head, self.tenure, self.start = beat.term, sender, beat.tenure, beat.start
         if not self.link.hear(beat, address, now):
             return False
@@ -144,11 +148,17 @@ class Follower:
             # before it died. So its connection counts as closed, and it is probed again.
             self.link.close(now)
         # Forget who was dead: another agent may have been started in the same place.
-        self.dead &= {sender} if self.link.is_dead else set()
+        is_dead = self.link.is_dead and sender in self.dead
+        self.dead = {sender: self.dead[sender]} if is_dead else {}
         known, new = self.configuration, beat.configuration
-        if new is not None and (known is None or new.version > known.version):
+        if new is not None and (known is None or new.age > known.age):
             self.configuration = new
         return True
+
+    def _is_behind(self, configuration: Configuration | None) -> bool:
+        """Whether this is the configuration of a head that was elected by voters without ours."""
+        known = self.configuration
+        return known is not None and (configuration is None or configuration.age < known.age)
 
     def is_started_again(self, beat: Heartbeat) -> bool:
         """Return whether the agent that leads was started again, and so knows no round of ours."""
@@ -159,7 +169,6 @@ class Follower:
         """There is a head: stop asking other agents to lead."""
         if not self.leads:
             self._enter(Standing.FOLLOWING)
-            self.is_new, self.asked = False, ()
         elif self.standing is not Standing.DEPOSED:
             self._enter(Standing.LEADING)
         self._lost_at = self._ask_next_at = self._notice_at = math.inf
@@ -174,8 +183,6 @@ class Follower:
         asks for a later term than we do. If it comes from our own head, then that follows another
         head now and releases us from our vote lease.
         """
-        if self.is_new and not self.is_deposed and hint.led and hint.term > self.term:
-            return self.ask([self.rotation.head_of(hint.term)])
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
             return self._lose_head(hint.term, "it leads no more", now)
@@ -194,17 +201,10 @@ class Follower:
             self.link.is_dead = True
         elif not free:
             return []  # the probe is from the time without a head; the agent may have started since
-        self.dead.add(agent)
+        self.dead.setdefault(agent, now)
         if self.seeking != NOBODY and self.rotation.head_of(self.seeking) == agent:
             return self.seek(self.seeking + 1, now)
         return [] if free else self.tick(now)
-
-    # A new head
-
-    def ask(self, agents: Sequence[int]) -> list[Effect]:
-        """Report to these agents as well: whoever leads, or follows another head, will say so."""
-        self.asked = tuple(agents)
-        return self._dial()
 
     # A head without a quorum
 
@@ -259,7 +259,7 @@ class Follower:
         """
         if not self.elects:
             return []
-        passed_over = self.dead | {self.head}
+        passed_over = {*self.dead, self.head}
         for later in range(term, term + len(self.rotation)):
             if self.rotation.head_of(later) not in passed_over:
                 return self._ask(later, now)

@@ -9,7 +9,7 @@ from ..protocol.configuration import Configuration, Record, voters
 from ..protocol.timing import Timing
 from ..protocol.values import replace
 from .presence import PeerState, Presence
-from .quorum import replaces_old, supported_since
+from .quorum import Dead, replaces_old, supported_since
 from .rotation import Rotation
 
 
@@ -25,24 +25,20 @@ class LeaderLease:
         rotation: Rotation,
         timing: Timing,
         me: int,
-        presences: Sequence[Presence],  # by agent; our own is never read
+        presences: Sequence[Presence],  # by agent
         configuration: Configuration | None = None,
         tenure: int = 0,  # the term in which this head began; 0 if it was not elected
         *,
         elects: bool = True,  # False: nobody else can lead
-        anew: bool = False,  # this agent was started in the place of one that may have led before
     ) -> None:
+        """Without a `configuration`, this head is the job's first: so far, it is the only voter."""
         self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
-        self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
+        self.configuration = configuration or Configuration(0, voters(me, [me]))
         self.until = -math.inf
-        self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
         self._elects = elects
-        # Whether who comes without a configuration can have followed nobody else. No other head can
-        # have been elected so far, since this one has led from the start on, never without a lease.
-        self._is_only_head = tenure == 0 and not anew
-        self._has_begun = False
+        presences[me].is_voter = True
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
@@ -57,18 +53,13 @@ class LeaderLease:
         if self.is_alone:
             self.until = math.inf
             return None
-        if self._has_begun and not self.holds(now):
-            self._is_only_head = False
-        self._has_begun = True
 
         def lease_start(agent: int) -> float:
-            return now if agent == self.me else min(now, self._lease_start(agent, now))
+            return now if agent == self.me else min(now, self._lease_start(agent))
 
-        others = (self._presences[agent] for agent in self.rotation.agents if agent != self.me)
-        if not self._elects or all(other.is_dead for other in others):
-            since = now
-        else:
-            since = supported_since(self.configuration, lease_start, self.me, self.dead_head)
+        since = now
+        if self._elects:
+            since = supported_since(self.configuration, lease_start, self.me, self._dead, now)
         until = since + self.timing.vote_lease - self.timing.killing
         is_later, self.until = until > self.until, until
         return until if is_later and not math.isinf(until) else None
@@ -102,30 +93,17 @@ class LeaderLease:
             return 0.0
         return max(0.0, min(self.timing.loss - self.timing.killing, self.until - now))
 
-    def _lease_start(self, agent: int, now: float) -> float:
+    def _lease_start(self, agent: int) -> float:
         """Return from when the agent's vote lease for us is counted: `-inf` if it has given us
-        none, `inf` if it can follow no other head.
-
-        One that comes without a configuration is bound by the first order that it hears. If that
-        can only be ours, it counts from when we sent that. If we were elected, it may stand where
-        another did that has given its vote lease to the head before: it counts once that is over.
+        none, or has no vote.
         """
         other = self._presences[agent]
-        if other.state is PeerState.DEAD_IN_LEASE or self._is_unbound(other):
-            return math.inf
-        start, came_at = other.answered.lease_start, other.came_at
-        if start is None and self._is_only_head and other.is_first and came_at > -math.inf:
-            start = other.answered.first_sent_at
-        if start is None or not self.is_followed_by(other):
-            return -math.inf
-        is_settled = self.tenure == 0 or now >= came_at + self.timing.vote_lease
-        return start if is_settled else -math.inf
+        counts = other.is_voter and self.is_followed_by(other)
+        return other.lease_start if counts else -math.inf
 
-    def _is_unbound(self, other: Presence) -> bool:
-        """Whether no head has ever sent the agent a configuration: it has no vote, and follows
-        nobody.
-        """
-        return self._is_only_head and other.term < 0
+    @property
+    def _dead(self) -> Dead:
+        return {a: p.vote_ends_at for a, p in enumerate(self._presences) if p.has_died}
 
     def is_of_ours(self, term: int) -> bool:
         """Whether an agent that follows the head of this term follows us. The same agent may have
@@ -139,26 +117,43 @@ class LeaderLease:
 
     # The configuration
 
-    def reconfigure(self, record: Record, addresses: tuple[tuple[int, str], ...] = ()) -> None:
+    def reconfigure(
+        self, record: Record, now: float, addresses: tuple[tuple[int, str], ...] = ()
+    ) -> None:
         """Write a new configuration if anything that it says has changed."""
-        there = [a for a in self.rotation.agents if self._is_there(a)]
+        there = [a for a in self.rotation.agents if self._is_there(a, now)]
         new = voters(self.me, there)
         in_force = self.configuration.old or self.configuration.voters
-        old = None if new == in_force else in_force
+        # If this head was the only voter, it has just agreed.
+        old = None if new == in_force or in_force.members == {self.me} else in_force
         configuration = replace(self.configuration, voters=new, record=record, addresses=addresses)
         if configuration != self.configuration:
-            self._adopt(replace(configuration, version=configuration.version + 1, old=old))
+            for agent in there:
+                if self._presences[agent].was_heard:
+                    self._presences[agent].join(now)
+            self._adopt(replace(configuration, old=old))
 
-    def _is_there(self, agent: int) -> bool:
+    def may_join(self, agent: int) -> bool:
+        """Whether the agent can become a voter."""
+        return agent in self.rotation and not self._presences[agent].is_voter
+
+    def _is_there(self, agent: int, now: float) -> bool:
+        """Whether the next configuration lists the agent."""
         other = self._presences[agent]
-        return other.term >= 0 and not other.is_given_up
+        if agent == self.me or other.is_given_up:
+            return agent == self.me
+        is_listed = agent in self.configuration.voters.members
+        if is_listed and (other.is_voter or not other.was_heard):
+            return True
+        if not other.is_voter and agent in self.configuration.agents:
+            return False  # another start of it is listed
+        answers = not other.is_voter or now < other.lease_start + self.timing.loss
+        return answers and self.is_followed_by(other)
 
     def _adopt(self, configuration: Configuration) -> None:
-        self.configuration = configuration
+        version = self.configuration.version + 1
+        self.configuration = replace(configuration, version=version, tenure=self.tenure)
         self._up_to_date = set()  # not even this agent: its own follower votes like any other
-        if configuration.old is None:
-            for other in self._presences:
-                other.end_vote_lease()
 
     def note_answer(self, agent: int, version: int, now: float) -> float | None:
         """An agent has answered, and has this version of the configuration.
@@ -179,22 +174,15 @@ class LeaderLease:
         self._newly_answered.clear()
         return self.renew(now)
 
-    def drop_old_configuration(self) -> None:
+    def drop_old_configuration(self, now: float) -> None:
         """Drop the old configuration if enough agents have the new one."""
         if self.configuration.old is None:
             return
-
-        def has_it(agent: int) -> bool:
-            other = self._presences[agent]
-            no_vote = other.is_dead or self._is_unbound(other)  # so it needs no configuration
-            return agent in self._up_to_date or no_vote
-
-        if replaces_old(self.configuration, has_it, self.dead_head):
-            version = self.configuration.version + 1
-            self._adopt(replace(self.configuration, version=version, old=None))
+        if replaces_old(self.configuration, self._up_to_date, self._dead, now):
+            self._adopt(replace(self.configuration, old=None))
 
     def missing(self, now: float) -> list[int]:
         """Return the voters whose vote leases are over, so that they may follow another head."""
         before = now - self.timing.vote_lease
         others = sorted(self.configuration.agents - {self.me})
-        return [agent for agent in others if self._lease_start(agent, now) <= before]
+        return [agent for agent in others if self._lease_start(agent) <= before]

@@ -23,30 +23,17 @@ class PeerState(Enum):
     UNANSWERED = "unanswered"  # heard, but it answers no order: its lease is not renewed
     LOST = "lost"  # given up; it may come back
     DEAD = "dead"  # proven dead: it follows no head any more
-    DEAD_IN_LEASE = "dead_in_lease"  # it died within its vote lease, and counts as our follower
 
 
-GIVEN_UP = {PeerState.LOST, PeerState.DEAD, PeerState.DEAD_IN_LEASE}
-PROVEN_DEAD = {PeerState.DEAD, PeerState.DEAD_IN_LEASE}
+GIVEN_UP = {PeerState.LOST, PeerState.DEAD}
 
 TRANSITIONS = {
     PeerState.UNHEARD: {PeerState.EXPECTED, PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
     PeerState.EXPECTED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
-    PeerState.HEARD: {
-        PeerState.UNANSWERED,
-        PeerState.LOST,
-        PeerState.DEAD,
-        PeerState.DEAD_IN_LEASE,
-    },
-    PeerState.UNANSWERED: {
-        PeerState.HEARD,
-        PeerState.LOST,
-        PeerState.DEAD,
-        PeerState.DEAD_IN_LEASE,
-    },
-    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD, PeerState.DEAD_IN_LEASE},
+    PeerState.HEARD: {PeerState.UNANSWERED, PeerState.LOST, PeerState.DEAD},
+    PeerState.UNANSWERED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
+    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD},
     PeerState.DEAD: {PeerState.HEARD},  # an agent that was started anew in its place
-    PeerState.DEAD_IN_LEASE: {PeerState.HEARD, PeerState.DEAD},
 }
 
 
@@ -58,15 +45,22 @@ class Presence:
         self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest term whose head it has followed
-        # When it was heard first, if it had no configuration then, and so has followed nobody; -inf
-        # if it had one, or was not heard yet.
-        self.came_at = -math.inf
-        self._is_known = False
-        self.is_first = True  # no other agent was in its place before, as far as is known
+        # Whether the start of the agent that was heard last is a voter. Only voters are sent a
+        # configuration, so it is one if it has one.
+        self.is_voter = False
+        self._joined_at = -math.inf  # when this head gave it a vote
+        # When no vote lease can be left of the start that a configuration lists; `inf` while that
+        # may be alive.
+        self.vote_ends_at = math.inf
         self.contact = Contact()
         self.answered = Acknowledged()  # which of our orders it has answered
         self._unanswered_since = math.inf
         self._awake_since = -math.inf  # when this process began to run again, the last time
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether this head has heard any start of the agent."""
+        return self.term >= 0
 
     @property
     def is_given_up(self) -> bool:
@@ -74,7 +68,21 @@ class Presence:
 
     @property
     def is_dead(self) -> bool:
-        return self.state in PROVEN_DEAD
+        return self.state is PeerState.DEAD
+
+    @property
+    def lease_start(self) -> float:
+        """From when its vote lease for this head is counted; `-inf` if it has given none. One that
+        this head has given its vote gets its first configuration from this head, and is bound from
+        then on.
+        """
+        answered = self.answered.lease_start
+        return self._joined_at if answered is None else max(answered, self._joined_at)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the start that a configuration lists is proven dead. Another may be there."""
+        return self.vote_ends_at < math.inf
 
     def _enter(self, state: PeerState) -> None:
         assert state in TRANSITIONS[self.state], f"an agent cannot go from {self.state} to {state}"
@@ -89,9 +97,7 @@ class Presence:
         """
         self.contact.hear(now)
         self.term = term
-        if not self._is_known and version < 0:
-            self.came_at = now
-        self._is_known = True
+        self.is_voter = self.is_voter or version >= 0
         news = answers is not None and self.answered.hear(answers)
         if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
             news and self.state is PeerState.UNANSWERED
@@ -106,16 +112,25 @@ class Presence:
     def start_anew(self) -> None:
         """A new agent was started in this place. What the last one said no longer holds."""
         self.contact, self.answered = Contact(), Acknowledged()
-        self.came_at, self._is_known, self.is_first = -math.inf, False, False
+        self.is_voter, self._joined_at = False, -math.inf
 
     def come_back(self) -> None:
         """The agent was given up, and is taken back."""
         self._enter(PeerState.HEARD)
         self.why = ""
+        if self.is_voter:
+            self.vote_ends_at = math.inf
+
+    def join(self, now: float) -> None:
+        """The next configuration lists this start of the agent."""
+        if not self.is_voter:
+            self._joined_at = now
+        self.is_voter, self.vote_ends_at = True, math.inf
 
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
         self.answered.miss(seconds)
+        self._joined_at -= seconds
         self._awake_since = now
 
     # The agent is silent, or dead
@@ -174,19 +189,12 @@ class Presence:
         return doubtful and not self.is_dead
 
     def die(self, now: float, why: str) -> None:
-        """The agent is proven dead."""
-        start = self.answered.lease_start
-        has_lease = start is not None and now < start + self.timing.vote_lease
-        self._enter(PeerState.DEAD_IN_LEASE if has_lease else PeerState.DEAD)
+        """The agent is proven dead. If it died within its vote lease to this head, nobody else can
+        have one. Otherwise another head may have been given one just before.
+        """
+        if self.is_dead:
+            return
+        self._enter(PeerState.DEAD)
+        lease = self.timing.vote_lease
+        self.vote_ends_at = now if now < self.lease_start + lease else now + lease
         self.why = self.why or why
-
-    def leave(self, why: str) -> None:
-        """The agent has said that it leaves, or other agents have proof that it is dead."""
-        if not self.is_dead:
-            self._enter(PeerState.DEAD)
-            self.why = self.why or why
-
-    def end_vote_lease(self) -> None:
-        """The vote of a dead agent counts no longer: a new configuration is in force."""
-        if self.state is PeerState.DEAD_IN_LEASE:
-            self._enter(PeerState.DEAD)

@@ -64,10 +64,9 @@ class Head:
         me: int = 0,
         term: int = 0,
         configuration: Configuration | None = None,
-        anew: bool = False,
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
-        self.state = state = HeadState(job, me, term, configuration, anew=anew)
+        self.state = state = HeadState(job, me, term, configuration)
         self.losses = LossDetector(state.roster, job.timing)
         self._stage: JobStage = RendezvousStage(state)
         self._admission = Admission(state)
@@ -127,7 +126,6 @@ class Head:
     def _begin(self, now: float) -> list[Effect]:
         """Begin to lead."""
         self.state.tenure_since = now
-        self.state.other_heads.begin(now)
         self.state.allocation.begin_to_ask(now)
         return self._stage.enter(now) + self.state.renew(now)
 
@@ -188,9 +186,11 @@ class Head:
         if beat:
             self._beat_at = now + self._beat(now)
             effects += state.renew(now)
-            if self.stage is not Stage.ENDING and state.reconfigure(now):
-                # This agent learns of it at once: it may have to vote with it.
-                effects.append(self._stage.order(state.roster[self.me], now))
+        # Whoever comes later than the first round can vote at once. Before that, many come.
+        late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
+        if (beat or late) and self.stage is not Stage.ENDING and state.reconfigure(now):
+            # This agent learns of it at once: it may have to vote with it.
+            effects.append(self._stage.order(state.roster[self.me], now))
         effects += state.allocation.ask(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
@@ -249,7 +249,7 @@ class Head:
         index = peer.place.index
         effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
         was_lost, was_absent = peer.lost, index in state.roster.absent
-        noted = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
+        noted = self.losses.note(peer, report, now, ending=self.stage is Stage.ENDING)
         if was_absent and state.current is not None and peer.place.node in state.roster.nodes:
             effects.append(Record(NodeArrived(peer.host)))
         if (peer.lost and not was_lost) or peer.unfit:

@@ -26,7 +26,6 @@ from . import restarts
 from .checkpoint_choice import newest_search
 from .cordon import UnfitNodes
 from .orders import Orders
-from .other_heads import OtherHeads
 from .rendezvous import Rendezvous
 from .roster import Peer, Roster
 from .round import Round
@@ -44,8 +43,6 @@ class HeadState:
         me: int,
         term: int,
         configuration: Configuration | None,
-        *,
-        anew: bool,
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
         self.rotation = Rotation(job.places)
@@ -61,13 +58,11 @@ class HeadState:
         self.lease = LeaderLease(
             *(self.rotation, job.timing, me, presences, configuration, term),
             elects=job.elects,
-            anew=anew,
         )
         # Of questions. Those of another head, which this agent was or is to be, are different.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
         self.orders = Orders(self.lease, self.roster[me])
-        self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers, anew=anew)
-        self.other_heads = OtherHeads(job, self.roster, self.rotation)
+        self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
         self.allocation = AllocationEnd(job, self.numbers)
         self.notices = Notices(job, self.allocation)
         is_progress = self.budget.is_beyond_first
@@ -89,9 +84,9 @@ class HeadState:
 
     @property
     def knows_rounds(self) -> bool:
-        """Whether it has begun rounds, or has taken over from a head that may have. If not, and an
-        agent tells of one, then this agent was started anew. Others may elect a head at this very
-        moment, so it answers nobody of theirs, and waits until that head is heard.
+        """Whether it has begun rounds, or has taken over from a head that may have. If not, an
+        agent that reports one is of another launch in this job step or, without Slurm, of an
+        earlier start of this head.
         """
         return self.current is not None or self.takeover is not None
 
@@ -107,7 +102,6 @@ class HeadState:
         """Go on from where a head that is lost, and was last `heard` then, has left the job."""
         record = election.configuration.record
         self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
-        self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(record.tally)
         self.unfit.take_over(record.unfit)
         self.begins = int(takeover.begun)
@@ -146,8 +140,6 @@ class HeadState:
         """
         if not self.rendezvous.is_ready(self.next_groups):
             return False, []
-        if not self.knows_rounds and self.other_heads.are_awaited(now):
-            return False, []
         effects = [] if self.lease.will_hold(now) else self.renew(now)
         return self.lease.will_hold(now), effects
 
@@ -161,16 +153,16 @@ class HeadState:
         return [] if until is None else [KeepWorkers(until)]
 
     def reconfigure(self, now: float) -> bool:
-        """Once the first round has begun, the agents that are there are the voters. Returns whether
-        there is a new configuration.
-        """
-        if self.current is None or not self.lease.holds(now):
+        """List the agents that are there as voters. Returns whether the configuration is new."""
+        if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version
         cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
-        record = configuration.Record(self.round, self.budget.tally, cordoned, unfit)
-        self.lease.reconfigure(record, self._next_heads())
-        self.lease.drop_old_configuration()
+        before = self.lease.configuration.record.round
+        number = before if self.current is None else self.round
+        record = configuration.Record(number, self.budget.tally, cordoned, unfit)
+        self.lease.reconfigure(record, now, self._next_heads())
+        self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version
 
     def _next_heads(self) -> tuple[tuple[int, str], ...]:

@@ -34,14 +34,14 @@ class LossDetector:
         notice_at = math.inf if known else peer.presence.silent_at(self.timing.silence_notice)
         return min(peer.presence.deadline(), notice_at)
 
-    def note(self, peer: Peer, report: Report, *, ending: bool) -> list[Effect]:
+    def note(self, peer: Peer, report: Report, now: float, *, ending: bool) -> list[Effect]:
         """Note a new report."""
         effects: list[Effect] = []
         self.roster.absent.discard(peer.place.index)
         if report.unfit:
             self.roster.changed()
         if report.phase is Phase.ENDED and not ending and not peer.lost:
-            peer.presence.leave(f"the agent on {peer.host} has left: it did not hear the head")
+            peer.presence.die(now, f"the agent on {peer.host} has left: it did not hear the head")
             self._give_up(peer)
             effects.append(Record(NodeLost(peer.host, peer.lost)))
         if peer.can_come_back:

@@ -71,8 +71,10 @@ class Orders:
             goal, number = Goal.STOP, report.round  # the others have gone on without this agent
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration
-        # Two heads may have written different configurations of one version.
+        # Two heads may have written different configurations of one version. Who may vote, and has
+        # no vote, is sent none: whoever has a configuration is a voter.
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
+        has_none = not presence.is_voter and peer.place.index in self.lease.rotation
         order = Order(
             term=self.term,
             serial=self._serial,
@@ -85,7 +87,7 @@ class Orders:
             signum=signal.SIGTERM if verdict is None else verdict.signum,
             heard=report.serial,
             keep=self.lease.for_workers(presence, now),
-            configuration=None if has_it else configuration,
+            configuration=None if has_it or has_none else configuration,
             tenure=self.lease.tenure,
             look=asks.look if goal is Goal.WAIT else None,
             queries=asks.queries if goal is Goal.RUN else (),

@@ -33,14 +33,11 @@ class Rendezvous:
         roster: Roster,
         lease: LeaderLease,
         numbers: Iterator[int],
-        *,
-        anew: bool = False,
     ) -> None:
         """`numbers` are those of the head's questions."""
         self.job, self.timing = job, job.timing
         self._numbers = numbers
         self._question = 0  # the number of the last one
-        self._anew = anew  # the job has begun before, and may go on elsewhere, or be over
         self.roster = roster
         self.lease = lease
         self._since = 0.0
@@ -66,7 +63,7 @@ class Rendezvous:
 
     def complete(self) -> None:
         """The rendezvous was complete. From now on, nobody waits for agents that have not come."""
-        self._arrivals_closed, self._taken_over, self._anew = True, False, False
+        self._arrivals_closed, self._taken_over = True, False
 
     def pause(self, until: float) -> None:
         """Begin no round before `until`: workers of a dead agent may be left until then, or a node
@@ -95,9 +92,8 @@ class Rendezvous:
 
     @property
     def fewest(self) -> int:
-        """The fewest nodes that a round can have: more than half where others may go on."""
-        asked = self.job.fewest or self.job.most or self.job.nodes
-        return max(asked, self.job.nodes // 2 + 1) if self._anew else asked
+        """The fewest nodes that a round can have."""
+        return self.job.fewest or self.job.most or self.job.nodes
 
     @property
     def _last_call(self) -> float:
@@ -225,11 +221,6 @@ class Rendezvous:
         is_late = self._awaits_arrivals and waited >= self.timing.join
         if is_late and len(self.roster.nodes) < self.fewest:
             names = names_of(self.roster.unheard)
-            if self._anew:
-                here = names_of([self.roster[self.roster.me]])
-                reason = f"the agent on {here} was started anew, and {names} did not answer within "
-                reason += f"{waited:.0f} s: they may go on without it, or the job is over"
-                return verdict(Origin.ABSENT, reason)
             why = self._describe_partial_start() or (
                 "is hpclaunch running there, and do the hosts see the same secret file?"
             )

@@ -9,9 +9,8 @@ from ..protocol.facts import CordonKind
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
-from ..protocol.wording import some
+from ..protocol.wording import NAMES, some
 
-NAMES = 8  # hosts named in a line before it says "and so many more"
 CORDONED = {  # why a node has no workers; a node that is unfit has reasons of its own
     CordonKind.FAILING: "its workers, and no others, have failed again and again",
     CordonKind.SLOW: "the others have waited for its workers, step after step",

@@ -128,10 +128,10 @@ class Takeover:
             if index in election.votes:
                 peer.accept(election.votes[index], now, follows=False)
             elif index in election.dead:
-                peer.presence.leave(f"{lost}: it has ended")
+                peer.presence.die(election.dead[index], f"{lost}: it has ended")
             elif index == election.old:
                 peer.presence.give_up(f"{lost}: it was the head, and is silent")
-            elif peer.place.node in nodes:
+            elif peer.place.node in nodes or not self.begun:
                 roster.absent.add(index)
                 if self.begun:  # before the first round, the agent may not have started yet
                     peer.presence.expect(now, within=within)

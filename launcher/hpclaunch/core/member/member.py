@@ -42,6 +42,7 @@ from ..protocol.events import (
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
 from ..protocol.model import (
     FORWARDED,
+    HEAD,
     Goal,
     Job,
     Look,
@@ -74,9 +75,11 @@ class Member:
         networks: tuple[str, ...] = (),
         *,
         task: int = 0,
+        anew: bool = False,
         has_place: bool = True,
     ) -> None:
         """`task`: Slurm's number of this agent's task.
+        `anew`: an earlier agent of this job in this place was killed.
         `has_place`: False if `index` is a stand-in until the first head gives it a place."""
         self.job = job
         self.has_place = has_place
@@ -89,10 +92,12 @@ class Member:
         self.port = port
         self.networks = networks
         self.task = task
-        self.follower = Follower(Rotation(job.places), job.timing, index, elects=job.elects)
+        rotation = Rotation(job.places)
+        joins = anew and index == HEAD and len(rotation) > 1
+        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=joins)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
-        self._waiting = Waiting(job, self.place)
+        self._waiting = Waiting(job, self.place, anew=joins)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
         self._warned = 0  # the same, if the end may come later
         self._heed_at = math.inf  # when to take it for the end of the job
@@ -136,6 +141,8 @@ class Member:
             case Started():
                 if not self._is_head:
                     self._waiting.begin(now)
+                if self._waiting.anew:
+                    effects += self.follower.look_for_head(now)
                 effects += self.work.prepare()
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
                 effects += self._hear(event, order, now)

@@ -9,14 +9,15 @@ from ..protocol.effects import Diagnose, Effect, Record
 from ..protocol.events import Diagnosed
 from ..protocol.facts import HeadAwaited
 from ..protocol.model import HEAD, Job, Origin, Place, Trouble, Verdict
-from ..protocol.wording import signal_name
+from ..protocol.wording import NAMES, signal_name, some
 
 
 class Waiting:
     """The wait for the head, from `begin` to `end`. Before and after that, there is no deadline."""
 
-    def __init__(self, job: Job, place: Place) -> None:
-        self.job = job
+    def __init__(self, job: Job, place: Place, *, anew: bool = False) -> None:
+        """`anew`: this is the first agent, started anew. It does not know who leads."""
+        self.job, self.anew = job, anew
         self.here = place.host
         self.head = job.places[HEAD].host
         self._since = 0.0
@@ -60,7 +61,8 @@ class Waiting:
         self._diagnosis = diagnosis.text
         if math.isinf(self._notice_at):
             return []  # the wait has ended meanwhile
-        return [Record(HeadAwaited(self.here, self.head, now - self._since, diagnosis.text))]
+        head, why = ("", "") if self.anew else (self.head, diagnosis.text)
+        return [Record(HeadAwaited(self.here, head, now - self._since, why))]
 
     def verdict(self, now: float, signum: int, trouble: Trouble | None) -> Verdict:
         """Return how the job ends for this agent, which has never heard a head."""
@@ -70,10 +72,15 @@ class Waiting:
             return verdict(Origin.SIGNAL, reason, signum=signum)
         if trouble:
             return verdict(trouble.origin, trouble.reason)
+        waited = now - self._since
+        if self.anew:
+            others = (place.host for place in self.job.places if place.host != self.here)
+            reason = f"the agent on {self.here} was started anew, and {some(others, NAMES)} did "
+            reason += f"not answer within {waited:.0f} s: they may go on without it, or the job is "
+            return verdict(Origin.ABSENT, reason + "over")
         why = self._diagnosis or (
             "is hpclaunch running there, can the hosts reach each other, and do they see the same "
             "secret file?"
         )
-        waited = now - self._since
         reason = f"the head on {self.head} did not answer {self.here} within {waited:.0f} s: {why}"
         return verdict(Origin.HEAD_LOST, reason)

@@ -18,7 +18,9 @@ NOBODY = -1
 @value(frozen=True)
 class Voters:
     head: int  # the head that wrote this
-    agents: str  # as in "0-3,7", since there may be thousands; the head is one of them
+    # As in "0-3,7", since there may be thousands. A place stands for one start of its agent: when
+    # another is started there, no configuration lists it until one without the place is in force.
+    agents: str
 
     @property
     def members(self) -> frozenset[int]:
@@ -47,6 +49,12 @@ class Configuration:
     # Where the next agents in the rotation are reached, so that nobody has to look up a name when
     # the head is lost.
     addresses: tuple[tuple[int, str], ...] = ()
+    tenure: int = 0  # the term in which the head that wrote it began to lead
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The order in which configurations are written: a later one is greater."""
+        return (self.tenure, self.version)
 
     @property
     def all(self) -> tuple[Voters, ...]:

@@ -394,7 +394,7 @@ class HeadAwaited:
     """An agent has not heard the head yet."""
 
     host: str
-    head: str
+    head: str  # "" for a first agent that was started anew, which does not know who leads
     waited: float
     why: str
 

@@ -51,6 +51,9 @@ def as_bytes(text: str) -> bytes:
         return text.encode(errors="backslashreplace")
 
 
+NAMES = 8  # hosts named in a line before it says "and so many more"
+
+
 def some(names: Iterable[str], most: int) -> str:
     """List at most `most` of the names, each once, and count the rest: "n1, n2 and 3 more"."""
     distinct = list(dict.fromkeys(names))

@@ -88,6 +88,7 @@ class Choosing(JobStage):
         seats = seats_of_agents(state.roster)
         state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
         state.begins += 1
+        state.reconfigure(now)  # the order to run brings it to all who take part
         begins = (state.current, checkpoint, state.begins)
         return Record(began(state.job, state.roster, last, *begins))
 

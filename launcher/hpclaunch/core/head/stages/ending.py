@@ -32,7 +32,7 @@ class Ending(JobStage):
     def _never_arrived(self, now: float) -> set[int]:
         """Return the agents that the job began without; none while they may still be late."""
         state = self.state
-        if now < state.tenure_since + state.timing.last_call:
+        if not state.knows_rounds or now < state.tenure_since + state.timing.last_call:
             return set()
         return state.roster.absent - state.lease.configuration.agents
 

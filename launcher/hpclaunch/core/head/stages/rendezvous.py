@@ -27,7 +27,4 @@ class RendezvousStage(JobStage):
 
     def _next_deadline(self) -> float:
         state = self.state
-        deadlines = [state.allocation.stop_at, state.rendezvous.next_deadline()]
-        if not state.knows_rounds:
-            deadlines.append(state.other_heads.next_deadline())
-        return min(deadlines)
+        return min(state.allocation.stop_at, state.rendezvous.next_deadline())

@@ -1,0 +1,731 @@
+# ruff: noqa: T201 -- a command that talks to its user
+"""Search all orders of a bounded number of events for two heads at once.
+
+    python tests/sim/search.py                                 a few minutes
+    python tests/sim/search.py --agents 5 --replay HISTORY     one history
+
+Each start of an agent is made of the real parts that decide who leads; nothing trains. Time passes
+in steps of a third of the vote lease (`pass`). Between two of these, all of the following happens
+in any order. Agents that are cut off from one another are those that exchange no message.
+
+    talk A H     A reports to H, is answered, and reports its news
+    hear A H     the same, and its news is lost
+    ask A H      the answer is lost
+    order H A    the head H sends A an order
+    keep A H     A's report to H is late; `hold H A`: an order is
+    arrive N     message N of those that are late arrives
+    beat H       the head H does what it does at every beat
+    kill A, start A, prove A B: A dies; it is started anew; B has proof that it is dead
+"""
+
+from __future__ import annotations
+
+import argparse
+import copyreg
+import math
+import pickle
+import sys
+import time
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from hpclaunch.core.consensus.election import Candidate, Election
+from hpclaunch.core.consensus.follower import Follower, Standing
+from hpclaunch.core.consensus.leader_lease import LeaderLease
+from hpclaunch.core.consensus.presence import Presence
+from hpclaunch.core.consensus.rotation import Rotation
+from hpclaunch.core.protocol.configuration import NOBODY, Configuration, Record
+from hpclaunch.core.protocol.effects import Effect, Send
+from hpclaunch.core.protocol.messages import Hint
+from hpclaunch.core.protocol.model import Place
+from hpclaunch.core.protocol.timing import Timing
+from hpclaunch.core.protocol.values import value
+
+TIMING = Timing()
+QUANTUM = TIMING.vote_lease / 3
+OLD = -1.5 * TIMING.vote_lease  # all times before that are alike
+RECORD = Record(round=0)
+
+
+class BrokenLawError(Exception):
+    pass
+
+
+@value(frozen=True)
+class Ballot:
+    """The fields of a report that decide who leads."""
+
+    incarnation: str
+    serial: int
+    heard: int
+    term: int
+    seeking: int
+    version: int
+    configuration: Configuration | None
+
+
+@value(frozen=True)
+class Beat:
+    """The fields of an order that decide who leads."""
+
+    incarnation: str
+    serial: int
+    term: int
+    tenure: int
+    start: str
+    heard: int
+    configuration: Configuration | None
+    keep: float = 0.0
+
+
+class Kept(NamedTuple):
+    """A message on its way."""
+
+    sender: int
+    to: int
+    message: Ballot | Beat | Hint
+
+
+@cache
+def rotation_of(agents: int) -> Rotation:
+    return Rotation(tuple(Place(i, i, f"n{i}") for i in range(agents)))
+
+
+class Start:
+    """One start of an agent, put together as core/control.py and core/head/head.py do it."""
+
+    def __init__(self, agents: int, place: int, number: int) -> None:
+        self.place, self.name = place, f"{place}{'abcdef'[number]}"
+        self.rotation = rotation_of(agents)
+        anew = place == 0 and number > 0
+        self.follower = Follower(self.rotation, TIMING, place, anew=anew)
+        self.candidate: Candidate[Ballot] = Candidate(self.follower)
+        self.lease: LeaderLease | None = None
+        self.presences: list[Presence] = []
+        self.reports: dict[int, Ballot] = {}
+        self.term, self.led_since = 0, 0.0
+        self.reported = self.ordered = 0  # serial numbers
+        if self.follower.leads:
+            self.lead(None, 0.0)
+
+    def lead(self, election: Election[Ballot] | None, now: float) -> None:
+        self.presences = [Presence(TIMING) for _ in range(len(self.rotation))]
+        self.reports = {}
+        configuration = None if election is None else election.configuration
+        self.term = 0 if election is None else election.term
+        self.led_since = now
+        common = (self.rotation, TIMING, self.place, self.presences, configuration, self.term)
+        self.lease = LeaderLease(*common)
+        if election is not None:
+            self.take_over(election, now)
+        self.lease.renew(now)
+        self.order_own(now)
+
+    def order_own(self, now: float) -> None:
+        """Between a head and its own agent no message is lost."""
+        self.hear_order(self.place, self.order(self.place, now), now)
+        if self.lease is not None:
+            self.hear_report(self.place, self.report(), now)
+
+    def take_over(self, election: Election[Ballot], now: float) -> None:
+        for agent, presence in enumerate(self.presences):
+            if agent in election.votes:
+                vote = election.votes[agent]
+                presence.hear(now, term=vote.term, version=vote.version, answers=None)
+                self.reports[agent] = vote
+            elif agent in election.dead:
+                presence.die(election.dead[agent], "dead")
+            elif agent != election.old and agent in election.configuration.agents:
+                presence.expect(now, within=TIMING.loss)
+            else:
+                presence.give_up("lost")
+
+    # Messages
+
+    def report(self) -> Ballot:
+        self.reported += 1
+        follower = self.follower
+        known = follower.configuration
+        return Ballot(
+            self.name,
+            self.reported,
+            follower.link.newest,
+            follower.term,
+            follower.seeking,
+            -1 if known is None else known.version,
+            known if follower.seeking != NOBODY else None,
+        )
+
+    def order(self, to: int, now: float) -> Beat:
+        assert self.lease is not None
+        report = self.reports.get(to)
+        if report is None:
+            report = self.report()
+        self.ordered += 1
+        configuration = self.lease.configuration
+        has_none = not self.presences[to].is_voter
+        has_it = report.version >= configuration.version and report.term >= self.lease.tenure
+        self.presences[to].answered.send(self.ordered, now)
+        return Beat(
+            report.incarnation,
+            self.ordered,
+            self.term,
+            self.lease.tenure,
+            self.name,
+            report.serial,
+            None if has_it or has_none else configuration,
+        )
+
+    def hear(self, kept: Kept, now: float) -> list[Kept]:
+        """Returns the answers."""
+        led = self.lease is not None
+        match kept.message:
+            case Ballot() as ballot:
+                answers = self.hear_report(kept.sender, ballot, now)
+            case Beat() as beat if beat.incarnation == self.name:
+                answers = self.hear_order(kept.sender, beat, now)
+            case Hint() as hint:
+                answers = sent(self.place, self.follower.hear_hint(kept.sender, hint, now))
+            case _:
+                return []
+        self.decide(now)
+        if self.lease is not None and not led:
+            answers = [Kept(self.place, kept.sender, self.order(kept.sender, now))]
+        return answers
+
+    def hear_order(self, sender: int, beat: Beat, now: float) -> list[Kept]:
+        if self.follower.hear(sender, beat, "", now):
+            self.follower.head_found()
+        if self.lease is not None and not self.follower.leads:
+            self.lease = None
+            self.presences, self.reports = [], {}
+        return []
+
+    def hear_report(self, sender: int, ballot: Ballot, now: float) -> list[Kept]:
+        lease = self.lease
+        if lease is None:
+            return sent(self.place, self.candidate.hear(sender, ballot, now))
+        presence, known = self.presences[sender], self.reports.get(sender)
+        if known is not None and known.incarnation != ballot.incarnation:
+            if not presence.is_given_up:
+                return []
+            presence.start_anew()
+            known = None
+        if known is not None and ballot.serial <= known.serial:
+            return []
+        answers = ballot.heard if lease.is_of_ours(ballot.term) else None
+        presence.hear(now, term=ballot.term, version=ballot.version, answers=answers)
+        self.reports[sender] = ballot
+        if ballot.term > self.term and lease.holds(now):
+            self.term = self.rotation.next_term(ballot.term, self.place)
+        lease.note_answer(sender, ballot.version, now)
+        if presence.is_given_up:
+            presence.come_back()
+        return [Kept(self.place, sender, self.order(sender, now))]
+
+    # Time, and what follows from it
+
+    def beat(self, now: float) -> None:
+        lease = self.lease
+        if lease is None:
+            return
+        for agent, presence in enumerate(self.presences):
+            if agent != self.place and (why := presence.check(now)):
+                presence.give_up(why)
+            elif agent == self.place:
+                presence.contact.hear(now)
+        lease.renew(now)
+        if lease.holds(now):
+            version = lease.configuration.version
+            lease.reconfigure(RECORD, now)
+            lease.drop_old_configuration(now)
+            if lease.configuration.version > version:
+                self.order_own(now)
+        self.decide(now)
+
+    def tick(self, now: float) -> None:
+        self.beat(now)
+        self.follower.tick(now)
+        self.decide(now)
+
+    def reaches(self) -> Collection[int]:
+        """The agents to which it may report: one that has heard nobody yet asks all by turns."""
+        if self.follower.standing is Standing.WAITING:
+            return range(len(self.rotation))
+        return self.follower.report_to
+
+    def report_to(self, agent: int, now: float) -> Ballot:
+        follower = self.follower
+        while agent not in follower.report_to:
+            term = follower.term if follower.seeking == NOBODY else follower.seeking
+            follower.seek(term + 1, now)
+        return self.report()
+
+    def learn_of_death(self, agent: int, now: float) -> None:
+        if self.lease is not None and not self.presences[agent].is_dead:
+            self.presences[agent].contact.close(now)
+            self.presences[agent].die(now, "dead")
+            self.lease.renew(now)
+        if agent == self.follower.head:
+            self.follower.link.close(now)
+        self.follower.agent_died(agent, now)
+        self.decide(now)
+
+    def decide(self, now: float) -> None:
+        follower = self.follower
+        if self.lease is not None:
+            if now >= max(self.lease.until, self.led_since + TIMING.loss):
+                follower.depose()
+            elif follower.is_deposed:
+                follower.reinstate()
+            return
+        if follower.seeking != NOBODY and self.rotation.head_of(follower.seeking) == self.place:
+            self.candidate.hear(self.place, self.report(), now)
+        election = self.candidate.elected(now)
+        if election is not None:
+            self.lead(election, now)
+
+    def holds(self, now: float) -> bool:
+        return self.lease is not None and self.lease.holds(now)
+
+
+def sent(sender: int, effects: list[Effect]) -> list[Kept]:
+    return [
+        Kept(sender, effect.to, effect.message)
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, Hint)
+    ]
+
+
+class Limits(NamedTuple):
+    """How often each of these may happen in a history."""
+
+    kills: int = 1
+    starts: int = 1
+    kept: int = 1
+
+
+class Cluster:
+    """All agents, and the messages that are kept on their way."""
+
+    def __init__(self, agents: int, limits: Limits, *, absent: int = 0) -> None:
+        """The others follow the first one. The last `absent` agents are not started yet."""
+        self.now, self.size, self.limits = 0.0, agents, limits
+        there = agents - absent
+        self.starts: list[Start | None] = [
+            Start(agents, i, 0) if i < there else None for i in range(agents)
+        ]
+        self.numbers = [1] * there + [0] * absent  # starts so far
+        self.post: list[Kept] = []
+        for _ in range(3):
+            for i in range(1, there):
+                self.do(("talk", i, 0))
+            self.do(("beat", 0))
+
+    def __getitem__(self, place: int) -> Start:
+        start = self.starts[place]
+        assert start is not None, f"agent {place} is not there"
+        return start
+
+    def heads(self) -> list[str]:
+        return [s.name for s in self.starts if s is not None and s.holds(self.now)]
+
+    def actions(self) -> Iterator[tuple[Any, ...]]:
+        yield ("pass",)
+        there = [s for s in self.starts if s is not None]
+        for a in there:
+            for h in a.reaches():
+                if h != a.place and self.starts[h] is not None:
+                    yield ("talk", a.place, h)
+                    yield ("hear", a.place, h)
+                    yield ("ask", a.place, h)
+                    if self.limits.kept:
+                        yield ("keep", a.place, h)
+            if a.lease is not None:
+                yield ("beat", a.place)
+                for to in a.reports:
+                    if to != a.place and self.starts[to] is not None:
+                        yield ("order", a.place, to)
+                        if self.limits.kept:
+                            yield ("hold", a.place, to)
+            if self.limits.kills:
+                yield ("kill", a.place)
+        for number in range(len(self.post)):
+            yield ("arrive", number)
+        for place, start in enumerate(self.starts):
+            if start is None:
+                if self.limits.starts or not self.numbers[place]:
+                    yield ("start", place)
+                if self.numbers[place]:
+                    for a in there:
+                        yield ("prove", place, a.place)
+
+    def do(self, action: tuple[Any, ...]) -> None:
+        """Raises BrokenLawError if two heads lead after it, or one has lost its lease by it."""
+        before = set(self.heads())
+        match action:
+            case ("pass",):
+                self.now += QUANTUM
+                for start in self.starts:
+                    if start is not None:
+                        start.tick(self.now)
+            case ("talk", a, h):
+                self.deliver(Kept(a, h, self[a].report_to(h, self.now)), answers=True)
+                if h in self[a].follower.report_to:  # it has news at once
+                    self.deliver(Kept(a, h, self[a].report()), answers=True)
+            case ("hear", a, h):
+                self.deliver(Kept(a, h, self[a].report_to(h, self.now)), answers=True)
+            case ("ask", a, h):
+                self.deliver(Kept(a, h, self[a].report_to(h, self.now)), answers=False)
+            case ("keep", a, h):
+                self.limits = self.limits._replace(kept=self.limits.kept - 1)
+                self.post.append(Kept(a, h, self[a].report_to(h, self.now)))
+            case ("beat", h):
+                self[h].beat(self.now)
+            case ("order", h, a):
+                self.deliver(Kept(h, a, self[h].order(a, self.now)), answers=False)
+            case ("hold", h, a):
+                self.limits = self.limits._replace(kept=self.limits.kept - 1)
+                self.post.append(Kept(h, a, self[h].order(a, self.now)))
+            case ("arrive", number):
+                self.deliver(self.post.pop(number), answers=False)
+            case ("kill", a):
+                self.limits = self.limits._replace(kills=self.limits.kills - 1)
+                self.starts[a] = None
+            case ("start", a):
+                if self.numbers[a]:
+                    self.limits = self.limits._replace(starts=self.limits.starts - 1)
+                self.starts[a] = Start(self.size, a, self.numbers[a])
+                self.numbers[a] += 1
+            case ("prove", dead, a):
+                self[a].learn_of_death(dead, self.now)
+        after = self.heads()
+        if len(after) > 1:
+            raise BrokenLawError(f"{' and '.join(after)} lead at the same time")
+        if max(self.numbers) > 1:
+            return  # another start of an agent ends what the last one had given
+        for start in self.starts:
+            name = None if start is None or start.lease is None else start.name
+            if action != ("pass",) and name in before and name not in after:
+                raise BrokenLawError(f"{name} has lost its lease, and no time has passed")
+
+    def deliver(self, kept: Kept, *, answers: bool) -> None:
+        to = self.starts[kept.to]
+        if to is None:
+            return
+        for answer in to.hear(kept, self.now):
+            if answers and (back := self.starts[answer.to]) is not None:
+                back.hear(answer, self.now)
+
+    # The canonical form
+
+    def key(self) -> tuple[Any, ...]:
+        """What the future depends on. Times are relative to now, serial numbers to each other."""
+        return Form(self).key()
+
+
+# Fields that decide nothing, never change, or are taken into account otherwise.
+LEFT_OUT = {
+    *("rotation", "timing", "me", "index", "elects", "_elects", "_presences", "link", "contact"),
+    *("answered", "why", "_why_lost", "_dialled", "_missed", "_lost_at", "_notice_at"),
+    *("_hurried_at", "_headless_limit", "_awake_since"),
+}
+
+
+class Form:
+    """What the future of a cluster depends on. Times are relative to now, and serial numbers to
+    each other.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def key(self) -> tuple[Any, ...]:
+        c = self.cluster
+        return (
+            tuple(self.of_start(s) for s in c.starts),
+            tuple(c.numbers),
+            c.limits,
+            tuple(self.of_kept(k) for k in c.post),
+        )
+
+    def at(self, t: float | None) -> float | None:
+        if t is None or math.isinf(t):
+            return t
+        return round(max(t - self.cluster.now, OLD), 3)
+
+    def of_fields(self, thing: Any) -> tuple[Any, ...]:
+        named = vars(thing).items()
+        return tuple(self.of_field(each) for name, each in named if name not in LEFT_OUT)
+
+    def of_field(self, each: Any) -> Any:
+        if isinstance(each, dict):
+            return tuple((name, self.of_field(item)) for name, item in sorted(each.items()))
+        if isinstance(each, float):
+            return self.at(each)
+        return frozenset(each) if isinstance(each, set) else each
+
+    def of_start(self, start: Start | None) -> tuple[Any, ...] | None:
+        if start is None:
+            return None
+        link = start.follower.link
+        mine = (
+            start.name,
+            self.of_fields(start.follower),
+            (link.is_dead, link.is_released, link.is_closed, self.at(link.silent_at(0.0))),
+            self.of_ballots(start),
+        )
+        return mine if start.lease is None else (*mine, *self.of_head(start, start.lease))
+
+    def of_ballots(self, start: Start) -> tuple[Any, ...]:
+        """Those that may still count."""
+        return tuple(
+            (agent, b.seeking, b.term, b.configuration, self.at(at))
+            for agent, (at, b) in sorted(start.candidate._ballots.items())
+            if self.cluster.now < at + TIMING.loss and b.seeking != NOBODY
+        )
+
+    def of_head(self, start: Start, lease: LeaderLease) -> tuple[Any, ...]:
+        presences = tuple(self.of_presence(start, a) for a in range(self.cluster.size))
+        own = (start.term, self.at(start.led_since))
+        return (own, self.of_fields(lease), presences)
+
+    def of_presence(self, start: Start, agent: int) -> tuple[Any, ...]:
+        if agent == start.place:
+            return ()
+        p, there = start.presences[agent], self.cluster.starts[agent]
+        known = start.reports.get(agent)
+        heard = -1  # the newest order that the agent would answer
+        if there is not None and there.follower.start == start.name:
+            heard = there.follower.link.newest
+        return (
+            self.of_fields(p),
+            self.at(p.contact.heard),
+            p.contact.closed is None,
+            self.at(p.answered.lease_start),
+            self.answered_at(start, agent, heard),
+            None if known is None else (known.incarnation, known.version, known.term),
+        )
+
+    def answered_at(self, head: Start, agent: int, heard: int) -> float | None:
+        """When this head sent the newest order that an answer to `heard` would answer."""
+        if head.lease is None:
+            return None
+        sent = head.presences[agent].answered._unanswered
+        answered = [at for serial, at in sent if serial <= heard]
+        return self.at(answered[-1]) if answered else None
+
+    def of_kept(self, kept: Kept) -> tuple[Any, ...]:
+        sender, to = self.cluster.starts[kept.sender], self.cluster.starts[kept.to]
+        common = (kept.sender, kept.to, sender is None)
+        match kept.message:
+            case Ballot() as b if to is not None:
+                known, ballot = to.reports.get(kept.sender), to.candidate._ballots.get(kept.sender)
+                is_new = known is None or b.serial > known.serial
+                is_vote = ballot is None or b.serial > ballot[1].serial
+                said = (b.incarnation, b.term, b.seeking, b.version, b.configuration)
+                return (*common, is_new, is_vote, said, self.answered_at(to, kept.sender, b.heard))
+            case Beat() as b if to is not None:
+                said = (b.incarnation, b.term, b.tenure, b.start, b.configuration)
+                sent_at = self.sent_at(kept, b)
+                return (*common, b.serial > to.follower.link.newest, said, sent_at)
+            case Hint() as hint:
+                return (*common, hint.news)
+        return (*common, "nobody is there")
+
+    def sent_at(self, kept: Kept, beat: Beat) -> float | None:
+        """When the head sent this order, which it may have answered yet."""
+        head = self.cluster.starts[kept.sender]
+        if head is None or head.name != beat.start:
+            return None
+        return self.answered_at(head, kept.to, beat.serial)
+
+
+# Copies of a cluster share what never changes.
+
+
+_configurations: dict[Configuration, int] = {}
+_by_number: list[Configuration] = []
+
+
+def _configuration(number: int) -> Configuration:
+    return _by_number[number]
+
+
+def _number(configuration: Configuration) -> tuple[Any, ...]:
+    number = _configurations.get(configuration)
+    if number is None:
+        number = _configurations[configuration] = len(_by_number)
+        _by_number.append(configuration)
+    return (_configuration, (number,))
+
+
+def _timing() -> Timing:
+    return TIMING
+
+
+copyreg.pickle(Configuration, _number)
+copyreg.pickle(Rotation, lambda rotation: (rotation_of, (len(rotation),)))
+copyreg.pickle(Timing, lambda _: (_timing, ()))
+
+History = tuple[tuple[Any, ...], ...]
+
+
+class Found(NamedTuple):
+    states: int
+    depth: int
+    broken: str  # "" if no law was broken
+    history: History
+
+
+def after(cluster: Cluster, history: History) -> Cluster:
+    for action in history:
+        cluster.do(action)
+    return cluster
+
+
+def search(first: Cluster, depth: int) -> Found:
+    """Do all that can happen, `depth` times one after the other at most. States that were seen
+    before are left out.
+    """
+    seen = {hash(first.key())}
+    level: list[tuple[bytes, History]] = [(pickle.dumps(first, -1), ())]
+    for done in range(depth):
+        following: list[tuple[bytes, History]] = []
+        for frozen, history in level:
+            for action in list(pickle.loads(frozen).actions()):
+                cluster = pickle.loads(frozen)
+                try:
+                    cluster.do(action)
+                except (BrokenLawError, AssertionError) as e:
+                    return Found(len(seen), done + 1, str(e), (*history, action))
+                key = hash(cluster.key())
+                if key not in seen:
+                    seen.add(key)
+                    following.append((pickle.dumps(cluster, -1), (*history, action)))
+        level = following
+    return Found(len(seen), depth, "", ())
+
+
+def written(history: History) -> str:
+    return ", ".join(" ".join(map(str, action)) for action in history)
+
+
+def parsed(text: str) -> History:
+    each = (part.split() for part in text.split(",") if part.strip())
+    return tuple((verb, *map(int, numbers)) for verb, *numbers in each)
+
+
+class Scene(NamedTuple):
+    """Where a search begins, and how deep it goes: in `make quick`, and in `make sim`."""
+
+    agents: int
+    limits: Limits
+    history: str
+    quick: int
+    deep: int
+    absent: int = 0
+
+    def search(self, depth: int) -> Found:
+        first = Cluster(self.agents, self.limits, absent=self.absent)
+        return search(after(first, parsed(self.history)), depth)
+
+
+# Agents 3 and 4 are cut off from the head, which then loses both of the others.
+TWO_DEATHS = Scene(
+    5,
+    Limits(kills=2, starts=0, kept=0),
+    "talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, beat 0, talk 1 0, "
+    "talk 2 0, beat 0, talk 1 0, talk 2 0, kill 1, kill 2, prove 1 0, prove 2 0, beat 0, beat 0, "
+    "pass, prove 1 3, prove 2 3, prove 1 4, prove 2 4, pass, pass, pass",
+    *(3, 5),
+)
+# Half of the agents are cut off from the head, which then loses the other one.
+HALF_ARE_LEFT = Scene(
+    4,
+    Limits(kills=1, starts=0, kept=0),
+    "talk 1 0, pass, talk 1 0, pass, talk 1 0, beat 0, talk 1 0, beat 0, kill 1, prove 1 0, "
+    "beat 0, beat 0, prove 1 2, pass, beat 0, prove 1 2, pass, pass, pass, pass, talk 3 2",
+    *(3, 5),
+)
+# Another agent was elected. Two that have asked it to lead have heard the old head again since.
+ELECTED_AND_LEFT = Scene(
+    5,
+    Limits(kills=0, starts=0, kept=0),
+    "pass, pass, pass, ask 2 1, ask 3 1, talk 4 1, talk 2 0, talk 3 0, beat 0, talk 2 0, "
+    "talk 3 0, beat 0, talk 2 0, pass, talk 2 0, talk 4 1, pass, talk 2 0, talk 4 1, pass, "
+    "talk 2 0, talk 4 1",
+    *(3, 5),
+)
+# Of two heads each has two voters, and the fifth, which has followed the old one, was killed.
+ONE_IS_MISSING = Scene(
+    5,
+    Limits(kills=1, starts=1, kept=0),
+    "pass, pass, pass, ask 2 1, talk 3 1, talk 2 0, talk 4 0, kill 4",
+    *(3, 5),
+)
+# The last agent starts after another one was elected, and follows that.
+A_NEWCOMER = Scene(
+    5,
+    Limits(kills=0, starts=0, kept=0),
+    "pass, pass, pass, ask 2 1, talk 3 1, start 4, talk 4 1, pass, talk 3 1, talk 4 1, pass, "
+    "talk 3 1, talk 4 1, pass, talk 3 1, talk 4 1",
+    *(2, 5, 1),
+)
+# The first agents come, one after the other.
+ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 6, 2))
+SCENES = {
+    "three agents": Scene(3, Limits(), "", 3, 6),
+    "three, each by itself": Scene(3, Limits(), "pass, pass, pass", 2, 5),
+    "five agents": Scene(5, Limits(), "", 2, 4),
+    "five, each by itself": Scene(5, Limits(), "pass, pass, pass", 1, 3),
+    "two deaths": TWO_DEATHS,
+    "half are left": HALF_ARE_LEFT,
+    "elected and left": ELECTED_AND_LEFT,
+    "one is missing": ONE_IS_MISSING,
+    "a newcomer": A_NEWCOMER,
+    "arrivals": ARRIVALS,
+}
+
+
+def search_all() -> int:
+    broken = False
+    for name, scene in SCENES.items():
+        began = time.monotonic()
+        found = scene.search(scene.deep)
+        spent = time.monotonic() - began
+        print(f"{name}: {found.states} states, {found.depth} deep, in {spent:.0f} s", flush=True)
+        if found.broken:
+            broken = True
+            history = written((*parsed(scene.history), *found.history))
+            where = f"--agents {scene.agents} --absent {scene.absent}"
+            print(f"BROKEN: {found.broken}")
+            print(f'to see it: python {sys.argv[0]} {where} --replay "{history}"')
+    return 1 if broken else 0
+
+
+def replay(cluster: Cluster, history: str) -> int:
+    for action in parsed(history):
+        try:
+            cluster.do(action)
+        except BrokenLawError as e:
+            print(f"{cluster.now:5.1f}  {written((action,)):12}  BROKEN: {e}")
+            return 1
+        print(f"{cluster.now:5.1f}  {written((action,)):12}  {' '.join(cluster.heads())}")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=3)
+    parser.add_argument("--absent", type=int, default=0, help="agents that are to be started")
+    parser.add_argument("--replay", metavar="HISTORY", help="show who leads after each event")
+    options = parser.parse_args()
+    if options.replay is None:
+        return search_all()
+    return replay(Cluster(options.agents, Limits(), absent=options.absent), options.replay)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""All orders of a few events, from histories after which little is missing for two heads at once.
+
+The search must find them where a rule is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from search import (
+    ELECTED_AND_LEFT,
+    HALF_ARE_LEFT,
+    ONE_IS_MISSING,
+    SCENES,
+    TWO_DEATHS,
+    BrokenLawError,
+    Cluster,
+    Limits,
+    Scene,
+)
+
+from hpclaunch.core.consensus import leader_lease, quorum
+from hpclaunch.core.consensus.follower import Follower
+from hpclaunch.core.consensus.leader_lease import LeaderLease
+from hpclaunch.core.consensus.presence import Presence
+from hpclaunch.core.protocol.configuration import Configuration, Voters
+
+
+@pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
+def test_two_heads_never_lead_at_once(scene: Scene) -> None:
+    assert not scene.search(scene.quick).broken
+
+
+def count_no_dead(voters: Voters, gone: Collection[int]) -> int:
+    return len(voters.members.difference(gone)) // 2 + 1
+
+
+def half_replaces(configuration: Configuration, have_it: Collection[int], *_: Any) -> bool:
+    assert configuration.old is not None
+    members = configuration.old.members
+    return 2 * len(members.intersection(have_it)) >= len(members)
+
+
+ALWAYS = property(lambda _: True, lambda _, value: None)
+LEFT_OUT: dict[str, tuple[Scene, Any, str, Any]] = {
+    "all but one of the dead count": (TWO_DEATHS, quorum, "_majority", count_no_dead),
+    "less than half are without": (HALF_ARE_LEFT, leader_lease, "replaces_old", half_replaces),
+    "none follows an older one": (ELECTED_AND_LEFT, Follower, "_is_behind", lambda *_: False),
+    "a voter is one start": (ONE_IS_MISSING, Presence, "is_voter", ALWAYS),
+}
+
+
+@pytest.mark.parametrize(("scene", "where", "name", "instead"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_it_finds_what_is_wrong_without_a_rule(
+    scene: Scene, where: Any, name: str, instead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, instead, raising=False)
+    assert "lead at the same time" in scene.search(3).broken
+
+
+def test_a_lease_ends_with_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that lists agents that have not come yet has no quorum of them."""
+    monkeypatch.setattr(LeaderLease, "_is_there", lambda *_: True)
+    with pytest.raises(BrokenLawError, match="0a has lost its lease, and no time has passed"):
+        Cluster(3, Limits(), absent=2)
