@@ -14,6 +14,12 @@ coverage.py knows which lines are statements, and writes the report.
 
 An `except` or a `case` counts as reached if it has matched. What runs from a copy of launcher/ made
 without `__pycache__`, in another version of Python or with `python -O` is not counted.
+
+With the marks, tests fail that list what importing hpclaunch imports (which is ctypes as well), and
+one whose steps torch.compile would put into one graph.
+
+Run one at a time. If this program is killed, run it again, or remove the `__pycache__` directories
+of launcher/.
 """
 
 from __future__ import annotations
