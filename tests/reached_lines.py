@@ -12,8 +12,15 @@ each statement another one marks its line as reached, in a file that each proces
 memory. Whatever imports launcher/ uses them, and no mark is lost when a process is killed.
 coverage.py knows which lines are statements, and writes the report.
 
-An `except` or a `case` counts as reached if it has matched. What runs from a copy of launcher/ made
-without `__pycache__`, in another version of Python or with `python -O` is not counted.
+An `except` or a `case` counts as reached if it has matched. What does not come from a compiled file
+is not counted: a file that Python runs as its script (`worker/measurement.py`), a copy of launcher/
+made without `__pycache__`, another version of Python, `python -O`.
+
+With the marks, tests fail that list what importing hpclaunch imports (which is ctypes as well), and
+one whose steps torch.compile would put into one graph.
+
+Run one at a time. If this program is killed, run it again, or remove the `__pycache__` directories
+of launcher/.
 """
 
 from __future__ import annotations
