@@ -94,8 +94,8 @@ def test_is_quorum(n, head, votes, dead, enough):
 
 
 @pytest.mark.parametrize(("n", "at_once"), [(2, True), (4, False)])
-def test_one_of_two_voters_that_is_dead_is_not_counted_at_once(n, at_once):
-    """No head leads without the other one. Of four, two may follow a head with a lease of it."""
+def test_of_two_voters_a_dead_one_stops_counting_at_once(n, at_once):
+    """No head leads without the other. Of four, two may follow a head that has its vote lease."""
     one = a_configuration(range(n))
     votes = set(range(n // 2, n))
     assert quorum.is_quorum(one, votes, {0: 4.5}, 0.0) is at_once
