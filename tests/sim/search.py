@@ -250,9 +250,12 @@ class Start:
         self.decide(now)
 
     def reaches(self) -> Collection[int]:
-        """The agents to which it may report: one that has heard nobody yet asks all by turns."""
+        """The agents to which it may report: one that has heard nobody yet asks all
+        by turns that it does not know to be dead.
+        """
         if self.follower.standing is Standing.WAITING:
-            return range(len(self.rotation))
+            living = set(self.rotation.agents).difference(self.follower.dead)
+            return {self.follower.head, *living}
         return self.follower.report_to
 
     def report_to(self, agent: int, now: float) -> Ballot:
