@@ -258,7 +258,8 @@ def oldest_first(pids: Iterable[int]) -> list[int]:
 
     def started(pid: int) -> tuple[int, int]:
         fields = stat(pid)
-        return (int(fields[STARTED]) if fields else 0, pid)  # the time has steps of 10 ms
+        # The time has steps of 10 ms. Within one, a child's pid is higher, unless pids begin anew.
+        return (int(fields[STARTED]) if fields else 0, pid)
 
     return sorted(pids, key=started)
 

@@ -29,6 +29,7 @@ from hpclaunch.core.protocol.model import (
 )
 
 TERM = 15
+STOPPED = "it is not started again: hpclaunch stop"
 NO_PROGRESS = (
     "it is not started again: this run saved no checkpoint that is further than that of the run "
     "before"
@@ -143,9 +144,25 @@ def test_a_user_stops_a_job_whose_time_is_up():
     assert not crew.running
     assert not crew.verdicts
     crew.tell(0, Requested(Request.STOP))
-    crew.until(986.0)
-    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.STOP, Sequel.LEAVE)
+    crew.until(999.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.TIME_LIMIT, Sequel.LEAVE)
     assert verdict(crew).code == 128 + TERM
+    assert verdict(crew).reason.endswith(STOPPED)
+
+
+def test_a_user_stops_a_job_whose_script_has_failed():
+    """The failure stays in the report."""
+    crew = training(requeueing=asked((EndKind.FAILURE,), before=1), max_restarts=0)
+    crew.checkpoint = None
+    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.until(4.0)
+    assert not crew.verdicts
+    crew.tell(0, Requested(Request.STOP))
+    crew.until(30.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.FAILURE, Sequel.LEAVE)
+    assert verdict(crew).code == 9
+    assert verdict(crew).cause is not None
+    assert verdict(crew).reason.endswith(STOPPED)
 
 
 def test_a_user_stops_a_job_before_slurm_has_said_what_its_sigterm_means():
@@ -156,9 +173,10 @@ def test_a_user_stops_a_job_before_slurm_has_said_what_its_sigterm_means():
     crew.until(103.0)
     assert not crew.running
     crew.tell(0, Requested(Request.STOP))
-    crew.ends_at, crew.state = 160.0, JobState.PREEMPTED
+    crew.tell(0, EndFound(57.0, JobState.PREEMPTED))
     crew.until(120.0)
-    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.STOP, Sequel.LEAVE)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.PREEMPTION, Sequel.LEAVE)
+    assert verdict(crew).reason.endswith(STOPPED)
 
 
 # Preemption
@@ -206,8 +224,9 @@ def test_a_user_stops_a_preempted_job_that_slurm_would_start_again():
     crew.until(140.0)
     assert not crew.verdicts
     crew.tell(0, Requested(Request.STOP))
-    crew.until(141.0)
-    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.STOP, Sequel.LEAVE)
+    crew.until(155.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.PREEMPTION, Sequel.LEAVE)
+    assert verdict(crew).reason.endswith(STOPPED)
 
 
 def test_a_preempted_job_need_not_wait_if_it_is_requeued_anyway():

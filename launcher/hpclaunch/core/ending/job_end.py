@@ -25,7 +25,7 @@ from .allocation_end import AllocationEnd
 from .last_save import LastSave
 from .leaving import Leaving
 from .notices import Notices
-from .requeueing import RequeueDecision
+from .requeueing import STOPPED_BY, RequeueDecision
 from .table import ENDS, verdict
 
 
@@ -78,8 +78,10 @@ class JobEnd:
         """Whether a user's stop still makes a difference: nothing ends the job, or another run may
         follow.
         """
-        if self.verdict is None or self._is_final:
-            return self.verdict is None
+        if self.verdict is None:
+            return True
+        if self._is_final:
+            return False
         is_unexplained = self.verdict.origin is Origin.SIGTERM and self.allocation.waits_for_slurm
         return is_unexplained or self._requeue.may_follow(self._origin(self.verdict))
 
@@ -90,11 +92,12 @@ class JobEnd:
         return self.allocation.origin if self._is_out_of_time else explained
 
     def stop(self, restarts: int) -> None:
-        """End the job because its user wants that, if `accepts_stop`; no other run follows."""
+        """End the job because its user wants that, if `accepts_stop`. No other run follows, also
+        if it ends already: then for the reason that it has.
+        """
         assert self.accepts_stop, "a stop that makes no difference is refused"
-        reason = "ended by hpclaunch stop"
-        self.verdict = verdict(Origin.STOP, reason, restarts=restarts)
-        self._is_out_of_time, self._explained_by = False, math.inf
+        self._requeue.is_stopped = True
+        self.note(verdict(Origin.STOP, f"ended by {STOPPED_BY}", restarts=restarts))
 
     def hear(self, report: Report, now: float, restarts: int) -> None:
         """End the job if an agent is in trouble, or has received a signal."""

@@ -15,10 +15,13 @@ from ..protocol.values import replace
 from ..protocol.wording import count
 from .table import ENDS, NextRun
 
+STOPPED_BY = "hpclaunch stop"
+
 
 class RequeueDecision:
     def __init__(self, job: Job) -> None:
         self.job, self.wanted = job, job.requeueing
+        self.is_stopped = False  # by its user
         self._warned = False
         self._requeued_if_killed = False  # the job is preempted
 
@@ -39,8 +42,10 @@ class RequeueDecision:
 
     def may_follow(self, origin: Origin) -> bool:
         """Return whether the user wants another run after such an end, or Slurm starts one."""
-        if_killed = ENDS[origin].next_run is NextRun.WANTED_OR_KILLED
-        return self._is_wanted(origin) or (if_killed and self._requeued_if_killed)
+        return self._is_wanted(origin) or self._is_requeued_if_killed(origin)
+
+    def _is_requeued_if_killed(self, origin: Origin) -> bool:
+        return self._requeued_if_killed and ENDS[origin].next_run is NextRun.WANTED_OR_KILLED
 
     def depends_on_progress(self, origin: Origin) -> bool:
         return self._is_wanted(origin) and self.wanted.before > 0
@@ -52,7 +57,8 @@ class RequeueDecision:
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)
-        why_not = self._objection(progress=progress) if is_wanted else ""
+        concerned = is_wanted or (self.is_stopped and self.may_follow(ended.origin))
+        why_not = self._objection(progress=progress) if concerned else ""
         if is_wanted and not (wanted.is_chain or why_not):
             return replace(ended, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
         if wanted.on and not wanted.is_chain and ended.code == EXIT_SAVED:
@@ -60,8 +66,7 @@ class RequeueDecision:
         if why_not:
             reason = f"{ended.reason}; it is not started again: {why_not}"
             return replace(ended, reason=reason, sequel=self._last)
-        if_killed = ENDS[ended.origin].next_run is NextRun.WANTED_OR_KILLED
-        if if_killed and self._requeued_if_killed:
+        if self._is_requeued_if_killed(ended.origin):
             return replace(ended, sequel=Sequel.LINGER, left=round(left, 3))
         return ended if is_wanted else replace(ended, sequel=self._last)
 
@@ -72,6 +77,8 @@ class RequeueDecision:
     def _objection(self, *, progress: bool) -> str:
         """Return why there is to be no other run; "" if there may be one."""
         wanted = self.wanted
+        if self.is_stopped:
+            return STOPPED_BY
         if not wanted.is_chain and wanted.before >= wanted.most:
             return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
         if wanted.before and not progress:
