@@ -175,7 +175,9 @@ def test_a_head_that_has_raised_its_term_is_deposed_by_one_of_a_lower_term():
     assert control.head.state.orders.term == 8
     crew.until(control.head.deposed_at + 0.05)
     assert control.member.follower.term == 0  # it has had no order since
-    crew.tell(0, wait(0, sender=2, term=6, incarnation="a0"))
+    written = replace(control.head.state.lease.configuration, tenure=6)
+    order = wait(0, sender=2, term=6, incarnation="a0", tenure=6, configuration=written)
+    crew.tell(0, order)
     crew.until(crew.now + 1.0)
     assert not control.leads
     assert control.head_host == "n2"
