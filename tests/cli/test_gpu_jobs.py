@@ -15,7 +15,7 @@ from pathlib import Path
 import nvml
 import psutil
 import pytest
-from launching import LIMIT, end, free_port, living, script, start, until
+from launching import LIMIT, end, free_port, living, script, start, until, without_load
 from nvml import LOST, Driver, Gpu
 from test_metrics import scraped
 
@@ -75,7 +75,7 @@ class Machine:
         """Let the workers end: (exit code, the launcher's words)."""
         (self.directory / "go").touch()
         _, err = self.process.communicate(timeout=LIMIT)
-        return self.process.returncode, err
+        return self.process.returncode, without_load(err)
 
     def of_mps(self):
         """Processes whose directories are this machine's."""

@@ -26,22 +26,22 @@ SOMETIMES = {"status.Threads", "numpy.random.seed"}
 
 
 @pytest.fixture(scope="module")
-def runs(starts, tmp_path_factory):
+def runs(torchruns, tmp_path_factory):
     """What a rank saw under each launcher."""
     directory = tmp_path_factory.mktemp("inside")
     (directory / "train.py").write_text((FILES / "inside.py").read_text())
 
-    def run(name, start="cold"):
-        launchers = Launchers(directory, directory / f"{name}-{start}", start=start)
-        done = getattr(launchers, name)("train.py", workers=2)
-        assert len(done.facts) == 2, done.err
-        return done.facts[0]
+    def launchers(name, start="cold"):
+        return Launchers(directory, directory / f"{name}-{start}", start=start)
 
-    return {
-        "torchrun": run("torchrun"),
-        "cold": run("hpclaunch"),
-        "warm": run("hpclaunch", "warm"),
+    runs = {
+        "torchrun": launchers("torchrun").torchrun(torchruns, "train.py", workers=2),
+        "cold": launchers("hpclaunch").hpclaunch("train.py", workers=2),
+        "warm": launchers("hpclaunch", "warm").hpclaunch("train.py", workers=2),
     }
+    for done in runs.values():
+        assert len(done.facts) == 2, done.err
+    return {name: done.facts[0] for name, done in runs.items()}
 
 
 def differences(runs, start, moment):
