@@ -91,13 +91,16 @@ class WorkerWatch:
     # Queries
 
     def ask(self, kind: str, number: int) -> None:
-        """Begin to answer a query, instead of an earlier one of its kind."""
-        if kind == SAMPLE and EVIDENCE in self._queries:
-            return  # for both, workers write to the same file
-        if kind == EVIDENCE:
-            self._queries.pop(SAMPLE, None)
+        """Begin to answer a query, instead of an earlier one of its kind. For evidence and for a
+        sample, workers write to the same file: a sample begins, or begins anew, after evidence."""
+        if kind == EVIDENCE and SAMPLE in self._queries:
+            self._begin(SAMPLE, self._queries[SAMPLE].number)
+        self._begin(kind, number)
+        if kind != SAMPLE or EVIDENCE not in self._queries:
+            self._continue(kind)
+
+    def _begin(self, kind: str, number: int) -> None:
         self._queries[kind] = Answering(number, 0.0, self._finders[kind]())
-        self._continue(kind)
 
     def _continue(self, kind: str) -> None:
         """Take the next step to an answer, if it is time."""
