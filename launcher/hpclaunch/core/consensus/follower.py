@@ -132,6 +132,8 @@ class Follower:
             return False
         if sender != self.head and not (self.is_free(now) or self.is_new):
             return False  # our own head still holds our vote lease
+        if sender != self.head:
+            self._missed = False
         if beat.tenure != self.tenure:
             self.link = LeaderLink(self.timing)
             # Two heads may have written different configurations with the same version.
