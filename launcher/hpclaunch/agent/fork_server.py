@@ -32,7 +32,6 @@ from ..core.protocol.node_facts import (
     TemplateReplaced,
     WorkerTurnedCold,
 )
-from ..core.protocol.values import replace
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
 from ..worker import fork_server_messages as replies
@@ -270,13 +269,11 @@ class ForkServer(Adapter):
         if query.kind is QueryKind.SAMPLE:
             agents = len(self._config.job.places)
             return [_answered(query, sampling.sample_of(**found, agents=agents))]
-        body = msgspec.convert({"type": query.kind.value, **found}, Body, str_keys=True)
-        if isinstance(body, Vitals):
-            if query == FOR_HISTORY:
-                self._take_vitals(body.ranks)
-                return []
-            body = replace(body, gpus=self._health.use)
-        return [_answered(query, body)]
+        ranks = msgspec.convert(found["ranks"], tuple[RankVitals, ...])
+        if query == FOR_HISTORY:
+            self._take_vitals(ranks)
+            return []
+        return [_answered(query, Vitals(ranks, self._health.use))]
 
     def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self._logs.service.keep(found.directory, evidence.files_of(found))
