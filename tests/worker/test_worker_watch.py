@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.fork_server_messages import Answer
-from hpclaunch.worker.worker_watch import EVIDENCE, SAMPLE, VITALS, WorkerWatch
+from hpclaunch.worker.fork_server_messages import EVIDENCE, SAMPLE, VITALS, Answer
+from hpclaunch.worker.worker_watch import WorkerWatch
 
 LIMIT = 20.0
 

@@ -11,14 +11,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from .fork_server_messages import Answer, Event, Offered, Progress, Taken, Unhandled, Unheard
+from .fork_server_messages import (
+    EVIDENCE,
+    HISTORY,
+    SAMPLE,
+    VITALS,
+    Answer,
+    Event,
+    Offered,
+    Progress,
+    Taken,
+    Unhandled,
+    Unheard,
+)
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
 from .step_notices import StepNotices
 from .vitals import VitalSigns
 from .workers import Workers
 
-EVIDENCE, SAMPLE, VITALS = "evidence", "sample", "vitals"  # kinds of queries
 # The steps to an answer: each yields how many seconds to wait for the next, and the last its body.
 Steps: TypeAlias = Iterator[float | dict[str, Any]]
 
@@ -48,7 +59,8 @@ class WorkerWatch:
         self._finders: dict[str, Callable[[], Steps]] = {
             EVIDENCE: self._find_evidence,
             SAMPLE: lambda: self._sampler.take(self._workers.pids),
-            VITALS: lambda: iter([{"ranks": self._vitals.of(self._workers.pids())}]),
+            VITALS: self._find_vitals,
+            HISTORY: self._find_vitals,
         }
         self._queries: dict[str, Answering] = {}  # by kind
         self._given = 0  # the number of the last notice that was given in this round
@@ -119,6 +131,9 @@ class WorkerWatch:
         if not self._is_paused():
             self._look_at_workers(at_once=True)  # some may go on meanwhile
         yield {"ranks": self._progress.evidence(self._workers.pids())}
+
+    def _find_vitals(self) -> Steps:
+        yield {"ranks": self._vitals.of(self._workers.pids())}
 
     # Notices
 
