@@ -41,6 +41,19 @@ def test_how_a_worker_ended(client, script, code, signum):
     client.until("gone")
 
 
+def test_a_query_that_comes_before_its_round_is_answered_in_it(client):
+    client.server.query("vitals", 1)
+    client.server.query("vitals", 2)
+    client.server.query("history", 0)  # replaces none of the head's
+    client.start(sh("sleep 600"))
+    answers = [client.until("answer") for _ in range(2)]
+    assert [(each["kind"], each["number"]) for each in answers] == [("vitals", 2), ("history", 0)]
+    for answer in answers:
+        assert [each["rank"] for each in answer["body"]["ranks"]] == [0]
+    client.end_round()
+    assert not [each for each in client.told if each["event"] == "answer"]
+
+
 @pytest.mark.parametrize("kind", ["out", "err"])
 def test_no_worker_writes_through_a_link(client, kind):
     client.path(0, kind).symlink_to("victim")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.fork_server_messages import Answer
-from hpclaunch.worker.worker_watch import EVIDENCE, SAMPLE, VITALS, WorkerWatch
+from hpclaunch.worker.fork_server_messages import EVIDENCE, SAMPLE, VITALS, Answer
+from hpclaunch.worker.worker_watch import WorkerWatch
 
 LIMIT = 20.0
 
@@ -65,15 +65,15 @@ def test_a_query_replaces_an_earlier_one_of_its_kind(round_):
     assert round_.answers == [(SAMPLE, 2)]
 
 
-def test_no_sample_is_taken_while_evidence_is_found(round_):
+def test_samples_wait_while_evidence_is_found(round_):
     """The answers of the workers would mix."""
     round_.watch.ask(SAMPLE, 1)
-    round_.watch.ask(EVIDENCE, 2)
-    round_.watch.ask(SAMPLE, 3)
-    round_.go_on(answers=1)
-    round_.watch.ask(SAMPLE, 4)
+    round_.watch.ask(EVIDENCE, 2)  # the sample begins anew afterwards
     round_.go_on(answers=2)
-    assert round_.answers == [(EVIDENCE, 2), (SAMPLE, 4)]
+    round_.watch.ask(EVIDENCE, 3)
+    round_.watch.ask(SAMPLE, 4)
+    round_.go_on(answers=4)
+    assert round_.answers == [(EVIDENCE, 2), (SAMPLE, 1), (EVIDENCE, 3), (SAMPLE, 4)]
 
 
 def test_only_evidence_is_found_while_workers_are_paused(round_):

@@ -32,7 +32,6 @@ from ..core.protocol.node_facts import (
     TemplateReplaced,
     WorkerTurnedCold,
 )
-from ..core.protocol.values import replace
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
 from ..worker import fork_server_messages as replies
@@ -56,7 +55,6 @@ Remark: TypeAlias = (
     | replies.PassedOver
     | replies.Continued
 )
-FOR_HISTORY = Query(QueryKind.VITALS, 0)  # the core's numbers begin with 1
 
 
 class ForkServer(Adapter):
@@ -95,7 +93,7 @@ class ForkServer(Adapter):
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
         """Have `take` get what the workers do and use, for the history."""
         self._take_vitals = take
-        self._client.query(FOR_HISTORY.kind.value, FOR_HISTORY.number)
+        self._client.query(replies.HISTORY, 0)
 
     def resize(self) -> None:
         """Give the workers' terminals the size of the user's."""
@@ -205,6 +203,8 @@ class ForkServer(Adapter):
             case replies.Progress(steps=steps, spent=spent):
                 lists = {"steps": tuple(steps), "spent": tuple(spent)}
                 return [events.WorkersSeen(**{**reply.fields(), **lists})]
+            case replies.Answer(replies.HISTORY, body=body):
+                self._take_vitals(_ranks(body))
             case replies.Answer(kind, number, body):
                 return self._on_answer(Query(QueryKind(kind), number), body)
             case replies.Offered(number, accepted, busy, steps):
@@ -270,13 +270,7 @@ class ForkServer(Adapter):
         if query.kind is QueryKind.SAMPLE:
             agents = len(self._config.job.places)
             return [_answered(query, sampling.sample_of(**found, agents=agents))]
-        body = msgspec.convert({"type": query.kind.value, **found}, Body, str_keys=True)
-        if isinstance(body, Vitals):
-            if query == FOR_HISTORY:
-                self._take_vitals(body.ranks)
-                return []
-            body = replace(body, gpus=self._health.use)
-        return [_answered(query, body)]
+        return [_answered(query, Vitals(_ranks(found), self._health.use))]
 
     def _keep_evidence(self, found: evidence.HangEvidence) -> list[events.Event]:
         self._logs.service.keep(found.directory, evidence.files_of(found))
@@ -290,6 +284,11 @@ class ForkServer(Adapter):
 
     def close(self) -> None:
         self._client.close(in_order=self._is_in_order)
+
+
+def _ranks(found: Mapping[str, Any]) -> tuple[RankVitals, ...]:
+    """Return the vitals of each worker as the fork server has found them."""
+    return msgspec.convert(found["ranks"], tuple[RankVitals, ...])
 
 
 def _answered(query: Query, body: Body) -> events.Event:

@@ -126,6 +126,9 @@ class ForkServer:
         self.memory_kills = MemoryKills()
         self.board = NoticeBoard()
         self.left: list[Leftover] = []  # those that were last reported to the agent
+        # Queries about the round that is about to begin, by kind. One that came too late for the
+        # last round gets an answer in the next; the agent knows by its number that it is stale.
+        self.early: dict[str, Query] = {}
         # The agent starts this process with all signals blocked. These remain so: `take_pending`.
         signal.pthread_sigmask(signal.SIG_SETMASK, spared)
         os.setpgid(0, 0)
@@ -207,8 +210,10 @@ class ForkServer:
                 self.watch.withdraw()
             case Give(number) if runs:
                 self.watch.give(number)
-            case Query() | Offer() | Give():
-                pass  # the round that it is about is over
+            case Query(kind):
+                self.early[kind] = request
+            case Offer() | Give():
+                pass  # the workers have ended; or they have not begun, and the head offers again
             case Signal(signum):
                 if without := self.workers.pass_on(signum):
                     self.report(Unhandled(signum, without))
@@ -256,6 +261,9 @@ class ForkServer:
             self.on_lease_over()
         env = os.environ | start.env
         self.births.start(Request(workers, streams, env, start.warm, start.learn))
+        for query in self.early.values():
+            self.watch.ask(query.kind, query.number)
+        self.early.clear()
 
     def on_birth(self, worker: Worker, pid: int) -> None:
         take_pending(self.spared)  # signals from before the worker began

@@ -63,6 +63,11 @@ class AwaitStillness(Message):
     seconds: list[float]
 
 
+# Kinds of queries. HISTORY is answered like VITALS, but asked by the agent itself, not by its head:
+# neither must replace the other.
+EVIDENCE, SAMPLE, VITALS, HISTORY = "evidence", "sample", "vitals", "history"
+
+
 class Query(Message):
     """Find something out about the workers (`worker_watch.py`). Answered by Answer, unless they
     end before that."""

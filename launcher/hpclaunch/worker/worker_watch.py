@@ -11,14 +11,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from .fork_server_messages import Answer, Event, Offered, Progress, Taken, Unhandled, Unheard
+from .fork_server_messages import (
+    EVIDENCE,
+    HISTORY,
+    SAMPLE,
+    VITALS,
+    Answer,
+    Event,
+    Offered,
+    Progress,
+    Taken,
+    Unhandled,
+    Unheard,
+)
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
 from .step_notices import StepNotices
 from .vitals import VitalSigns
 from .workers import Workers
 
-EVIDENCE, SAMPLE, VITALS = "evidence", "sample", "vitals"  # kinds of queries
 # The steps to an answer: each yields how many seconds to wait for the next, and the last its body.
 Steps: TypeAlias = Iterator[float | dict[str, Any]]
 
@@ -48,7 +59,8 @@ class WorkerWatch:
         self._finders: dict[str, Callable[[], Steps]] = {
             EVIDENCE: self._find_evidence,
             SAMPLE: lambda: self._sampler.take(self._workers.pids),
-            VITALS: lambda: iter([{"ranks": self._vitals.of(self._workers.pids())}]),
+            VITALS: self._find_vitals,
+            HISTORY: self._find_vitals,
         }
         self._queries: dict[str, Answering] = {}  # by kind
         self._given = 0  # the number of the last notice that was given in this round
@@ -91,13 +103,16 @@ class WorkerWatch:
     # Queries
 
     def ask(self, kind: str, number: int) -> None:
-        """Begin to answer a query, instead of an earlier one of its kind."""
-        if kind == SAMPLE and EVIDENCE in self._queries:
-            return  # for both, workers write to the same file
-        if kind == EVIDENCE:
-            self._queries.pop(SAMPLE, None)
+        """Begin to answer a query, instead of an earlier one of its kind. For evidence and for a
+        sample, workers write to the same file: a sample begins, or begins anew, after evidence."""
+        if kind == EVIDENCE and SAMPLE in self._queries:
+            self._begin(SAMPLE, self._queries[SAMPLE].number)
+        self._begin(kind, number)
+        if kind != SAMPLE or EVIDENCE not in self._queries:
+            self._continue(kind)
+
+    def _begin(self, kind: str, number: int) -> None:
         self._queries[kind] = Answering(number, 0.0, self._finders[kind]())
-        self._continue(kind)
 
     def _continue(self, kind: str) -> None:
         """Take the next step to an answer, if it is time."""
@@ -116,6 +131,9 @@ class WorkerWatch:
         if not self._is_paused():
             self._look_at_workers(at_once=True)  # some may go on meanwhile
         yield {"ranks": self._progress.evidence(self._workers.pids())}
+
+    def _find_vitals(self) -> Steps:
+        yield {"ranks": self._vitals.of(self._workers.pids())}
 
     # Notices
 

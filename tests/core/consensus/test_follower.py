@@ -7,7 +7,7 @@ from story import a_job, a_member, an_order, deeds, idle, report, reports, run, 
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.configuration import NOBODY
-from hpclaunch.core.protocol.effects import Dial, Probe, Send, StopWorkers
+from hpclaunch.core.protocol.effects import Dial, Probe, Record, Send, StopWorkers
 from hpclaunch.core.protocol.events import (
     AgentGone,
     HeadClosed,
@@ -17,6 +17,7 @@ from hpclaunch.core.protocol.events import (
     StoreListening,
     Tick,
 )
+from hpclaunch.core.protocol.facts import HeadHeard, HeadSilent
 from hpclaunch.core.protocol.messages import Hint
 from hpclaunch.core.protocol.model import Goal, Phase
 
@@ -32,6 +33,20 @@ def test_whose_head_lives_follows_no_other():
     assert member.follower.head == 0
     tell(member, 13.0, Tick(), of_n2())
     assert (member.follower.head, member.follower.seeking) == (2, NOBODY)
+
+
+def test_a_silent_head_is_heard_again_only_if_it_is_the_same():
+    def member():
+        member = idle(hosts="n0 n1 n2", loss=10.0, silence_notice=10.0)  # a vote lease of 13 s
+        assert recorded(tell(member, 11.0, Tick())) == [HeadSilent]
+        return member
+
+    assert recorded(tell(member(), 12.0, wait(0))) == [HeadHeard]
+    assert recorded(tell(member(), 14.0, of_n2())) == []
+
+
+def recorded(effects):
+    return [type(effect.fact) for effect in effects if isinstance(effect, Record)]
 
 
 def test_a_head_that_leads_no_more_gives_its_followers_their_word_back():

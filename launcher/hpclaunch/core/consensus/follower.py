@@ -139,6 +139,7 @@ class Follower:
         if beat.tenure != self.tenure or self.start not in ("", beat.start):
             if self.elects and self._is_behind(beat.configuration):
                 return False
+            self._missed = self._missed and sender == self.head
             self.link = LeaderLink(self.timing)
         self.term, self.head, self.tenure, self.start = beat.term, sender, beat.tenure, beat.start
         if not self.link.hear(beat, address, now):
