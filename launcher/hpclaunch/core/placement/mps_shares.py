@@ -137,7 +137,7 @@ def plan(
         error = _alone(hit, why, what_to_do)
         if error:
             return Plan(error=error)
-        notes.append(TimeSlices(host, _names(those), f"{why}. {what_to_do}"))
+        notes.append(TimeSlices(host, _names(those), why, what_to_do))
     return Plan(tuple(groups), notes=tuple(notes))
 
 

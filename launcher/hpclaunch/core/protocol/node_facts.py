@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from .process_kinds import ProcessKind
 from .values import value
 
 # The processes beside the agent
@@ -17,8 +18,7 @@ class HelperEnded:
     """A process of the agent has ended before it was asked to."""
 
     host: str
-    does: str  # what it is for, in words
-    costs: str  # what may be lost with it, in words; "": nothing
+    kind: ProcessKind
     was_killed: bool  # from outside; else it has failed
     is_replaced: bool
 
@@ -28,7 +28,7 @@ class ProcessContinued:
     """Somebody had stopped a process with a signal, and it was made to continue."""
 
     host: str
-    process: str  # "template process"
+    kind: ProcessKind
 
 
 @value(frozen=True)
@@ -197,7 +197,7 @@ class MpsStarted:
     """MPS serves the workers. Only the first agent records it."""
 
     host: str
-    gpus: tuple[str, ...]  # for each daemon the names of its GPUs
+    gpus: tuple[tuple[str, ...], ...]  # for each daemon the names of its GPUs
 
 
 @value(frozen=True)
@@ -223,6 +223,7 @@ class TimeSlices:
     host: str
     gpus: tuple[str, ...]
     why: str
+    advice: str = ""
 
 
 @value(frozen=True)
