@@ -97,7 +97,7 @@ def wanted(settings: Settings, shares: Shares) -> bool:
 
 
 def plan(
-    settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport, *, host: str = ""
+    settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport, *, host: str
 ) -> Plan:
     """Decide which daemons this agent starts. `host` is for the notes.
 
@@ -142,7 +142,7 @@ def plan(
 
 
 def without(
-    settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str, *, host: str = ""
+    settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str, *, host: str
 ) -> Plan:
     """Return the plan for the case that the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
