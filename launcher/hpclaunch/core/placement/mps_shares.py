@@ -250,8 +250,9 @@ def _connections(found: MpsSupport, host: str) -> tuple[FewConnections, ...]:
 
 
 def crowded(there: Plan, present: int, host: str) -> ForeignMpsCrowded | None:
-    """Return that a foreign daemon, which has `present` clients already, may take too few more;
-    None if it has room. It does not report on which GPUs they are.
+    """Return a note if a foreign daemon may have no room for all workers; None if it has.
+
+    The daemon has `present` clients already, and does not report on which GPUs they are.
     """
     if present <= there.room:
         return None

@@ -1,4 +1,4 @@
-"""The facts of one node: what an agent finds beside the workers' rounds, whoever leads.
+"""The facts of one node: each agent records those that it finds itself, be it the head or not.
 
 `host` is the node. Where a program has explained a failure, `why` is its text for people.
 """
@@ -161,11 +161,13 @@ class NotifyTrouble(str, Enum):
 
 @value(frozen=True)
 class NotifyFailed:
+    """The command of --notify has failed, or may not have run for every event."""
+
     host: str
     trouble: NotifyTrouble
-    why: str = ""  # it has failed
-    limit: float = 0.0  # for so long it was waited for at the end
-    dropped: int = 0  # events
+    why: str = ""  # FAILED: the reason
+    limit: float = 0.0  # UNFINISHED: seconds that the agent waited at the end of the job
+    dropped: int = 0  # SLOW: the number of events
 
 
 # The network
@@ -236,17 +238,17 @@ class ForeignMpsUsed:
 
 @value(frozen=True)
 class ForeignMpsCrowded:
-    """It has clients already, and may take too few more."""
+    """An MPS daemon that hpclaunch has not started may have no room for all workers."""
 
     host: str
     directory: str
     present: int  # clients
-    room: int  # for others than the workers
+    room: int  # for clients beside the workers
 
 
 @value(frozen=True)
 class ForeignMpsRefused:
-    """There is such a daemon, and it is not trusted."""
+    """An MPS daemon that hpclaunch has not started is not trusted, and so not used."""
 
     host: str
     why: str
@@ -258,7 +260,7 @@ class FewConnections:
 
     host: str
     connections: int
-    most: int  # with which none is left out
+    most: int  # the largest value that costs no clients
 
 
 # What is known before any daemon is started, and so to `hpclaunch doctor` as well
