@@ -6,25 +6,25 @@ import pytest
 
 from hpclaunch.agent import successors
 from hpclaunch.agent.successors import MOST, MOST_FAILED, WITHIN, Successors
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.observe.console import words
+from hpclaunch.observe.node_console import LOST_WITH
 
 
-class Knitting:
-    does = "knits"
-    costs = ""
+class Serving:
+    kind = ProcessKind.METRICS
 
     def was_killed(self):
         return True
 
 
-class Failing(Knitting):
+class Failing(Serving):
     def was_killed(self):
         return False
 
 
-class Weaving(Knitting):
-    does = "weaves"
-    costs = "a thread is lost"
+class Reading(Serving):
+    kind = ProcessKind.GPUS
 
 
 @pytest.fixture
@@ -37,34 +37,36 @@ def clock(monkeypatch):
 def test_the_user_learns_which_one_it_was_and_what_it_costs(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)
-    assert is_replaced(Knitting())
-    assert is_replaced(Weaving())
+    assert is_replaced(Serving())
+    assert is_replaced(Reading())
     assert list(map(words, recorded)) == [
-        "the process that knits on n1 was killed and replaced",
-        "the process that weaves on n1 was killed and replaced: a thread is lost",
+        "the process that serves the metrics on n1 was killed and replaced",
+        f"the process that reads NVML on n1 was killed and replaced: {LOST_WITH[ProcessKind.GPUS]}",
     ]
 
 
 def test_one_that_ends_again_and_again_has_none(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)
-    assert all(is_replaced(Knitting()) for _ in range(MOST))
-    assert not is_replaced(Knitting())
-    again = "the process that knits on n1 was killed again and again, and is not replaced"
+    assert all(is_replaced(Serving()) for _ in range(MOST))
+    assert not is_replaced(Serving())
+    again = (
+        "the process that serves the metrics on n1 was killed again and again, and is not replaced"
+    )
     assert words(recorded[-1]) == again
-    assert is_replaced(Weaving())
+    assert is_replaced(Reading())
     clock[0] += WITHIN
-    assert is_replaced(Knitting())
+    assert is_replaced(Serving())
 
 
 def test_one_that_fails_by_itself_would_fail_again(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)
     assert [is_replaced(Failing()) for _ in range(MOST_FAILED + 1)] == [True, True, False]
-    assert words(recorded[0]) == "the process that knits on n1 failed and was replaced"
+    assert words(recorded[0]) == "the process that serves the metrics on n1 failed and was replaced"
     assert (
         words(recorded[-1])
-        == "the process that knits on n1 failed again and again, and is not replaced"
+        == "the process that serves the metrics on n1 failed again and again, and is not replaced"
     )
     clock[0] += WITHIN
     assert is_replaced(Failing())

@@ -215,6 +215,23 @@ def test_mps_that_does_not_start(machine):
     assert ": --mps on: " in said
 
 
+def test_an_xid_is_recorded_once_in_a_round(machine):
+    machine.launch("--nproc=1")
+    machine.workers(1)
+    for number in (31, 31, 13):
+        machine.driver.xid(0, number)
+
+    def recorded():
+        (file,) = machine.directory.glob("hpclaunch-logs/*/facts.jsonl")
+        facts = map(json.loads, file.read_text().splitlines())
+        return [each["xid"] for each in facts if each.get("fact") == "XidReported"]
+
+    until(lambda: 13 in recorded())
+    assert recorded() == [31, 13]
+    code, said = machine.end()
+    assert (code, said.count("Xid 31")) == (0, 1)
+
+
 def test_a_gpu_that_is_lost_at_the_start(machine):
     machine.driver.gpus = [Gpu(), Gpu(error=LOST)]
     machine.driver.tell()

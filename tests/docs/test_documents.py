@@ -18,6 +18,7 @@ from hpclaunch.core.ending.table import ENDS, Code, NextRun
 from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
 from hpclaunch.core.protocol.model import Origin
 from hpclaunch.core.protocol.node_facts import ColdCause, NotifyTrouble
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 from hpclaunch.core.protocol.values import fields
 from hpclaunch.system.logs.fact_files import KINDS
@@ -221,7 +222,8 @@ def test_every_fact_is_described_with_all_of_its_fields() -> None:
     for name, kind in KINDS.items():
         missing = {field.name for field in fields(kind)} - described[name]
         assert not missing, f"{name}: {missing}"
-    for kinds in (CordonKind, EndReason, LeftoverStep, Origin, ColdCause, NotifyTrouble):
+    nodes_own = (ColdCause, NotifyTrouble, ProcessKind)
+    for kinds in (CordonKind, EndReason, LeftoverStep, Origin, *nodes_own):
         assert not [each for each in kinds if f"`{each.value}`" not in table and each not in INNER]
 
 

@@ -1,6 +1,15 @@
 """What the user reads about one node."""
 
-from hpclaunch.core.protocol.node_facts import ColdCause, WorkerTurnedCold
+import pytest
+
+from hpclaunch.core.protocol.node_facts import (
+    ColdCause,
+    MpsStarted,
+    ProcessContinued,
+    TimeSlices,
+    WorkerTurnedCold,
+)
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.observe.node_console import words_of_node
 
 
@@ -26,3 +35,25 @@ def test_a_process_that_cannot_begin_anew():
         "warning: train.py sets OMP_NUM_THREADS in line 7, before it imports torch, "
         "in a process that a worker has forked: start with --cold"
     )
+
+
+def test_the_gpus_of_each_daemon():
+    fact = MpsStarted("n0", (("GPU 0", "GPU 1"), ("GPU 2",)))
+    assert (
+        words_of_node(fact) == "on n0: MPS runs for GPU 0 and GPU 1, GPU 2; --mps off does without"
+    )
+
+
+@pytest.mark.parametrize(
+    ("advice", "end"), [("Start fewer", ": too many. Start fewer"), ("", ": too many")]
+)
+def test_why_gpus_are_shared_without_mps(advice, end):
+    fact = TimeSlices("n0", ("GPU 0",), "too many", advice)
+    assert words_of_node(fact) == f"on n0: GPU 0: shared by time slices, without MPS{end}"
+
+
+@pytest.mark.parametrize("kind", ProcessKind)
+def test_every_process_has_a_name(kind):
+    said = words_of_node(ProcessContinued("n0", kind))
+    assert said.startswith("the ")
+    assert said.endswith(" on n0 was stopped by a signal, and continues")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hpclaunch.agent.errands import ErrandServiceClient
 from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 from hpclaunch.system.logs.log_client import LogServiceClient
@@ -88,7 +89,7 @@ def waiting(tmp_path):
 
 
 class Echo(Helper):
-    does = "repeats it"
+    kind = ProcessKind.METRICS
 
 
 def test_one_that_stays_stopped_continues_and_is_named(waiting):
@@ -104,7 +105,7 @@ def test_one_that_stays_stopped_continues_and_is_named(waiting):
     assert continued == []
     stopped.look(STOPPED_LIMIT)
     assert not is_stopped(pid)
-    assert continued == ["repeats it"]
+    assert continued == [ProcessKind.METRICS]
     waiting.ask(word="hello")
     assert waiting.receive() == [{"word": "hello"}]
 

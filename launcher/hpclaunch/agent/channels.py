@@ -64,6 +64,7 @@ class Channels(Adapter):
         """UsageError when there is no port to listen on."""
         self.where = where
         self._record = record
+        self._ignored: set[MessageIgnored] = set()  # those that are recorded
         self._first = (*addresses, *spare)
         self._spare = tuple(spare)
         self._spare_at = time.monotonic() + FIRST_CHOICE  # when to try the spare addresses
@@ -286,7 +287,10 @@ class Channels(Adapter):
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
                 yield events.TroubleFound(Trouble(Origin.TROUBLE, reason))
             except wire.WireError as e:
-                self._record(MessageIgnored(self.here.host, item.address, str(e)))
+                ignored = MessageIgnored(self.here.host, item.address, str(e))
+                if ignored not in self._ignored:
+                    self._ignored.add(ignored)
+                    self._record(ignored)
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
         """Return the address at which others reach this node; "" if that agent is on it, too."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import ClassVar, TypeAlias
 
 from ..core.protocol import events
+from ..core.protocol.process_kinds import ProcessKind
 from ..core.protocol.values import value
 from ..system.shared.errands import ANSWERS, Answer, Errand, Failed, Notify
 from ..system.shared.helper import Helper
@@ -24,7 +25,7 @@ Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
 
 class ErrandServiceClient(Helper):
     has_children = True
-    does = "asks Slurm, looks up names, and runs py-spy and the command of --notify"
+    kind = ProcessKind.ERRANDS
 
     def __init__(self) -> None:
         super().__init__("hpclaunch.agent.errand_service", str(os.getpid()))

@@ -32,6 +32,7 @@ from ..core.protocol.node_facts import (
     TemplateReplaced,
     WorkerTurnedCold,
 )
+from ..core.protocol.process_kinds import ProcessKind
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
 from ..worker import fork_server_messages as replies
@@ -245,7 +246,7 @@ class ForkServer(Adapter):
             case replies.PassedOver(module, why, learned) if is_head and not learned:
                 self._record(PreloadSkipped(host, module, why))
             case replies.Continued(what):
-                self._record(ProcessContinued(host, what))
+                self._record(ProcessContinued(host, ProcessKind(what)))
 
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
         if code:

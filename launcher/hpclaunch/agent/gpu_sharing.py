@@ -182,7 +182,7 @@ class GpuSharing(Adapter):
 
     def _started(self, keys: Iterable[str]) -> MpsStarted:
         names = {gpu.uuid: gpu.name for gpu in self._config.gpus}
-        gpus = [" and ".join(names[uuid] for uuid in key.split(",")) for key in keys]
+        gpus = [tuple(names[uuid] for uuid in key.split(",")) for key in keys]
         return MpsStarted(self._host, tuple(sorted(gpus)))
 
     def _record_once(self, *found: NodeFact) -> None:

@@ -57,7 +57,7 @@ class HealthWatch(Adapter):
         self.use: tuple[GpuUse, ...] = ()  # of the GPUs, as it was told last
         self._warned: set[str] = set()  # for which checks
         self._ranks: dict[int, int] = {}  # by the pids of a round's workers
-        self._faults: list[tuple[int, XidSeen]] = []  # of the round's programs, with ranks
+        self._faults: dict[XidReported, str] = {}  # of the round's programs, each in words
 
     def performs(self) -> Performs:
         return {effects.CheckHealth: lambda _: self._ask_for_disk()}
@@ -96,7 +96,7 @@ class HealthWatch(Adapter):
         """Answered by HealthFound, here or later. `logs` is the disk of the log directory."""
         self._disk_until = math.inf
         number, self._checks = self._checks, self._checks + 1
-        dead, self._ranks, self._faults = tuple(self._ranks), {}, []
+        dead, self._ranks, self._faults = tuple(self._ranks), {}, {}
         seen = host.read(
             self._config.nproc,
             logs=logs,
@@ -138,7 +138,7 @@ class HealthWatch(Adapter):
 
     def faults_of(self, rank: int) -> list[str]:
         """The Xids that the driver has reported for a worker, and that are its own fault."""
-        return [str(seen) for of, seen in self._faults if of in (rank, NO_RANK)]
+        return [text for fault, text in self._faults.items() if fault.rank in (rank, NO_RANK)]
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         watcher = self._watcher
@@ -173,9 +173,12 @@ class HealthWatch(Adapter):
         return [self._found(report.findings)] if answer else []
 
     def _on_fault(self, seen: XidSeen) -> None:
+        """Record it once in a round: the driver may report the same over and over."""
         rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), NO_RANK)
-        self._faults.append((rank, seen))
-        self._record(XidReported(self._host, rank, seen.name, seen.number, seen.meaning))
+        fault = XidReported(self._host, rank, seen.name, seen.number, seen.meaning)
+        if fault not in self._faults:
+            self._faults[fault] = str(seen)
+            self._record(fault)
 
     def _warn(self, findings: Iterable[Finding]) -> None:
         for f in findings:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..core.protocol.effects import Exit
 from ..core.protocol.node_facts import MetricsFailed, NodeFact
+from ..core.protocol.process_kinds import ProcessKind
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
@@ -32,7 +33,7 @@ LIBRARIES = ("msgspec", "prometheus_client")
 
 
 class MetricsServiceClient(Helper):
-    does = "serves the metrics"
+    kind = ProcessKind.METRICS
 
     def __init__(self, asked: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
         """`asked`: the socket at which the agent answers. `name`: of its file, if the target is a

@@ -23,11 +23,7 @@ class Signalling(Adapter):
         resize: Callable[[], None],
     ) -> None:
         self._signals, self._resize = signals, resize
-
-        def continued(does: str) -> None:
-            record(ProcessContinued(host, f"process that {does}"))
-
-        self._stopped = StoppedHelpers(continued)
+        self._stopped = StoppedHelpers(lambda kind: record(ProcessContinued(host, kind)))
 
     def fds(self) -> Iterable[Fd]:
         return (self._signals.fileno(),)

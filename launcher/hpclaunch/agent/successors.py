@@ -29,13 +29,8 @@ class Successors:
         most = MOST if was_killed else MOST_FAILED
         is_replaced = len(ends) < most or now >= ends[-most] + WITHIN
         ends.append(now)
+        assert ended.kind is not None, "a helper that is replaced has a kind"
         self._record(
-            HelperEnded(
-                self._host,
-                ended.does,
-                ended.costs,
-                was_killed=was_killed,
-                is_replaced=is_replaced,
-            )
+            HelperEnded(self._host, ended.kind, was_killed=was_killed, is_replaced=is_replaced)
         )
         return is_replaced

@@ -75,14 +75,14 @@ def health(seen: GpuSurvey) -> list[Finding]:
     return found or [nothing]
 
 
-def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:
+def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Finding]:
     """What would happen with more workers than GPUs."""
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
     found = mps.find(environ, version(seen))
     two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
-    planned = plan(Settings(), two_on_each, seen.gpus, found)
+    planned = plan(Settings(), two_on_each, seen.gpus, found, host=host)
     if planned.error:
         unusable = any(gpu.mode == "prohibited" for gpu in seen.gpus)
         return [Finding(check, planned.error, Grade.FAIL if unusable else Grade.WARN)]

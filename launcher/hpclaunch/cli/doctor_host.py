@@ -135,7 +135,7 @@ def _checks(
     yield lambda: _torch_and_gpus(question, limit, environ, seen)
     yield lambda: doctor_gpus.health(seen)
     yield lambda: doctor_gpus.cpus_of_workers(here.where, seen)
-    yield lambda: doctor_gpus.sharing(environ, seen)
+    yield lambda: doctor_gpus.sharing(environ, seen, here.host)
 
 
 def _ours() -> Finding:

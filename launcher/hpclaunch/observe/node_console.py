@@ -6,9 +6,14 @@ import shlex
 
 from ..core.protocol import node_facts as facts
 from ..core.protocol.model import NO_RANK
+from ..core.protocol.process_kinds import NAMES, ProcessKind
 from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
 
 NAMED = 3  # GPUs named in one message
+LOST_WITH = {  # what may be lost with a process that has ended
+    ProcessKind.LOGS: "lines may be missing here, and are in the files; the journal may have a gap",
+    ProcessKind.GPUS: "look at nvidia-smi on this host",
+}
 WITHOUT_MPS = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
     "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
@@ -26,8 +31,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
         # The processes beside the agent
         case facts.HelperEnded():
             return _helper_ended(fact)
-        case facts.ProcessContinued(host=host, process=process):
-            return f"the {process} on {host} {CONTINUES}"
+        case facts.ProcessContinued(host=host, kind=kind):
+            return f"the {NAMES[kind]} on {host} {CONTINUES}"
         case facts.CheckpointSearchStalled(host=host, where=where):
             silent = f"the process that searches for checkpoints on {host} does not answer"
             return f"{silent} and is replaced: does the file system of {where} answer?"
@@ -68,7 +73,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"ignored from {address}: {why}"
         # MPS
         case facts.MpsStarted(host=host, gpus=gpus):
-            return f"on {host}: MPS runs for {', '.join(gpus)}; --mps off does without"
+            names = ", ".join(" and ".join(each) for each in gpus)
+            return f"on {host}: MPS runs for {names}; --mps off does without"
         case facts.ForeignMpsAwaited(host=host, why=why):
             return f"on {host}: {why}: waiting for it"
         case facts.MpsBypassed(host=host, ranks=ranks):
@@ -87,8 +93,9 @@ def words_of_node(fact: facts.NodeFact) -> str:
 def words_of_mps(note: facts.MpsNote) -> str:
     """Return the message without the host."""
     match note:
-        case facts.TimeSlices(gpus=gpus, why=why):
-            return f"{some(gpus, NAMED)}: shared by time slices, without MPS: {why}"
+        case facts.TimeSlices(gpus=gpus, why=why, advice=advice):
+            todo = f". {advice}" if advice else ""
+            return f"{some(gpus, NAMED)}: shared by time slices, without MPS: {why}{todo}"
         case facts.ForeignMpsUsed(directory=directory):
             where = f"the daemon at {directory} is used"
             return f"MPS: {where}, which hpclaunch did not start and leaves running"
@@ -106,8 +113,8 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
     done = "was killed" if fact.was_killed else "failed"
     replaced = "and replaced" if fact.was_killed else "and was replaced"
     how = f"{done} {replaced if fact.is_replaced else 'again and again, and is not replaced'}"
-    costs = f": {fact.costs}" if fact.costs else ""
-    return f"the process that {fact.does} on {fact.host} {how}{costs}"
+    lost = f": {LOST_WITH[fact.kind]}" if fact.kind in LOST_WITH else ""
+    return f"the {NAMES[fact.kind]} on {fact.host} {how}{lost}"
 
 
 def _turned_cold(fact: facts.WorkerTurnedCold) -> str:

@@ -42,9 +42,9 @@ class Companions:
 
     def look(self) -> None:
         """Send SIGCONT to those that have been stopped for too long."""
-        known = {self._terminals.pid: "process that copies the workers' output"}
-        known |= {self._store.pid: "store process"}
+        known = {self._terminals.pid: "copier"}
+        known |= {self._store.pid: "store"}
         stopped = filter(is_stopped, self.pids() - {0})
         for pid in self._stop_watch.look(stopped, time.monotonic()):
             os.kill(pid, signal.SIGCONT)
-            self._report(Continued(known.get(pid, "template process")))
+            self._report(Continued(known.get(pid, "template")))

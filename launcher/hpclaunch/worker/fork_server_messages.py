@@ -311,7 +311,7 @@ class LeaseOver(Message):
 class Continued(Message):
     """A process was stopped by a signal, and continues."""
 
-    what: str
+    what: str  # a ProcessKind: "template", "store" or "copier"
 
 
 Event: TypeAlias = (

@@ -84,11 +84,12 @@ class StepNotices:
     def _tell(self, pid: int, number: int, slot: Slot | None) -> bool:
         """Send the signal to a worker that does not raise it itself. Returns False if it has no
         handler for the one that the notice names, and does not ask. A worker at its end has no
-        handlers any more, and may be leaving because it has received that signal."""
+        handlers any more, and may be leaving because it has received that signal: if it had one,
+        this returns True."""
         if slot is not None and alive(slot.get(page.WRITER)):
             pid = slot.get(page.WRITER)
         if self.signum and not catches(pid, self.signum):
-            return slot is not None and (bool(slot.get(page.ASKS)) or is_at_its_end(slot))
+            return slot is not None and bool(slot.get(page.ASKS) or had_handler(slot, self.signum))
         if slot is not None and makes_steps(slot):
             return True
         signum = self.signum or handled(pid)
@@ -125,9 +126,9 @@ def makes_steps(slot: Slot) -> bool:
     return bool(slot.get(page.MAKES) or slot.get(page.ENTERED)) and alive(slot.get(page.WRITER))
 
 
-def is_at_its_end(slot: Slot) -> bool:
-    """Return whether the script has ended, and the worker is ending."""
-    return slot.get(page.PHASE) == page.END
+def had_handler(slot: Slot, signum: int) -> bool:
+    """Return whether the script has ended, and had a handler for a signal, or ignored it."""
+    return bool(slot.get(page.HANDLED) >> signum & 1)
 
 
 def is_on_its_way(slot: Slot) -> bool:

@@ -1,9 +1,11 @@
 """Which GPUs get a daemon, why some do not, and what a worker is told."""
 
 import re
+from functools import partial
 
 import pytest
 
+from hpclaunch.core.placement import mps_shares
 from hpclaunch.core.placement.devices import Gpu, Task, share_out
 from hpclaunch.core.placement.mps_shares import (
     THREADS,
@@ -15,9 +17,7 @@ from hpclaunch.core.placement.mps_shares import (
     environment,
     most_clients,
     pipes_of,
-    plan,
     wanted,
-    without,
 )
 from hpclaunch.core.protocol.model import Share
 from hpclaunch.core.protocol.values import replace
@@ -25,6 +25,7 @@ from hpclaunch.observe.console import words
 from hpclaunch.observe.node_console import words_of_mps
 
 HERE = MpsSupport("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
+plan, without = (partial(f, host="n0") for f in (mps_shares.plan, mps_shares.without))
 ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")
 
 

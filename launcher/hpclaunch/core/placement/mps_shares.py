@@ -97,7 +97,7 @@ def wanted(settings: Settings, shares: Shares) -> bool:
 
 
 def plan(
-    settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport, *, host: str = ""
+    settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport, *, host: str
 ) -> Plan:
     """Decide which daemons this agent starts. `host` is for the notes.
 
@@ -137,12 +137,12 @@ def plan(
         error = _alone(hit, why, what_to_do)
         if error:
             return Plan(error=error)
-        notes.append(TimeSlices(host, _names(those), f"{why}. {what_to_do}"))
+        notes.append(TimeSlices(host, _names(those), why, what_to_do))
     return Plan(tuple(groups), notes=tuple(notes))
 
 
 def without(
-    settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str, *, host: str = ""
+    settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str, *, host: str
 ) -> Plan:
     """Return the plan for the case that the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
@@ -250,8 +250,9 @@ def _connections(found: MpsSupport, host: str) -> tuple[FewConnections, ...]:
 
 
 def crowded(there: Plan, present: int, host: str) -> ForeignMpsCrowded | None:
-    """Return that a foreign daemon, which has `present` clients already, may take too few more;
-    None if it has room. It does not report on which GPUs they are.
+    """Return a note if a foreign daemon may have no room for all workers; None if it has.
+
+    The daemon has `present` clients already, and does not report on which GPUs they are.
     """
     if present <= there.room:
         return None

@@ -1,4 +1,4 @@
-"""The facts of one node: what an agent finds beside the workers' rounds, whoever leads.
+"""The facts of one node: each agent records those that it finds itself, be it the head or not.
 
 `host` is the node. Where a program has explained a failure, `why` is its text for people.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from .process_kinds import ProcessKind
 from .values import value
 
 # The processes beside the agent
@@ -17,8 +18,7 @@ class HelperEnded:
     """A process of the agent has ended before it was asked to."""
 
     host: str
-    does: str  # what it is for, in words
-    costs: str  # what may be lost with it, in words; "": nothing
+    kind: ProcessKind
     was_killed: bool  # from outside; else it has failed
     is_replaced: bool
 
@@ -28,7 +28,7 @@ class ProcessContinued:
     """Somebody had stopped a process with a signal, and it was made to continue."""
 
     host: str
-    process: str  # "template process"
+    kind: ProcessKind
 
 
 @value(frozen=True)
@@ -161,11 +161,13 @@ class NotifyTrouble(str, Enum):
 
 @value(frozen=True)
 class NotifyFailed:
+    """The command of --notify has failed, or may not have run for every event."""
+
     host: str
     trouble: NotifyTrouble
-    why: str = ""  # it has failed
-    limit: float = 0.0  # for so long it was waited for at the end
-    dropped: int = 0  # events
+    why: str = ""  # FAILED: the reason
+    limit: float = 0.0  # UNFINISHED: seconds that the agent waited at the end of the job
+    dropped: int = 0  # SLOW: the number of events
 
 
 # The network
@@ -197,7 +199,7 @@ class MpsStarted:
     """MPS serves the workers. Only the first agent records it."""
 
     host: str
-    gpus: tuple[str, ...]  # for each daemon the names of its GPUs
+    gpus: tuple[tuple[str, ...], ...]  # for each daemon the names of its GPUs
 
 
 @value(frozen=True)
@@ -223,6 +225,7 @@ class TimeSlices:
     host: str
     gpus: tuple[str, ...]
     why: str
+    advice: str = ""
 
 
 @value(frozen=True)
@@ -235,17 +238,17 @@ class ForeignMpsUsed:
 
 @value(frozen=True)
 class ForeignMpsCrowded:
-    """It has clients already, and may take too few more."""
+    """An MPS daemon that hpclaunch has not started may have no room for all workers."""
 
     host: str
     directory: str
     present: int  # clients
-    room: int  # for others than the workers
+    room: int  # for clients beside the workers
 
 
 @value(frozen=True)
 class ForeignMpsRefused:
-    """There is such a daemon, and it is not trusted."""
+    """An MPS daemon that hpclaunch has not started is not trusted, and so not used."""
 
     host: str
     why: str
@@ -257,7 +260,7 @@ class FewConnections:
 
     host: str
     connections: int
-    most: int  # with which none is left out
+    most: int  # the largest value that costs no clients
 
 
 # What is known before any daemon is started, and so to `hpclaunch doctor` as well

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from hpclaunch.core.protocol.model import Look, Rounds
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.system.shared.helper import Helper
 from hpclaunch.worker.messages import decode
 
@@ -26,7 +27,7 @@ class CheckpointServiceClient(Helper):
     has ended."""
 
     has_children = True  # confinement.py
-    does = "searches for checkpoints"
+    kind = ProcessKind.CHECKPOINTS
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
         settings = {"where": where, "exclude": tuple(exclude)}

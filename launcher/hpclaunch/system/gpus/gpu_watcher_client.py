@@ -15,6 +15,7 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.gpu_rules import XidSeen
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.core.protocol.values import value
 from hpclaunch.worker.messages import decode
 
@@ -42,8 +43,7 @@ class GpuWatcherClient(Helper):
     `next_deadline` has come or the watcher is gone. `lost` is set when it can answer no more.
     """
 
-    does = "reads NVML"
-    costs = "look at nvidia-smi on this host"
+    kind = ProcessKind.GPUS
 
     def __init__(self, gpus: Sequence[Gpu], period: float = PERIOD) -> None:
         self.gpus = tuple(gpus)

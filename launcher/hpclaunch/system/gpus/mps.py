@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
+from ...core.protocol.process_kinds import ProcessKind
 from ...core.protocol.values import replace
 from ...worker import mps_messages as messages
 from ...worker.messages import decode
@@ -135,7 +136,7 @@ class MpsKeeperClient(Helper):
     """Once the keeper is lost, its daemons are gone too."""
 
     has_children = True
-    does = "keeps MPS"
+    kind = ProcessKind.MPS
 
     def __init__(
         self,

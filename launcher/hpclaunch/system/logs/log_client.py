@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from hpclaunch.core.protocol.process_kinds import NAMES, ProcessKind
 from hpclaunch.system.shared.helper import GONE_LIMIT, Helper, say_now
 from hpclaunch.worker.messages import Message, decode
 
@@ -26,8 +27,7 @@ NOTED = 5.0  # seconds after which the user learns what is waited for
 class LogServiceClient(Helper):
     """Requests out, replies in. Nothing here waits for the process, until the end."""
 
-    does = "shows the workers' output"
-    costs = "lines may be missing here, and are in the files; the journal may have a gap"
+    kind = ProcessKind.LOGS
 
     def __init__(self) -> None:
         found = find_spec("msgspec")  # for the facts of earlier heads
@@ -127,7 +127,7 @@ class LogServiceClient(Helper):
     def _is_alive(self, event: int) -> bool:
         """Wait for a sign of life. Raises TimeoutError without one."""
         if not self._is_ready(event, NOTED):
-            say_now(f"waiting up to {END_LIMIT:g} s for the process that {self.does}")
+            say_now(f"waiting up to {END_LIMIT:g} s for the {NAMES[self.kind]}")
             if not self._is_ready(event, END_LIMIT - NOTED):
                 raise TimeoutError
         return True

@@ -7,6 +7,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from ...core.protocol.process_kinds import ProcessKind
 from ...worker import fork_server_messages as messages
 from ...worker.fork_server_messages import EVENTS, Event, Worker
 from ...worker.messages import decode
@@ -17,7 +18,7 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 class ForkServerClient(Helper):
     has_children = True
-    does = "starts the workers"
+    kind = ProcessKind.FORK_SERVER
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond the usual ones on which the agent acts."""

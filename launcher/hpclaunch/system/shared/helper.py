@@ -26,8 +26,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from hpclaunch.core.protocol.process_kinds import NAMES, ProcessKind
 from hpclaunch.core.protocol.wording import CONTINUES
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.messages import Message
@@ -47,7 +48,7 @@ _PROGRAM = (
     "low = os.dup(fd); os.close(fd); "
     "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
-_own: dict[int, str] = {}  # pid -> `does`, of all helpers and the processes that they spare
+_own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and the processes that they spare
 
 
 class Helper:
@@ -58,8 +59,7 @@ class Helper:
     """
 
     has_children = False  # they become ours when it is gone, and are killed
-    does = ""  # "shows the workers' output": for messages; "": a stopped process stays stopped
-    costs = ""  # what may be lost with it, if it is killed
+    kind: ClassVar[ProcessKind | None] = None  # None: a stopped process stays stopped
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Helper:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
-        _own[self._process.pid] = self.does
+        _own[self._process.pid] = self.kind
         self.heard = False  # it has come up
         self.lost = False
         self.survivors = False
@@ -128,7 +128,7 @@ class Helper:
 
     def spare(self, pid: int) -> None:
         """Leave alone a process of the helper that outlives it for a moment and ends by itself."""
-        _own[pid] = ""
+        _own[pid] = None
 
     def end(self, limit: float) -> None:
         """Close the socket, at which it ends; after `limit` seconds kill it and all below it."""
@@ -200,10 +200,10 @@ class Helper:
 
 class StoppedHelpers:
     """A watch over helpers: one that somebody has stopped is made to continue, and `continued` is
-    called with what it does.
+    called with its kind.
     """
 
-    def __init__(self, continued: Callable[[str], None]) -> None:
+    def __init__(self, continued: Callable[[ProcessKind], None]) -> None:
         self._continued = continued
         self._watch = StopWatch(STOPPED_LIMIT)
 
@@ -215,14 +215,14 @@ class StoppedHelpers:
 
         Call this after SIGCHLD and at `next_deadline`.
         """
-        stopped = [pid for pid, does in _own.items() if does and is_stopped(pid)]
+        stopped = {pid: kind for pid, kind in _own.items() if kind and is_stopped(pid)}
         for pid in self._watch.look(stopped, now):
             os.kill(pid, signal.SIGCONT)
-            self._continued(_own[pid])
+            self._continued(stopped[pid])
 
 
-def _say_that_it_continues(does: str) -> None:
-    say_now(f"the process that {does} on {socket.gethostname()} {CONTINUES}")
+def _say_that_it_continues(kind: ProcessKind) -> None:
+    say_now(f"the {NAMES[kind]} on {socket.gethostname()} {CONTINUES}")
 
 
 def say_now(text: str) -> None:

@@ -30,7 +30,7 @@ VARIABLE = "HPCLAUNCH_PROGRESS"
 # Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
 SIGNAL = 58
 
-SLOT = 208  # bytes
+SLOT = 216  # bytes
 # The fields of a slot, 8 bytes each.
 STEP = 0  # steps so far: of the optimizer that leads (see `stepped`), or as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
@@ -59,6 +59,7 @@ ASKED_AT = 22  # the fork server's descriptor that requests are written to
 HEARER = 23  # the thread of ANSWERER that answers them
 MAKES = 24  # whether there is an optimizer of torch that is seen, or the script counts its steps
 ALLOCATED = 25  # how often memory of GPUs was allocated, as the hearer was asked last; 0: unknown
+HANDLED = 26  # a bit for each signal below SIGNAL that the script handled or ignored at its end
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 IN_A_ROW = 16  # steps of others without one of the optimizer that has made the most
@@ -177,19 +178,28 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
-                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES, ALLOCATED):
+                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES, ALLOCATED, HANDLED):
                     os.pwrite(fd, bytes(8), slot * SLOT + 8 * field)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
             import atexit
 
-            atexit.register(self.phase, END)
+            atexit.register(self._end)
             os.register_at_fork(after_in_child=self._unmap)
             if self._steps[ANSWERER] != os.getpid():  # a launcher of the script's, which only waits
                 self._steps[ANSWERER] = os.getpid()
                 _print_stacks(server, stacks)
         except (ImportError, OSError):
             pass  # as above
+
+    def _end(self) -> None:
+        """Note that the script has ended, and which signals it handles: Python resets them next."""
+        if self.writes:
+            import _signal  # type: ignore[import-not-found]  # the module in C
+
+            changed = [s for s in range(1, SIGNAL) if _signal.getsignal(s) != _signal.SIG_DFL]
+            self._steps[HANDLED] = sum(1 << s for s in changed)
+            self.phase(END)
 
     def phase(self, number: int) -> None:
         if self.writes and self._steps[PHASE] != number:
@@ -450,7 +460,7 @@ def _while_compiling(_context: object) -> None:
 def _raise_signal(signum: int) -> None:
     """In this process, if the script handles it; the handler has run when this returns, at least
     in the main thread."""
-    import _signal  # type: ignore[import-not-found]  # the module in C
+    import _signal  # the module in C
 
     if not signum:
         handled = (s for s in NOTICE_SIGNALS if callable(_signal.getsignal(s)))

@@ -1,0 +1,36 @@
+"""The processes that belong to an agent and are no workers, and their names for people."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ProcessKind(str, Enum):
+    """The purpose of a process: of a helper of the agent, or of one below the fork server."""
+
+    LOGS = "logs"
+    CHECKPOINTS = "checkpoints"
+    ERRANDS = "errands"
+    GPUS = "gpus"
+    MPS = "mps"
+    METRICS = "metrics"
+    FORK_SERVER = "fork server"
+    TEMPLATE = "template"
+    STORE = "store"
+    COPIER = "copier"
+
+
+NAMES = {
+    ProcessKind.LOGS: "process that shows the workers' output",
+    ProcessKind.CHECKPOINTS: "process that searches for checkpoints",
+    ProcessKind.ERRANDS: (
+        "process that asks Slurm, looks up names, and runs py-spy and the command of --notify"
+    ),
+    ProcessKind.GPUS: "process that reads NVML",
+    ProcessKind.MPS: "process that keeps MPS",
+    ProcessKind.METRICS: "process that serves the metrics",
+    ProcessKind.FORK_SERVER: "process that starts the workers",
+    ProcessKind.TEMPLATE: "template process",
+    ProcessKind.STORE: "store process",
+    ProcessKind.COPIER: "process that copies the workers' output",
+}
