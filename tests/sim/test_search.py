@@ -19,6 +19,7 @@ from search import (
     Cluster,
     Limits,
     Scene,
+    parsed,
 )
 
 from hpclaunch.core.consensus import leader_lease, quorum
@@ -65,3 +66,24 @@ def test_a_lease_ends_with_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaderLease, "_is_there", lambda *_: True)
     with pytest.raises(BrokenLawError, match="0a has lost its lease, and no time has passed"):
         Cluster(3, Limits(), absent=2)
+
+
+# Agent 1 is cut off from the head. It knows that agent 3 is dead, and not that another start of it
+# has a vote. It is elected, and agent 6 goes back to the first head.
+EVERYBODY = "talk 2 0, talk 3 0, talk 4 0, talk 5 0, talk 6 0, beat 0, "
+WITHOUT_3 = "talk 2 0, talk 4 0, talk 5 0, talk 6 0, beat 0, "
+OLD_PROOF = (
+    f"pass, {EVERYBODY} pass, {EVERYBODY} {EVERYBODY} kill 3, prove 3 0, beat 0, {WITHOUT_3} "
+    f"{WITHOUT_3} pass, prove 3 1, {WITHOUT_3} start 3, talk 3 0, beat 0, "
+    f"{EVERYBODY} {EVERYBODY} {EVERYBODY} pass, {EVERYBODY} pass, {EVERYBODY} {EVERYBODY} pass, "
+    "talk 3 0, beat 0, pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, talk 3 0, "
+    "talk 6 1, talk 2 1, talk 4 1, talk 5 1, talk 2 1, talk 4 1, talk 5 1, "
+    "talk 6 0, talk 6 0, talk 3 0, talk 6 0, beat 0"
+)
+
+
+def test_a_later_start_of_a_dead_agent_counts() -> None:
+    cluster = Cluster(7, Limits(kills=1, starts=1))
+    for action in parsed(OLD_PROOF):
+        cluster.do(action)  # raises if two heads lead
+    assert cluster.heads() == ["0a"]

@@ -40,6 +40,19 @@ def groups(crew, number):
     return {agent: part.group_rank for agent, part in crew.parts[number].items()}
 
 
+@pytest.mark.parametrize("died", [11.0, 11.27, 11.54, 11.81])
+def test_a_new_head_without_a_proof_waits_for_workers_whose_head_is_dead(died):
+    """Its voters have the proof, so they have not waited for the worker leases to end."""
+    crew = at_work("n0 n1 n2 n3 n4 n5")
+    crew.cut([1], [0])
+    crew.until(died)
+    crew.cut([4], [0, 1, 2, 3, 5])
+    crew.kill(0)
+    crew.until(died + 8)
+    assert len(crew.heads) == 1
+    assert crew.clashes == set()
+
+
 # The line
 
 

@@ -87,11 +87,10 @@ class Candidate(Generic[B]):
         known = (vote.configuration for vote in votes.values() if vote.configuration)
         configuration = max(known, key=lambda one: one.age)
         newest = max(vote.term for vote in votes.values())
-        dead: dict[int, float] = {}
-        if configuration == follower.configuration:  # else another start of an agent may be listed
-            lease = follower.timing.vote_lease
-            dead = {agent: since + lease for agent, since in follower.dead.items()}
-        if follower.seeking <= newest or not is_quorum(configuration, votes.keys(), dead, now):
+        # Another configuration may list a later start of an agent that we know to be dead.
+        dead = dict(follower.dead) if configuration == follower.configuration else {}
+        ends = {agent: since + follower.timing.vote_lease for agent, since in dead.items()}
+        if follower.seeking <= newest or not is_quorum(configuration, votes.keys(), ends, now):
             return None
         old = rotation.head_of(newest)
-        return Election(follower.seeking, configuration, old, dict(follower.dead), votes)
+        return Election(follower.seeking, configuration, old, dead, votes)

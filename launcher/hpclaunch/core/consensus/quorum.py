@@ -7,7 +7,8 @@ before the new head's lease begins. The rules:
 
 - To elect a head, and for a head to lead under a configuration that another head wrote: more than
   half of the voters. One voter that is proven dead is not counted once nobody can have a vote
-  lease of it. With two voters, a dead one stops counting at once: no head leads without the other.
+  lease of it. Of two voters, a dead one stops counting at once: any head but the dead one needs
+  the vote of the other.
 - The head that wrote the configuration needs only half of the voters, itself among them.
 - While a configuration replaces another, both must agree, as in Raft's joint consensus. It has
   replaced the old one once less than half of the old voters may be alive without it.

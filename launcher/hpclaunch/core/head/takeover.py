@@ -39,7 +39,6 @@ class Takeover:
         """`heard`: when the old head was heard last."""
         self.job, self.roster = job, roster
         self.configuration = election.configuration
-        self.old_is_dead = election.old in election.dead
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         ended = self._ended_round(election, now, heard)
@@ -110,13 +109,10 @@ class Takeover:
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Returns when our first round may begin.
 
-        If the old head is dead, agents that nobody has heard may still have workers, for the loss
-        timeout at most. If it was only lost, we waited for its leases to end, so they have none.
+        Agents that nobody has heard may still have workers, for the loss timeout at most: voters
+        may know that the old head is dead, and so may not have waited for their leases to end.
         """
         timing, roster = self.job.timing, self.roster
-        # Vote leases end as far apart as the last orders were, which is up to a quiet beat.
-        apart = timing.election + timing.quiet_beat - timing.beat
-        within = timing.loss if self.old_is_dead else apart
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
@@ -134,10 +130,10 @@ class Takeover:
             elif peer.place.node in nodes or not self.begun:
                 roster.absent.add(index)
                 if self.begun:  # before the first round, the agent may not have started yet
-                    peer.presence.expect(now, within=within)
+                    peer.presence.expect(now, within=timing.loss)
             else:
                 peer.presence.give_up(f"{lost} under an earlier head")
-                not_before = max(not_before, now + timing.loss) if self.old_is_dead else not_before
+                not_before = max(not_before, now + timing.loss)
         roster.changed()
         return not_before
 

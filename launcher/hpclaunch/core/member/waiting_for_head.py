@@ -68,7 +68,8 @@ class Waiting:
         """Return how the job ends for this agent, which has never heard a head."""
         if signum:
             name = signal_name(signum)
-            reason = f"ended by {name} while waiting for {self.head}"
+            head = "a head" if self.anew else self.head
+            reason = f"ended by {name} while waiting for {head}"
             return verdict(Origin.SIGNAL, reason, signum=signum)
         if trouble:
             return verdict(trouble.origin, trouble.reason)
