@@ -257,7 +257,7 @@ def _add_nodes(add: Callable[..., None]) -> None:
         "--progress",
         choices=("on", "off"),
         default="on",
-        help="whether the workers tell how far they have come, and where they are if they hang "
+        help="whether the workers report how far they have come, and where they are if they hang "
         "(default: %(default)s)",
     )
     add(
@@ -356,7 +356,7 @@ def _add_output(add: Callable[..., None]) -> None:
         "--metrics",
         type=values.metrics,
         metavar="WHERE",
-        help="tell Prometheus of the job: PORT listens on loopback, ADDRESS:PORT elsewhere; "
+        help="offer metrics of the job to Prometheus: PORT listens on loopback, ADDRESS:PORT elsewhere; "
         "FILE.prom, or a directory with a / in its name, is for the textfile collector of "
         "node_exporter (docs/metrics.md)",
     )
