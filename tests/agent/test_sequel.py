@@ -63,7 +63,8 @@ def agent(tmp_path):
             text=True,
         )
         running.append(process)
-        assert process.stdout.readline() == "begins\n"
+        begins = process.stdout.readline()
+        assert begins == "begins\n", process.stderr.read()
         return process
 
     yield begin

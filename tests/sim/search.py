@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import argparse
 import copyreg
+import io
 import math
 import pickle
 import sys
 import time
 from collections.abc import Collection, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from hpclaunch.core.consensus.election import Candidate, Election
 from hpclaunch.core.consensus.follower import Follower, Standing
@@ -568,9 +569,21 @@ def _timing() -> Timing:
     return TIMING
 
 
-copyreg.pickle(Configuration, _number)
-copyreg.pickle(Rotation, lambda rotation: (rotation_of, (len(rotation),)))
-copyreg.pickle(Timing, lambda _: (_timing, ()))
+class Pickler(pickle.Pickler):
+    """Pickles what many states share by reference. Only here: other tests pickle it, too."""
+
+    dispatch_table: ClassVar[dict[type, Any]] = copyreg.dispatch_table | {  # type: ignore[misc]
+        Configuration: _number,
+        Rotation: lambda rotation: (rotation_of, (len(rotation),)),
+        Timing: lambda _: (_timing, ()),
+    }
+
+
+def frozen(cluster: Cluster) -> bytes:
+    file = io.BytesIO()
+    Pickler(file, pickle.HIGHEST_PROTOCOL).dump(cluster)
+    return file.getvalue()
+
 
 History = tuple[tuple[Any, ...], ...]
 
@@ -593,12 +606,12 @@ def search(first: Cluster, depth: int) -> Found:
     before are left out.
     """
     seen = {hash(first.key())}
-    level: list[tuple[bytes, History]] = [(pickle.dumps(first, -1), ())]
+    level: list[tuple[bytes, History]] = [(frozen(first), ())]
     for done in range(depth):
         following: list[tuple[bytes, History]] = []
-        for frozen, history in level:
-            for action in list(pickle.loads(frozen).actions()):
-                cluster = pickle.loads(frozen)
+        for state, history in level:
+            for action in list(pickle.loads(state).actions()):
+                cluster = pickle.loads(state)
                 try:
                     cluster.do(action)
                 except (BrokenLawError, AssertionError) as e:
@@ -606,7 +619,7 @@ def search(first: Cluster, depth: int) -> Found:
                 key = hash(cluster.key())
                 if key not in seen:
                     seen.add(key)
-                    following.append((pickle.dumps(cluster, -1), (*history, action)))
+                    following.append((frozen(cluster), (*history, action)))
         level = following
     return Found(len(seen), depth, "", ())
 

@@ -134,8 +134,9 @@ def light_torch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 def with_spare(node: int) -> str:
     """Return an srun in which the node of this number is the spare: its task begins when the others
     have begun the first round."""
-    wait = f'while [ "$SLURM_NODEID" = {node} ] && ! [ -e hpclaunch-logs/*/round-0 ]; do sleep 0.1'
-    return f"srun bash -c '{wait}; done; exec hpclaunch \"$@\"' bash"
+    begun = "-e hpclaunch-logs/*/round-0/rank-0.out"
+    wait = f'while [ "$SLURM_NODEID" = {node} ] && ! [ {begun} ]; do sleep 0.1; done'
+    return f"srun bash -c '{wait}; exec hpclaunch \"$@\"' bash"
 
 
 class Launch(Protocol):
