@@ -356,7 +356,7 @@ def _add_output(add: Callable[..., None]) -> None:
         "--metrics",
         type=values.metrics,
         metavar="WHERE",
-        help="offer metrics of the job to Prometheus: PORT listens on loopback, ADDRESS:PORT elsewhere; "
+        help="offer metrics to Prometheus: PORT listens on loopback, ADDRESS:PORT elsewhere; "
         "FILE.prom, or a directory with a / in its name, is for the textfile collector of "
         "node_exporter (docs/metrics.md)",
     )
