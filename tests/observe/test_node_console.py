@@ -1,4 +1,4 @@
-"""What the user reads about one node."""
+"""Tests of the console lines about one node."""
 
 import pytest
 

@@ -32,7 +32,7 @@ DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
 
 class HealthWatch(Adapter):
-    """What makes the node unfit becomes an event. Anything less is recorded, once."""
+    """Make an event of a finding that makes the node unfit; record any other, once."""
 
     limits_helper: ClassVar[bool] = True
 

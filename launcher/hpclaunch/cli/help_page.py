@@ -1,4 +1,4 @@
-"""What `hpclaunch --help` shows: the options that most people need. `--help-all` shows all."""
+"""The page of `hpclaunch --help`: the options that most people need. `--help-all` shows all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent asks its workers for its head, and what it reports of the answers."""
+"""Tests of the queries that an agent passes on to its workers, and of the answers."""
 
 from __future__ import annotations
 

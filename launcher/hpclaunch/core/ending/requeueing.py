@@ -57,8 +57,8 @@ class RequeueDecision:
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)
-        concerned = is_wanted or (self.is_stopped and self.may_follow(ended.origin))
-        why_not = self._objection(progress=progress) if concerned else ""
+        may_follow = self.may_follow(ended.origin) if self.is_stopped else is_wanted
+        why_not = self._objection(progress=progress) if may_follow else ""
         if is_wanted and not (wanted.is_chain or why_not):
             return replace(ended, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
         if wanted.on and not wanted.is_chain and ended.code == EXIT_SAVED:

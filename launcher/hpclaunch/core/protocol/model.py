@@ -526,7 +526,7 @@ class RankVitals:
 
 @variant(frozen=True)
 class Vitals:
-    """What an agent's workers and GPUs do and use."""
+    """The activity of an agent's workers and GPUs, and their use of resources."""
 
     ranks: tuple[RankVitals, ...]
     gpus: tuple[GpuUse, ...] = ()  # in the order of its GPUs; () where nobody reads them

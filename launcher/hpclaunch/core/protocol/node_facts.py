@@ -78,7 +78,7 @@ class ColdStart:
 
 
 class ColdCause(str, Enum):
-    """What a forked worker does that only a new interpreter can do as well."""
+    """Why a forked worker has to become a new interpreter."""
 
     VARIABLE = "variable"  # it sets a variable that torch has read
     MODULE = "module"  # it imports another module of the same name
@@ -151,7 +151,7 @@ class MetricsFailed:
 
 
 class NotifyTrouble(str, Enum):
-    """What was wrong with the command of --notify."""
+    """Faults of the command of --notify."""
 
     FAILED = "failed"
     INTERRUPTED = "interrupted"  # the event may be lost
