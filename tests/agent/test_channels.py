@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -165,8 +166,10 @@ def test_another_head(agents):
 def test_both_ends_are_told_of_an_end(agents):
     head, member, other = (agents.start(i) for i in range(3))
     for one, index in ((member, 1), (other, 2)):
-        agents.until(head, events.Received, lambda i=index, m=one: m.send(0, a_report(i)))
-        agents.until(one, events.Received, lambda i=index: head.send(i, an_order(i)))
+        report = partial(one.send, 0, a_report(index))
+        while agents.until(head, events.Received, report).sender != index:
+            pass  # the other one has repeated itself
+        agents.until(one, events.Received, partial(head.send, index, an_order(index)))
     agents.end(other)
     assert agents.until(head, events.PeerClosed).index == 2
     agents.end(head)
