@@ -738,9 +738,9 @@ def page() -> str:
     parts.append(
         "## How a job ended\n\n[The table](ending.md#what-ends-a-job) has all exit codes.\n"
     )
-    parts += (
-        f"### {end.title}\n\n{_wrapped(end.means)}\n\n{_wrapped(end.do)}\n" for end in ENDINGS
-    )
+    for end in ENDINGS:
+        text = f"{end.means} **What to do:** {end.do}"
+        parts.append(f"### {end.title}\n\n{_wrapped(text)}\n")
     return "\n".join(parts)
 
 
@@ -774,7 +774,7 @@ def _words(pattern: str) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, 115, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
