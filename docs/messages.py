@@ -774,7 +774,10 @@ def _words(pattern: str) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 115, break_long_words=False, break_on_hyphens=False)
+    """Wrap a paragraph, but not within code."""
+    whole = re.sub(r"`[^`]+`", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(whole, 110, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 if __name__ == "__main__":
