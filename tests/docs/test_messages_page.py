@@ -13,7 +13,8 @@ import messages as page
 import pytest
 
 from hpclaunch.core.protocol.facts import Fact
-from hpclaunch.core.protocol.model import Culprit, Failure, Origin, Verdict
+from hpclaunch.core.protocol.model import Culprit, Failure, Origin, Sequel, Verdict
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe import console, further_reading, node_console
 from hpclaunch.system.logs.fact_files import KINDS
 
@@ -98,6 +99,12 @@ def test_the_section_on_hangs() -> None:
 def test_a_failure_with_advice_needs_no_section() -> None:
     cause = Failure(0, 3, "n1", 1, 0, 0.0, "ModuleNotFoundError: No module named 'x'")
     assert further_reading.section_on(Verdict(1, "why", Origin.FAILURE, cause)) == ""
+
+
+def test_a_job_that_continues_in_another_run_needs_no_section() -> None:
+    end = Verdict(75, "why", Origin.TIME_LIMIT)
+    assert further_reading.section_on(end) == "docs/messages.md#time-limit"
+    assert further_reading.section_on(replace(end, sequel=Sequel.REQUEUE)) == ""
 
 
 def anchors() -> set[str]:

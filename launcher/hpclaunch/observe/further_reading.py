@@ -20,6 +20,8 @@ EXPLAINED = (
 
 def section_on(verdict: Verdict) -> str:
     """Return the page and section to read, or "" if the message and its advice say as much."""
+    if verdict.sequel.goes_on:
+        return ""  # another run follows, so nothing has to be done
     cause = verdict.cause
     if cause is not None and cause.culprit is Culprit.HANG:
         return f"{PAGE}#hang"
