@@ -98,6 +98,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not section or section in anchors(path), f"{name(page)} links to {path}#{section}"
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    for source in (ROOT / "launcher/hpclaunch").rglob("*.py"):
+        for page, section in re.findall(r"\b(docs/[\w-]+\.md)(?:#([\w-]+))?", source.read_text()):
+            assert (ROOT / page).exists(), f"{name(source)} names {page}"
+            assert not section or section in anchors(ROOT / page), f"{name(source)}: #{section}"
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = {path for path, _ in links(INDEX)}
     assert not {page for page in DOCS.glob("*.md") if page != INDEX} - linked
