@@ -42,7 +42,9 @@ def test_nothing_is_said_about_what_is_not_known():
     verdict = Verdict(
         3, "rank 0 on n0 exited with code 3", Origin.FAILURE, failure(0, "loss is nan", code=3)
     )
-    assert "advice" not in at_head(verdict)
+    said = at_head(verdict)
+    assert "advice" not in said
+    assert said.endswith("\n  see docs/messages.md#failure\n  logs: /logs/7.0")
 
 
 def test_a_worker_that_was_killed_without_a_word():

@@ -13,7 +13,7 @@ from launching import HPCLAUNCH, script
 from hpclaunch.cli import main, profiles
 from surroundings import environment
 
-PAGE = Path(__file__).parents[2] / "docs" / "sbatch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
 GOLDEN = Path(__file__).parent / "golden"
 SAVED = ["--checkpoint-dir", "saved"]
 CHAIN = ["--chain", "72", "--", *SAVED]

@@ -40,9 +40,10 @@ COMMAND = re.compile(r"^(?:\$ )?(?:srun (?:-\S+ )*)?hpclaunch (?=\S)(.*)$", re.M
 INLINE = re.compile(r"`(?:srun )?hpclaunch (--?[a-z][^`]*\.py[^`]*)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 TABLE = re.compile(r"^\| option \|.*\n\| ---.*\n((?:\|.*\n)+)", re.MULTILINE)
+VARIABLE = re.compile(r"\bHPCLAUNCH_[A-Z_]+\b")
 # Whose options the tables of a page have, where they are not the launcher's; see also
-# tests/cli/test_options.py for docs/options.md, and tests/cli/test_sbatch.py for docs/sbatch.md.
-OPTIONS_OF = {"doctor.md": "doctor", "incidents.md": "replay", "sbatch.md": "sbatch"}
+# tests/cli/test_options.py for docs/options.md, and tests/cli/test_sbatch.py for docs/slurm.md.
+OPTIONS_OF = {"doctor.md": "doctor", "files.md": "replay", "slurm.md": "sbatch"}
 
 
 def name(page: Path) -> str:
@@ -95,6 +96,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     for path, section in links(page):
         assert path.exists(), f"{name(page)} links to {path}"
         assert not section or section in anchors(path), f"{name(page)} links to {path}#{section}"
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    for source in (ROOT / "launcher/hpclaunch").rglob("*.py"):
+        for page, section in re.findall(r"\b(docs/[\w-]+\.md)(?:#([\w-]+))?", source.read_text()):
+            assert (ROOT / page).exists(), f"{name(source)} names {page}"
+            assert not section or section in anchors(ROOT / page), f"{name(source)}: #{section}"
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -203,7 +211,7 @@ def test_every_parser_is_fuzzed() -> None:
 def test_times_that_the_page_on_faults_states() -> None:
     text = " ".join((DOCS / "faults.md").read_text().split())
     for said in (
-        f"and the job can go on without it | {DEFAULTS.loss:g} s, the loss timeout |",
+        f"and the job can continue without it | {DEFAULTS.loss:g} s, the loss timeout |",
         f"| the head sends nothing, the same | {DEFAULTS.vote_lease:g} s |",
         f"needs all of its nodes | {PATIENT_LOSS:g} s, the loss timeout there |",
         f"after {DEFAULTS.silence_notice:g} s: nothing could begin without it",
@@ -215,8 +223,20 @@ def test_times_that_the_page_on_faults_states() -> None:
         assert said in text
 
 
+def test_every_variable_of_ours_is_described() -> None:
+    sources = [*(ROOT / "launcher/hpclaunch").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
+    used = {name for path in sources for name in VARIABLE.findall(path.read_text())}
+    described = VARIABLE.findall(section(DOCS / "commands.md", "Environment variables"))
+    assert sorted(described) == sorted(used)
+
+
+def test_every_command_is_in_the_table() -> None:
+    cells = " ".join(row[0] for row in rows((DOCS / "commands.md").read_text()))
+    assert not [command for command in COMMANDS if not re.search(rf"`[^`]*\b{command}\b", cells)]
+
+
 def test_every_fact_is_described_with_all_of_its_fields() -> None:
-    table = section(DOCS / "output.md", "The facts")
+    table = section(DOCS / "files.md", "The facts")
     described = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(table)[2:]}
     assert described.keys() == KINDS.keys()
     for name, kind in KINDS.items():

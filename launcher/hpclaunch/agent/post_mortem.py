@@ -10,6 +10,7 @@ from ..core.head.restarts import how, who
 from ..core.ledger.last_lines import advise
 from ..core.protocol.effects import Exit
 from ..core.protocol.model import EXIT_FAILED, EXIT_USAGE, Culprit, Failure, Verdict
+from ..observe.further_reading import section_on
 from ..system.logs import error_file
 from .adapter import Adapter
 from .config import Config
@@ -82,6 +83,8 @@ def _post_mortem(verdict: Verdict, code: int, log_dir: str) -> str:
             more = len(verdict.consequences) - len(named)
             rest = f"; and {more} more" if more else ""
             lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
+    if section := section_on(verdict):
+        lines.append(f"  see {section}")
     lines.append(f"  logs: {log_dir}")
     first = [_summary(verdict, code)]
     said = [] if verdict.cause is None else _last_words(verdict.cause, LINES - len(lines))

@@ -4,7 +4,7 @@
     hpclaunch sbatch --gpus-per-node 4 --submit -- --checkpoint-dir saved train.py
 
 You may write options of the launcher between these options, or after --. They,
-SCRIPT and its arguments are copied into the job script (docs/sbatch.md).
+SCRIPT and its arguments are copied into the job script (docs/slurm.md).
 """
 
 from __future__ import annotations

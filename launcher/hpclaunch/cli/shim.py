@@ -9,7 +9,7 @@ torch.distributed.run:
     export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 
 The variable HPCLAUNCH_OPTIONS may contain options for hpclaunch, such as
---checkpoint-dir. docs/shim.md says what differs from torchrun.
+--checkpoint-dir. docs/install.md says what differs from torchrun.
 """
 
 from __future__ import annotations
