@@ -423,7 +423,6 @@ def test_any_archive(data):
             archives.check_torch,
             archives.check_tensors,
             archives.check_json,
-            archives.check_plain,
             archives.pickled,
             lambda window: archives.fields(window, "global_step"),
             lambda window: [archives.contents(window, m) for m in archives.members(window)],

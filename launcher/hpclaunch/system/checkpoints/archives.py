@@ -18,13 +18,17 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from hpclaunch.system.shared import bounded_json
 
 from . import pickles
 from .confinement import UnansweredError
+
+if TYPE_CHECKING:
+    from .listing import Entry
 
 LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 DESCRIBED = 8  # a flag: a descriptor follows the data
@@ -233,10 +237,6 @@ def check_json(window: Window) -> None:
         raise DamagedError(CUT) from e
 
 
-def check_plain(window: Window) -> None:
-    _not_blank(window.head())
-
-
 def _not_blank(head: bytes) -> None:
     if not head:
         raise DamagedError(EMPTY)
@@ -330,8 +330,31 @@ def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
     """Return what is under these names in the dictionary that torch.save has written. Raises
     DamagedError."""
     found = pickled(window)
-    try:
+    with _damage_named():
         return pickles.fields(found.window, names, found.before)
+
+
+def fields_of(file: Entry, *names: str) -> dict[str, pickles.Field]:
+    """Return what `fields` finds in a file; nothing if it cannot be read to its end."""
+    try:
+        return _fields_of(file.path, file.identity, names)
+    except (OSError, DamagedError):  # not remembered: both may pass
+        return {}
+
+
+@lru_cache(maxsize=2048)
+def _fields_of(
+    path: str, _identity: tuple[int, ...], names: tuple[str, ...]
+) -> dict[str, pickles.Field]:
+    with opened(path) as window:
+        return fields(window, *names)
+
+
+@contextlib.contextmanager
+def _damage_named() -> Iterator[None]:
+    """Raise DamagedError for a pickle that makes no sense, or was not read to its end."""
+    try:
+        yield
     except UnansweredError as e:
         raise DamagedError(f"not known to be whole ({e})") from e
     except ValueError as e:
@@ -343,12 +366,8 @@ def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
 
 def _check_legacy(window: Window) -> None:
     """Each storage begins with the number of its elements."""
-    try:
+    with _damage_named():
         stored, at = pickles.storages(window)
-    except UnansweredError as e:
-        raise DamagedError(f"not known to be whole ({e})") from e
-    except ValueError as e:
-        raise DamagedError(CUT) from e
     for kind, count in stored:
         size = _SIZES.get(kind.removesuffix("Storage"))
         if size is None:

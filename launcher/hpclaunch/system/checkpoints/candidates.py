@@ -4,9 +4,11 @@ recognises there, and the parts that have to be whole for it to be complete.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from fnmatch import fnmatch
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -123,25 +125,32 @@ class Location:
         return self.entry.name
 
 
-class FileKind:
-    """Kinds of files: each has its own test of whether a file is whole."""
+class FileKind(Enum):
+    """The kinds of files, each with its own test of whether a file is whole."""
 
     TORCH = "torch"  # written by torch.save
-    ANY = "any"  # by torch.save or safetensors, if it is one of these at all
+    ANY = "any"  # written by torch.save, or no archive of torch at all
     TENSORS = "tensors"  # written by safetensors
     JSON = "json"
     PIECES = "pieces"  # several archives by torch.save, at `pieces`
-    PLAIN = "plain"  # of any kind, with something in it
 
 
 class Part(NamedTuple):
     """A file without which a checkpoint cannot be loaded."""
 
     entry: Entry
-    kind: str
-    label: str  # its path from the checkpoint, "" for one that is a file
+    kind: FileKind
+    label: str  # its path from the checkpoint; "" for a checkpoint that is one file
     pieces: tuple[tuple[int, int], ...] = ()  # (start, length) in bytes
-    named_by: Identity = ()  # of the file that tells of the pieces: there may be many thousands
+    named_by: Identity = ()  # identity of the file that names the pieces, of which there are many
+
+    @classmethod
+    def of(cls, entry: Entry, label: str) -> Part:
+        """Return a part whose kind follows from its name."""
+        return cls(entry, _KINDS.get(os.path.splitext(entry.name)[1], FileKind.TORCH), label)
+
+    def within(self, folder: str) -> Part:
+        return self._replace(label=f"{folder}/{self.label}")
 
     def says(self, wrong: str) -> str:
         return f"{self.label}: {wrong}" if self.label else wrong
@@ -149,6 +158,9 @@ class Part(NamedTuple):
     @property
     def identity(self) -> Identity:
         return (*self.entry.identity, *self.named_by)
+
+
+_KINDS = {".safetensors": FileKind.TENSORS, ".json": FileKind.JSON}
 
 
 @dataclass
@@ -162,9 +174,8 @@ class CheckpointCandidate:
     world: int | None = None  # how many ranks saved it, where the format tells
     export: str = ""  # why it is no resume point, whatever lies beside it
     bare: bool | None = False  # only a model: does not count beside others; None: not known
-    beside: Sequence[CheckpointCandidate] = field(
-        default=(), repr=False
-    )  # others of the same directory
+    # All of the same directory, this one included.
+    beside: Sequence[CheckpointCandidate] = field(default=(), repr=False)
 
     @property
     def path(self) -> str:
@@ -193,6 +204,17 @@ class CheckpointCandidate:
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
 
+    def files_of_ranks(self, names: re.Pattern[str], name: str) -> dict[int, Entry]:
+        """Return the file of every rank that took part in this save, and note the number of ranks.
+        Raises IncompleteError if a rank has none. `names` matches the files' names, with the rank
+        as its group; `name` has {} for the rank.
+        """
+        files, facts = self.folder.files, self.facts
+        saved = {int(m[1]): files[each] for each in files if (m := names.fullmatch(each))}
+        found = facts.without_left(saved, self.time)
+        self.world = all_ranks(found, facts.world_at(self.time), name)
+        return found
+
 
 class Format(Protocol):
     """One way to save. Its methods read only a little."""
@@ -208,29 +230,42 @@ class Format(Protocol):
         another save than the rest."""
 
 
+class FileFormat:
+    """Base of the formats whose checkpoints are one file each."""
+
+    kind = FileKind.TORCH
+
+    def parts(self, candidate: CheckpointCandidate) -> Iterator[Part]:
+        yield Part(candidate.decides, self.kind, "")
+
+
 def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:
+    """Return the file of this name. Raises IncompleteError if there is none."""
     if name not in files:
         raise IncompleteError(f"{name} is missing{why and ', '}{why}")
     return files[name]
 
 
-def none_newer(entries: Iterable[tuple[str, Entry]], seal: Entry, slack: int = SLACK) -> None:
-    """Raises IncompleteError for a file newer than the seal, which is written last: it is of a
-    later save in the same place that was not finished."""
+def none_newer(parts: Iterable[Part], seal: Entry, slack: int = SLACK) -> None:
+    """Raise IncompleteError for a file that is newer than the seal, which is written last: it
+    belongs to a later save in the same place that was not finished.
+    """
     latest = seal.time + slack
-    for label, entry in entries:
-        if entry.time > latest:
+    for part in parts:
+        if part.entry.time > latest:
             raise IncompleteError(
-                f"{label} is newer than {seal.name}, which is written last: either a later save "
-                f"was not finished, or a copy has not kept the times (then touch {seal.name})"
+                f"{part.label} is newer than {seal.name}, which is written last: either a later "
+                "save was not finished, or a copy has not kept the times (then touch "
+                f"{seal.name})"
             )
 
 
 def all_ranks(found: Iterable[int], world: int | None, name: str) -> int:
-    """How many ranks have saved; IncompleteError where one has not. `name` has {} for the rank.
+    """Return how many ranks have saved. Raises IncompleteError if one has not; `name`, with {} for
+    the rank, is the file that it lacks.
 
-    Where nobody knows how many there were, the ranks that have saved are those up to the last.
-    One that is higher than the world of the launcher was started by the script itself.
+    Without a known `world`, every rank up to the highest one has to have saved. A rank above the
+    world of the launcher was started by the script itself.
     """
     ranks = set(found)
     count = max(ranks, default=-1) + 1

@@ -101,7 +101,7 @@ def _structure(part: Part, memory: Memory) -> str:
     return wrong and part.says(wrong)
 
 
-def _check(kind: str, window: Window) -> None:
+def _check(kind: FileKind, window: Window) -> None:
     match kind:
         case FileKind.TORCH:
             if not archives.check_torch(window):
@@ -110,10 +110,8 @@ def _check(kind: str, window: Window) -> None:
             archives.check_tensors(window)
         case FileKind.JSON:
             archives.check_json(window)
-        case FileKind.ANY:
-            archives.check_torch(window)
         case _:
-            archives.check_plain(window)
+            archives.check_torch(window)
 
 
 @contextlib.contextmanager
@@ -258,7 +256,7 @@ def spans_of(part: Part) -> Iterator[Span]:
             yield from _spans(Window(window.fd, length, start), length, part.kind)
 
 
-def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
+def _spans(window: Window, length: int, kind: FileKind) -> Iterator[Span]:
     head = window.head()
     if head[:4] == archives.LOCAL and archives.is_torch(head):
         found = archives.members(window)

@@ -5,11 +5,10 @@ cut short while it is written, and there is no other: see docs/checkpoints.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 from .. import archives
-from ..candidates import CheckpointCandidate, FileKind, Location, Part, step_of
+from ..candidates import CheckpointCandidate, FileFormat, Location, step_of
 from ..listing import Identity
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
@@ -30,7 +29,7 @@ MOST_SEARCHED = 64 << 20
 OPTIMIZER = (b"param_groups", b"optimizer", b"optim_state", b"exp_avg", b"momentum_buffer")
 
 
-class TorchSave:
+class TorchSave(FileFormat):
     name = "torch.save"
     load = "torch.load(path)"
 
@@ -46,9 +45,6 @@ class TorchSave:
         except OSError:
             found.bare = None
         return found
-
-    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        yield Part(candidate.decides, FileKind.TORCH, "")
 
 
 @lru_cache(maxsize=4096)
