@@ -237,7 +237,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
     reading._verify = lambda part, batch: seen.append(part) or True
     outcome = reading.run()
     assert not seen
-    assert outcome.left == 0
+    assert outcome.is_complete
 
 
 def test_what_is_saved_again_is_looked_at_again(tmp_path):
@@ -354,7 +354,7 @@ def test_who_has_no_time_opens_nothing(tmp_path, monkeypatch):
     (found,) = server.search([])
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.spans_of", None)
     outcome = CheckpointReading(found.parts * 8, server.memory, until=0.0).run()
-    assert outcome.left
+    assert not outcome.is_complete
 
 
 def test_of_many_files_each_node_opens_its_own(tmp_path, monkeypatch):

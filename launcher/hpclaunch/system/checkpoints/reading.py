@@ -39,8 +39,8 @@ class Outcome(NamedTuple):
     """Result of reading. A checkpoint with something `wrong` is not to be used."""
 
     wrong: str  # "label: what is wrong", or ""
-    read: int  # bytes, now and before
-    left: int  # bytes that there was no time to read; at least 1 where that is not known
+    is_lasting: bool  # what is wrong: the file was not written again meanwhile
+    is_complete: bool  # there was time to read everything, and nothing is wrong
 
 
 class Memory:
@@ -142,8 +142,8 @@ def _has_changed(part: Part) -> bool:
 class CheckpointReading:
     """Reads every byte of the parts of a checkpoint, as far as there is time, in several threads.
 
-    Progress is remembered: another reading of the same parts goes on from there. `share` is (k, n):
-    of the n nodes that read, this is the k-th, and it reads its share of the spans.
+    Progress is remembered: another reading of the same parts continues from there. `share` is
+    (k, n): of the n nodes that read, this is the k-th, and it reads its share of the spans.
     """
 
     def __init__(
@@ -162,19 +162,14 @@ class CheckpointReading:
         self._share = share
         self._stop = threading.Event()
         self._wrong = ""
-        self.lasts = True  # what is wrong: the file was not written again meanwhile
-        self._lock = threading.Lock()
-        self._read = self._left = 0
+        self._is_lasting = True
 
     def run(self) -> Outcome:
         todo = self._batches()
         one_at_a_time = threading.Lock()
 
         def work() -> None:
-            while not self._stop.is_set():
-                if time.monotonic() > self._until:
-                    self._stop.set()
-                    return
+            while not self._is_over():
                 with one_at_a_time:
                     task = next(todo, None)
                 if task is None:
@@ -183,14 +178,19 @@ class CheckpointReading:
 
         with ThreadPoolExecutor(READERS) as pool:
             running = [pool.submit(work) for _ in range(READERS)]
-            for each in running:
-                each.result()
-        if self._stop.is_set() and not self._wrong:
-            self._left = max(1, self._left)  # how much is not known without opening the rest
-        return Outcome(self._wrong, self._read, self._left)
+        for each in running:
+            each.result()
+        return Outcome(self._wrong, self._is_lasting, not self._stop.is_set())
+
+    def _is_over(self) -> bool:
+        if time.monotonic() > self._until or self._is_asked():
+            self._stop.set()
+        return self._stop.is_set()
 
     def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
-        """Spans of one file that are read together. Of many files, each node opens only its own."""
+        """Yield spans of one file that are read together. Of many files, each node opens only its
+        own.
+        """
         parts, share, number = self._parts, self._share, 0
         if len(parts) >= MANY * share[1]:
             parts, share = parts[share[0] :: share[1]], (0, 1)
@@ -206,24 +206,19 @@ class CheckpointReading:
 
     def _take(self, part: Part, batch: list[Span]) -> None:
         done = self._memory.spans_read(part)
-        whole = batch[0].start in done
         try:
-            whole = whole or self._verify(part, batch)
+            if batch[0].start in done or self._verify(part, batch):
+                done.add(batch[0].start)
         except (DamagedError, OSError) as e:
             self._fail(part, e)
-            return
-        if whole:
-            done.add(batch[0].start)
-        self._count(*((size(batch), 0) if whole else (0, size(batch))))
 
     def _verify(self, part: Part, batch: list[Span]) -> bool:
-        """False if there was no time to read all of it."""
+        """Return False if there was no time to read all of it."""
         with _opened(part) as window:
             for start, length, checksum in batch:
                 crc, at = 0, start
                 while at < start + length:
-                    if self._stop.is_set() or time.monotonic() > self._until or self._is_asked():
-                        self._stop.set()
+                    if self._is_over():
                         return False
                     data = window.read(at, min(CHUNK, start + length - at))
                     if checksum is not None:
@@ -233,15 +228,10 @@ class CheckpointReading:
                     raise DamagedError(f"damaged (wrong checksum of the {length} bytes at {start})")
         return True
 
-    def _count(self, read: int, left: int) -> None:
-        with self._lock:
-            self._read += read
-            self._left += left
-
     def _fail(self, part: Part, error: Exception) -> None:
         words = f"unreadable ({error})" if isinstance(error, OSError) else str(error)
         if not self._wrong:
-            self._wrong, self.lasts = part.says(words), not _has_changed(part)
+            self._wrong, self._is_lasting = part.says(words), not _has_changed(part)
         self._stop.set()
 
 
@@ -283,7 +273,3 @@ def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
         room -= span.length
     if batch:
         yield batch
-
-
-def size(spans: Iterable[Span]) -> int:
-    return sum(span.length for span in spans)

@@ -24,8 +24,8 @@ from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
 from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
-PERIOD = 10.0  # seconds between two searches without being asked, at least
-SHARE = 0.01  # of its time that these searches may take
+PERIOD = 10.0  # seconds between two searches that nobody has asked for, at least
+SHARE = 0.01  # of the time that these searches may take
 MOST = 64  # checkpoints in one reply
 NICE = 5
 
@@ -37,9 +37,9 @@ class CheckpointService:
         self.where = where
         self.exclude, self.complete, self.verify = exclude, complete, verify
         self.memory = Memory()
-        self._known: dict[str, ExaminedCheckpoint] = {}  # those complete, by path
+        self._known: dict[str, ExaminedCheckpoint] = {}  # complete checkpoints, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
-        self._whole: set[str] = set()  # the marks of those of which every byte was read
+        self._whole: set[str] = set()  # marks of the checkpoints of which every byte was read
         self._rounds: messages.RoundTimes = ()
         self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
@@ -48,7 +48,7 @@ class CheckpointService:
     def search(
         self, rounds: messages.RoundTimes, avoid: Mapping[int, str] = NOTHING
     ) -> list[ExaminedCheckpoint]:
-        """Raises OSError."""
+        """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
         opens = self.verify != "off"
@@ -57,7 +57,7 @@ class CheckpointService:
         return found
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
-        """From now on, search without being asked; or no longer."""
+        """Begin or stop searching without being asked."""
         self.watches, self._rounds = on, rounds
 
     def _facts(self, rounds: messages.RoundTimes) -> Facts:
@@ -68,10 +68,10 @@ class CheckpointService:
         return Facts(self.exclude, self.complete, known)
 
     def is_read(self, found: ExaminedCheckpoint) -> bool:
-        """Whether all of it was read, or none of it is to be."""
+        """Return whether all of it was read, or none of it is to be read."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
-    def see(
+    def look_at(
         self,
         path: str,
         size: int,
@@ -80,7 +80,9 @@ class CheckpointService:
         rounds: messages.RoundTimes,
         is_asked: Callable[[], bool],
     ) -> tuple[str, str]:
-        """(why it is not here or not the same, what is wrong with its bytes); "" for nothing."""
+        """Return why a checkpoint that another node has found is missing or differs here, and what
+        is wrong with its bytes; "" for nothing. A negative size is not compared.
+        """
         opens = self.verify != "off"
         try:
             found = look_at(self.where, path, self._facts(rounds), self.memory, opens=opens)
@@ -93,16 +95,15 @@ class CheckpointService:
             return "", damage
         if found.lacks is not None:
             return found.lacks, ""
-        if size >= 0:
-            other = found.size != size or abs(found.candidate.time - written) > SECOND
-            if other:
-                return f"there is another one of that name, of {found.size} bytes", ""
+        differs = found.size != size or abs(found.candidate.time - written) > SECOND
+        if size >= 0 and differs:
+            return f"there is another one of that name, of {found.size} bytes", ""
         if not share[1] or self.is_read(found):
             return "", ""
         self._known[path] = found
         if self.verify == "full":
             is_asked = _never
-        return "", self.read(path, is_asked, share=share)[0]
+        return "", self.read(path, is_asked, share=share).wrong
 
     def read(
         self,
@@ -111,7 +112,7 @@ class CheckpointService:
         *,
         share: tuple[int, int] = ALL,
     ) -> Outcome:
-        """Read one that a search has found complete."""
+        """Read a checkpoint that a search has found complete, as far as there is time."""
         found = self._known[path]
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
@@ -122,19 +123,19 @@ class CheckpointService:
         )
         outcome = reading.run()
         self._spent[mark] = spent + time.monotonic() - began
-        if outcome.wrong and reading.lasts:
+        if outcome.wrong and outcome.is_lasting:
             self.memory.note_damage(mark, outcome.wrong)
-        elif share == ALL and not outcome.wrong and not outcome.left:
+        elif share == ALL and outcome.is_complete:
             self._whole.add(mark)
         return outcome
 
     def read_ahead(self, is_asked: Callable[[], bool]) -> None:
-        """Read what was saved meanwhile, before anybody needs it."""
+        """Search, and read the newest checkpoint before anybody needs it."""
         began = time.monotonic()
         try:
             newest = self.search(self._rounds, self._avoid)[-1:]
         except OSError:
-            return  # whoever needs one asks, and is told
+            return  # a request gets the error as its answer
         finally:
             self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
         for found in newest:
@@ -147,7 +148,7 @@ def _never() -> bool:
 
 
 def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundCheckpoint:
-    """Return a checkpoint as it stands in a reply."""
+    """Return the description of a checkpoint for a reply."""
     candidate, step = found.candidate, found.candidate.step
     return messages.FoundCheckpoint(
         path=candidate.path,
@@ -170,7 +171,7 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
-    os.nice(NICE)  # it reads ahead while the workers compute
+    os.nice(NICE)  # it also works while the workers compute
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 
@@ -208,7 +209,7 @@ def _replies(
         case messages.LookAt(id=number, path=path, size=size, time=written, rounds=rounds):
             yield messages.Begun(number)
             k, n = request.share
-            wrong = server.see(path, size, written, (k, n), rounds, is_asked)
+            wrong = server.look_at(path, size, written, (k, n), rounds, is_asked)
             yield messages.Looked(number, *wrong)
         case messages.Suggest(arguments=arguments, since=since):
             match newest(patterns(arguments), since):
