@@ -8,8 +8,6 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.gpu_rules import XidSeen
@@ -19,7 +17,7 @@ from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.core.protocol.values import value
 from hpclaunch.worker.messages import decode
 
-from ..shared.helper import Helper
+from ..shared.helper import Helper, place_of
 from .watcher_messages import REPLIES, AskUse, Check, Found, Used
 
 PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
@@ -49,13 +47,10 @@ class GpuWatcherClient(Helper):
         self.gpus = tuple(gpus)
         self.period = period
         wanted = json.dumps([(gpu.uuid, gpu.name) for gpu in self.gpus])
-        found = find_spec("pynvml")
-        assert found is not None, "the survey has used it"
-        assert found.origin is not None
         super().__init__(
             "hpclaunch.system.gpus.gpu_watcher",
             *(str(os.getpid()), str(period), wanted),
-            paths=[str(Path(found.origin).parent)],
+            paths=[place_of("pynvml")],
             stdout=subprocess.DEVNULL,
         )
         self._round: int | None = None  # of the check that waits for its answer

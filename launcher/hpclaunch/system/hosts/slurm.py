@@ -6,8 +6,8 @@ import os
 import re
 import reprlib
 import socket
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -16,7 +16,7 @@ from hpclaunch.core.protocol.model import Allocation, Place
 from ..shared import runs, slurm_steps
 from ..shared.step_membership import own_step
 
-SCONTROL_TIMEOUT = 10.0  # seconds
+NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
 INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
@@ -214,53 +214,29 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 
 
 def expand(nodelist: str) -> list[str]:
-    """`n[1-3],gpu07` -> the hosts, in Slurm's order."""
-    if not nodelist or nodelist.count("[") != nodelist.count("]"):
-        raise ValueError(f"host list {nodelist!r}")
-    if not re.fullmatch(r"[\w.,\[\]-]+", nodelist, re.ASCII):
-        raise ValueError(f"host list {nodelist!r} has characters that no host name has")
-    if _count(nodelist) > MOST:
-        raise ValueError(f"host list {nodelist!r} of more than {MOST} hosts")
-    if not re.search(r"[\[,]", nodelist):
-        return [nodelist]
-    command = ["scontrol", "show", "hostnames", nodelist]
-    try:
-        shown = subprocess.run(command, capture_output=True, timeout=SCONTROL_TIMEOUT, check=True)
-        return os.fsdecode(shown.stdout).split()
-    except (OSError, subprocess.SubprocessError):
-        return _expand_here(nodelist)
-
-
-def _count(nodelist: str) -> int:
-    """How many hosts at most, without expanding: `n[1-3]x[1-2],m` -> 7."""
-    total = 0
-    for part in _parts(nodelist):
-        product = 1
-        for ranges in re.findall(r"\[([^\]]*)\]", part):
-            pairs = [re.fullmatch(r"(\d+)-(\d+)", r) for r in ranges.split(",")]
-            product *= sum(int(m[2]) - int(m[1]) + 1 if m else 1 for m in pairs)
-        total += product
-    return total
-
-
-def _parts(nodelist: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    return re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
-
-
-def _expand_here(nodelist: str) -> list[str]:
-    """Without scontrol, as inside most containers. Keeps the order, which NodeSet would sort."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    hosts: list[str] = []
-    for part in _parts(nodelist):
-        try:
-            hosts += NodeSet(part, resolver=RESOLVER_NOGROUP)
-        except NodeSetException as e:
-            raise ValueError(f"host list {nodelist!r}") from e
-    if not hosts:
-        raise ValueError(f"host list {nodelist!r} without a host")
+    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError."""
+    known = rf"(?:[\w.,-]|\[{NUMBERS}(?:,{NUMBERS})*\])+"
+    is_known = re.fullmatch(known, nodelist, re.ASCII) is not None
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # between commas outside of brackets
+    every = chain.from_iterable(map(_hosts, parts if is_known else ()))
+    hosts = list(islice(every, MOST + 1))
+    if not 0 < len(hosts) <= MOST:
+        why = f"of more than {MOST} hosts" if hosts else "makes no sense"
+        raise ValueError(f"host list {reprlib.repr(nodelist)} {why}")
     return hosts
+
+
+def _hosts(part: str) -> Iterator[str]:
+    """Yield the hosts of `n[1-2]x[3-4]`: n1x3, n1x4, n2x3, n2x4. Raises ValueError."""
+    begin, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    numbers, _, rest = rest.partition("]")
+    for low, _, high in (each.partition("-") for each in numbers.split(",")):
+        for number in range(int(low), int(high or low) + 1):
+            for end in _hosts(rest):
+                yield f"{begin}{number:0{len(low)}d}{end}"
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -17,7 +17,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -42,31 +41,23 @@ _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this 
 _held: list[int] = []  # the locks, for as long as this process lives
 
 
-@dataclass(frozen=True, slots=True)
-class AgentFiles:
-    """Files of one kind, of which each agent has its own: KIND-AGENT-TIME.SUFFIX."""
-
-    kind: str
-    suffix: str
-
-    def name(self, label: str, began: float) -> str:
-        """Of the file of an agent that began at this time."""
-        at = time.strftime("%Y%m%dT%H%M%S", time.localtime(began))
-        return f"{self.kind}-{label}-{at}.{self.suffix}"
-
-    def in_directory(self, directory: Path) -> list[Path]:
-        """In the order of their names. Raises OSError."""
-        names = re.compile(rf"{self.kind}-[\w.-]+\.{self.suffix}")
-        return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
-
-
 INDEXES = re.compile(r"index-agent-[\w.-]+\.txt")  # in the directory of a round
-HISTORIES = AgentFiles("history", "jsonl")
+HISTORIES = re.compile(r"history-[\w.-]+\.jsonl")
 
 
 def index_of(label: str) -> str:
-    """The name of the index of an agent."""
+    """Return the name of an agent's index."""
     return f"index-agent-{label}.txt"
+
+
+def history_of(label: str, began: float) -> str:
+    """Return the name of the history of an agent that began at this time."""
+    return f"history-{label}-{time.strftime('%Y%m%dT%H%M%S', time.localtime(began))}.jsonl"
+
+
+def matching(directory: Path, names: re.Pattern[str]) -> list[Path]:
+    """Return the files in a directory whose names match, in order. Raises OSError."""
+    return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
 
 
 class LogDirectory:

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -230,6 +231,14 @@ def say_now(text: str) -> None:
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"hpclaunch: {text}\n".encode(errors="replace"))
+
+
+def place_of(library: str) -> str:
+    """Return the directory in which an installed library lies, for `paths` of a helper."""
+    found = find_spec(library)
+    assert found is not None, "hpclaunch depends on it, or has used it"
+    assert found.origin is not None
+    return str(Path(found.origin).parents[1 if found.submodule_search_locations else 0])
 
 
 def numbers(signums: Iterable[int]) -> str:
