@@ -262,7 +262,7 @@ def test_reading_stops_for_a_request_and_goes_on_from_there(tmp_path, monkeypatc
     server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
     path = found.candidate.path
-    asked = iter([False, False, True])
+    asked = iter([False, False, False, True])
     outcome = server.read(path, lambda: next(asked, True))
     assert (outcome.wrong, outcome.is_complete) == ("", False)
     before = spans_read(server)
@@ -286,7 +286,7 @@ def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
     server.search([])
     server.read(str(path), lambda: False)
     assert sorted(read) == sorted(spans_read(server))  # each of them by one node
-    assert len(read) > 3
+    assert len(read) == 3
 
 
 def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
