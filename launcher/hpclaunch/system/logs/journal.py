@@ -7,10 +7,10 @@
     {"time", "now", "note": "core", "with": {...}}       how the core was made; a run begins
     {"time", "now", "event": NAME, "with": {...}}        an event for the core,
     {"time", "now", "effect": NAME, "with": {...}}       what the core asked for, in order,
-    {"time", "now", "note": "position", "with": {...}}   and where it stands, if that has changed
+    {"time", "now", "note": "position", "with": {...}}   and its state, if that has changed
     {"time", "now", "note": NAME, "with": ...}           something else that an incident may need
 
-`with` has the fields of the event or effect, and `of` names the type of the message or fact in it.
+`with` has the fields of the event or effect, and `of` is the type of the message or fact in it.
 
 Ticks of the clock, and messages that repeat the last one of the same sender, are left out unless
 their effects are new. While a job trains, its progress is new every second.
@@ -45,8 +45,8 @@ class Recorder:
     ) -> None:
         self._out = out
         self._clock = clock
-        self._news: dict[tuple[str, int], object] = {}  # of the last message from and to each agent
-        self._event: tuple[Event, dict[str, float]] | None = None  # whose effects are to come
+        self._news: dict[tuple[str, int], object] = {}  # in the last message from and to each agent
+        self._event: tuple[Event, dict[str, float]] | None = None  # its effects are not known yet
         self._position: dict[str, Any] = {}
 
     def began(self, made: Mapping[str, Any], now: float | None = None) -> None:
@@ -61,7 +61,8 @@ class Recorder:
         """Record the effects of the last event. `control` is the core after it."""
         assert self._event is not None, "effects follow an event"
         event, at = self._event
-        is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]  # all are noted
+        # All are asked, since each remembers what is new.
+        is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]
         if WHOLE or any(is_new):
             self._line(at, entry("event", event))
             for effect in effects:

@@ -176,7 +176,7 @@ class _WorkerFile:
             yield self._line(text, changed, dated=dated)
 
     def skip_to_the_last(self, since: float) -> None:
-        """Skip a file of which no index has anything since then, but for its end if that is recent."""
+        """Skip a file of which no index has anything since then, except for a recent end."""
         end = size(self.path)
         self.offset = max(0, end - UNDATED) if self.changed >= since else end
 

@@ -94,7 +94,7 @@ class _Way:
 
     @property
     def due(self) -> float:
-        """Return when to pass on the unfinished line; never, if it is to be searched for needles."""
+        """Return when to pass on the unfinished line; never, if it is searched for needles."""
         held = not self.partial or self.tap.needles
         return math.inf if held else self.since + self.tap.patience
 
