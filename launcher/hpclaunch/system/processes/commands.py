@@ -25,7 +25,7 @@ MOST = 4  # processes that py-spy reads at a time
 def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
     """Return what py-spy says of each process, the first ones first; "" where the time was over.
 
-    py-spy reads large libraries, and each process stands still meanwhile.
+    py-spy reads large libraries, and each process is stopped meanwhile.
     """
 
     def stack_of(pid: int) -> str:
@@ -57,9 +57,9 @@ def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
 def notify(
     command: str, event: Mapping[str, Any], mask: Collection[int] = (), limit: float = LIMIT
 ) -> str:
-    """Run the user's command with the event. Returns what was wrong; "" if nothing.
+    """Run the user's command with the event. Return what was wrong; "" if nothing.
 
-    What it prints is dropped, but for the last line of its errors if it fails. `mask`: the signals
+    Its output is dropped, except for the last line of its errors if it fails. `mask`: the signals
     that are blocked for it.
     """
     me = os.getpid()
@@ -104,8 +104,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _file(content: bytes = b"") -> Any:
-    """Return a file in memory, to be read from its begin. Unlike a pipe, it keeps nobody waiting
-    for what a command leaves running.
+    """Return a file in memory, at its beginning. Unlike a pipe, it has no end for which anybody waits
+    if the command leaves processes behind.
     """
     file = os.fdopen(os.memfd_create("hpclaunch", os.MFD_CLOEXEC), "w+b", buffering=0)
     file.write(content)

@@ -2,14 +2,14 @@
 
     python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
 
-calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment, but
-for the encoding of names, which have to be the same text at both ends, and for the PATHS of this
-package and of what it needs. FD is the process's end of the socket, BLOCKED the signals that the
-user had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end
-it.
+calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment,
+except for the encoding of names, which have to be the same text at both ends, and for the PATHS of
+this package and of the libraries that it needs. FD is the process's end of the socket, BLOCKED the
+signals that the user had blocked ("12,25"). All signals are blocked when it begins: one for the
+agent must not end it.
 
-For main, FD has another number. That of the agent may be too high for select(), and for the user's
-limit of open files.
+main gets another number for FD: the agent's may be too high for select(), and for the user's limit
+of open files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,7 +50,7 @@ _PROGRAM = (
     "low = os.dup(fd); os.close(fd); "
     "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
-_own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and the processes that they spare
+_own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes that are spared
 
 
 class Helper:
@@ -92,24 +93,21 @@ class Helper:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
         _own[self._process.pid] = self.kind
-        self.heard = False  # it has come up
+        self.heard = False  # it has answered
         self.lost = False
         self.survivors = False
 
     def fileno(self) -> int:
         return self._lines.fileno()
 
-    def ask(self, **request: Any) -> None:
-        """Send a request. A large one may have to wait for a process that somebody has stopped."""
-        with contextlib.suppress(OSError):  # it is gone: receive() tells
-            self._lines.send(request, wait=lambda: self._is_ready(select.POLLOUT, math.inf))
-
     def send(self, request: Message) -> None:
-        """Send a request, as `ask` does."""
-        self.ask(**request.encoded())
+        """Send a request. A large one may have to wait for a process that somebody has stopped."""
+        wait = partial(self._is_ready, select.POLLOUT, math.inf)
+        with contextlib.suppress(OSError):  # it is gone, as receive() shows
+            self._lines.send(request.encoded(), wait=wait)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The replies that are there; call it when the descriptor is readable."""
+        """Return the replies that are there. Call this when the descriptor is readable."""
         try:
             replies = self._lines.receive()
         except EOFError:
@@ -140,8 +138,8 @@ class Helper:
         self._leave()
 
     def abandon(self) -> None:
-        """Kill it at once, and all below it. If it hangs in a driver or a file system, it cannot be
-        killed for now, and is not waited for.
+        """Kill it at once, and all below it. This does not wait for a process that hangs in a
+        driver or a file system.
         """
         limit = time.monotonic() + ABANDON_LIMIT
         below = descendants((), self._process.pid) if self.has_children else set()
@@ -181,7 +179,7 @@ class Helper:
         _own.pop(self._process.pid, None)
 
     def _end_orphans(self) -> None:
-        """After its death: its children died with it, and their children are ours now."""
+        """Kill what is left after its death: its children died with it, and theirs are ours now."""
         self._process.wait()
         self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
 
