@@ -37,8 +37,8 @@ class GpuReport:
 
 
 class GpuWatcherClient(Helper):
-    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf once
-    `next_deadline` has come or the watcher is gone. `lost` is set when it can answer no more.
+    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf at
+    `next_deadline` or once the watcher is gone. `lost` is set when it can no longer answer.
     """
 
     kind = ProcessKind.GPUS
@@ -67,19 +67,22 @@ class GpuWatcherClient(Helper):
     def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
         """Ask for all that is wrong before a round begins, while no worker of ours is running.
 
-        `dead` are the pids of the last round's workers, whose memory is waited for.
+        `dead` are the pids of the last round's workers, until whose memory is free the answer
+        waits.
         """
         self._round, self._deadline = round, time.monotonic() + self._limit
         self.send(Check(round, tuple(sorted(dead))))
 
     def ask_use(self) -> None:
-        """How the GPUs are used: a report has it. Nobody waits for it: NVML may hang."""
+        """Ask how the GPUs are used. A report has the answer, for which nobody waits: NVML may
+        hang.
+        """
         if not self._use_asked:
             self._use_asked = True
             self.send(AskUse())
 
     def reports(self) -> Iterator[GpuReport]:
-        """The reports that are there; call it when the descriptor is readable."""
+        """Yield the reports that are there. Call this when the descriptor is readable."""
         for reply in self.receive():
             match decode(REPLIES, reply):
                 case Used(use=use):
@@ -96,7 +99,7 @@ class GpuWatcherClient(Helper):
             yield self._answer(Finding("NVML", why, Grade.WARN))
 
     def expire(self) -> GpuReport:
-        """Call it when `next_deadline` has come: the answer is that NVML hangs."""
+        """Return the answer that NVML hangs. Call this at `next_deadline`."""
         self.lost = True
         self._process.kill()
         found = f"does not answer within {self._limit:.0f} s"
@@ -104,7 +107,7 @@ class GpuWatcherClient(Helper):
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 
     def _answer(self, finding: Finding) -> GpuReport:
-        """On the watcher's behalf, to whatever waits for an answer."""
+        """Return an answer on the watcher's behalf."""
         report = GpuReport((finding,), self._round)
         self._round, self._deadline = None, math.inf
         return report

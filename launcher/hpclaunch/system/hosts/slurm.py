@@ -1,4 +1,4 @@
-"""What Slurm says about the step that this process is a task of."""
+"""The step of Slurm to which this process belongs, according to its environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process. The batch script has no step variables."""
+    """Return whether srun started this process. The batch script has no step variables."""
     step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEP)
     return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
 
@@ -100,7 +100,9 @@ def missing_variables_notes() -> list[str]:
 
 
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
-    """A shell without srun is on one node of the job only; one of salloc may be on none."""
+    """Raise UsageError if this shell is not on the only node of the job: without srun, a shell is
+    on one node, and one of salloc may be on none.
+    """
     nodes, components = environ.get("SLURM_JOB_NUM_NODES", "1"), len(_components(environ))
     srun = f"srun --het-group=0-{components - 1}" if components else "srun"
     if (nodes != "1" or components) and not alone:
@@ -175,10 +177,10 @@ def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
 
 
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm would end this step when it finds a node down.
+    """Return whether Slurm would end this step when it finds a node down.
 
-    Only the srun that has started the step tells, by the lack of --no-kill, and it is seen only
-    where it runs: on the first node, for a batch script.
+    Only the srun that has started the step shows this, by the lack of --no-kill, and it is visible
+    only where it runs: on the first node, for a batch script.
     """
     found = False
     for process in Path("/proc").glob("[0-9]*"):
@@ -201,7 +203,9 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """The same for all tasks: components of a heterogeneous job may have ids of their own."""
+    """Return the job's id, the same for all tasks: components of a heterogeneous job may have ids
+    of their own.
+    """
     return environ["SLURM_JOB_ID_HET_GROUP_0" if _components(environ) else "SLURM_JOB_ID"]
 
 
@@ -240,7 +244,7 @@ def _hosts(part: str) -> Iterator[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """`2(x3),1` -> [2, 2, 2, 1]."""
+    """Return the tasks of each node: [2, 2, 2, 1] for `2(x3),1`. Raises ValueError."""
     counts: list[int] = []
     total = 0
     for part in text.split(","):

@@ -104,8 +104,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _file(content: bytes = b"") -> Any:
-    """Return a file in memory, at its beginning. Unlike a pipe, it has no end for which anybody waits
-    if the command leaves processes behind.
+    """Return a file in memory, at its beginning. Unlike with a pipe, nobody waits for the end of
+    processes that a command leaves behind.
     """
     file = os.fdopen(os.memfd_create("hpclaunch", os.MFD_CLOEXEC), "w+b", buffering=0)
     file.write(content)

@@ -18,6 +18,7 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 class ForkServerClient(Helper):
     """Commands out, events in."""
+
     has_children = True
     kind = ProcessKind.FORK_SERVER
 

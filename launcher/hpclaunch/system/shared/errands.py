@@ -1,4 +1,4 @@
-"""The errands that an agent leaves to a helper, since they may take long or hang, and their answers.
+"""Errands that an agent leaves to a helper, since they may take long or hang, and their answers.
 
 `agent/errands.py` sends them, and `agent/errand_service.py` runs them. An answer has the number of
 its errand.

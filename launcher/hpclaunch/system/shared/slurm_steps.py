@@ -32,6 +32,7 @@ KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 class SlurmJob(NamedTuple):
     """A job as squeue shows it."""
+
     id: str
     nodes: str  # how many
     state: str
@@ -65,8 +66,7 @@ def reader(module: str, *words: str) -> list[str]:
     its own library.
     """
     program = (
-        "import sys; sys.path.append(sys.argv[1]); "
-        f"from {module} import main; main(*sys.argv[2:])"
+        f"import sys; sys.path.append(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
     )
     return [sys.executable, "-I", "-S", "-c", program, ROOT, *words]
 
