@@ -17,12 +17,12 @@ from .listing import Entry, Folder, Identity
 
 SECOND = 10**9  # nanoseconds
 SLACK = 2 * SECOND  # by which the clocks of the nodes that write one checkpoint may differ
-SETTLED = 10 * SECOND  # after a write, by which its process has done what was to follow
+SETTLED = 10 * SECOND  # after a write: by then its process has written what follows
 
 DRAFTS = (".tmp", ".part", ".partial", ".temp")
 COMPLETE = ".complete"  # a script's own seal
 
-# A number in a name tells how far the training was if one of these words stands before it.
+# A number in a name is the step of the training if one of these words is before it.
 _WORDS = {
     "step": r"global_?steps?|steps?|iterations?|iter|updates?|ba|batch",
     "epoch": r"epochs?|ep",
@@ -35,11 +35,11 @@ _STEPS = [
 
 
 class IncompleteError(Exception):
-    """Why a checkpoint is not complete, in a sentence that says what would mend it."""
+    """A checkpoint is not complete. The text says why, and what to do."""
 
 
 class Step(NamedTuple):
-    """How far the training was. Steps are compared with others of the same unit only."""
+    """How far the training was. Steps are compared only with others of the same unit."""
 
     value: int
     unit: str  # "step", "epoch", or "number" for one that may be either
@@ -50,7 +50,9 @@ class Step(NamedTuple):
 
 
 def step_of(name: str) -> Step | None:
-    """Return the step in a name: checkpoint-30, epoch=1-step=10.ckpt, iter_0000010, 0000100.pt."""
+    """Return the step in a name such as checkpoint-30, epoch=1-step=10.ckpt, iter_0000010,
+    0000100.pt.
+    """
     for unit, pattern in _STEPS:
         if found := pattern.findall(name):
             return Step(int(found[-1]), unit, "its name")
@@ -62,7 +64,7 @@ class RoundPeriod(NamedTuple):
     """When a round of this job ran, in nanoseconds of the wall clock."""
 
     begun: int
-    ended: int  # or the time of the search, while it goes on
+    ended: int  # or the time of the search, while it runs
     world: int  # how many ranks it has
 
 
@@ -75,7 +77,9 @@ class Facts:
     rounds: tuple[RoundPeriod, ...] = ()  # of this job, the oldest first
 
     def round_at(self, time: int) -> RoundPeriod | None:
-        """The round in which something was written; None: before this job, or it is not known."""
+        """Return the round in which something was written; None if it was before this job, or that
+        is not known.
+        """
         before = [r for r in self.rounds if r.begun <= time]
         return before[-1] if before else None
 
@@ -84,21 +88,23 @@ class Facts:
         return None if found is None else found.world
 
     def without_left(self, ranks: Mapping[int, Entry], time: int) -> dict[int, Entry]:
-        """The files of the ranks that saved in the round of this time. A round before it that had
-        more of them may have been torn in the same place, and its files are still there."""
+        """Return the files of the ranks that saved in the round of this time. An earlier round with
+        more ranks may have been torn in the same place, and its files are still there.
+        """
         found = self.round_at(time)
         if found is None:
             return dict(ranks)
         return {r: e for r, e in ranks.items() if r < found.world or e.time >= found.begun}
 
     def is_settled(self, time: int) -> bool:
-        """Whether whoever wrote something at this time has surely written what was to follow it.
-        True also for what was written before this job: nobody is left to go on with it."""
+        """Return whether the process that wrote something at this time has surely written all that
+        was to follow. This is so for files from before this job, since nobody is left to continue.
+        """
         found = self.round_at(time)
         return found is None or time < found.ended - SETTLED
 
     def one_round(self, first: int, last: int) -> bool | None:
-        """Whether both times are in the same round; None: not known."""
+        """Return whether both times are in the same round; None if that is not known."""
         a, b = self.round_at(first), self.round_at(last)
         return None if b is None else a == b
 
@@ -117,7 +123,7 @@ class Location:
 
     @cached_property
     def folder(self) -> Folder:
-        """The directory that this location is."""
+        """Return the directory that this location is."""
         return Folder(self.entry.path)
 
     @property
@@ -126,7 +132,7 @@ class Location:
 
 
 class FileKind(Enum):
-    """The kinds of files, each with its own test of whether a file is whole."""
+    """The kinds of files. Each has its own test of whether a file is whole."""
 
     TORCH = "torch"  # written by torch.save
     ANY = "any"  # written by torch.save, or no archive of torch at all
@@ -171,7 +177,7 @@ class CheckpointCandidate:
     format: Format
     decides: Entry  # the file whose identity and time are the checkpoint's
     step: Step | None = None
-    world: int | None = None  # how many ranks saved it, where the format tells
+    world: int | None = None  # how many ranks saved it, if the format shows it
     export: str = ""  # why it is no resume point, whatever lies beside it
     bare: bool | None = False  # only a model: does not count beside others; None: not known
     # All of the same directory, this one included.
@@ -199,8 +205,9 @@ class CheckpointCandidate:
 
     @property
     def mark(self) -> str:
-        """Identifies this save, the same on every node. The path is not enough, since it may be
-        used again; the number of the device is left out, since nodes differ in it."""
+        """Return a text that identifies this save, the same on every node. The path is not enough,
+        since it may be used again; the number of the device is left out, since nodes differ in it.
+        """
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
 
@@ -223,11 +230,12 @@ class Format(Protocol):
     load: str  # how a script loads HPCLAUNCH_CHECKPOINT
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        """None for a file or directory that was not saved this way. May raise OSError."""
+        """Return the candidate at a location; None for one of another format. May raise OSError."""
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        """The files that have to be whole. Raises IncompleteError where one is missing, or is of
-        another save than the rest."""
+        """Return the files that have to be whole. Raises IncompleteError if one is missing, or is
+        of another save than the rest.
+        """
 
 
 class FileFormat:

@@ -1,7 +1,7 @@
 """A short-lived child process for reading a pickle, with limits on time and memory.
 
-The standard library's unpickler is quick, but what it builds has no limit: a few bytes can claim a
-memo of gigabytes, or a key whose hash takes years. No thread could be stopped in the midst of that.
+The standard library's unpickler is quick, but its objects have no limit: a few bytes can claim a
+memo of gigabytes, or a key whose hash takes years. A thread could not be stopped while that lasts.
 """
 
 from __future__ import annotations

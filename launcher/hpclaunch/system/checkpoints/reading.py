@@ -1,6 +1,6 @@
-"""Whether the files of a checkpoint are whole: by their structure, and by reading every byte.
+"""Tests whether the files of a checkpoint are whole: by their structure, and by reading every byte.
 
-What was found whole is remembered by the file's identity, so that nothing is read twice.
+Files that were found whole are remembered by their identity, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Outcome(NamedTuple):
 
 
 class Memory:
-    """Remembers what was found whole, and what damaged. Safe for several threads."""
+    """The results so far: what is whole, and what is damaged. Safe for several threads."""
 
     def __init__(self) -> None:
         self._built: set[Identity] = set()  # by their structure
-        self._read: dict[Identity, set[int]] = {}  # the spans that were read, by where they begin
-        self._damage: dict[str, str] = {}  # what was read wrong, by the mark of a checkpoint
+        self._read: dict[Identity, set[int]] = {}  # where the spans begin that were read
+        self._damage: dict[str, str] = {}  # damage that reading has found, by mark of a checkpoint
 
     def is_built(self, part: Part) -> bool:
         return part.identity in self._built
@@ -68,7 +68,7 @@ class Memory:
         self._damage[mark] = wrong
 
     def _forget(self) -> None:
-        """A job may save for weeks."""
+        """Limit the memory that this takes: a job may save for weeks."""
         if len(self._built) > KEPT:
             self._built.clear()
         if len(self._read) > KEPT:
@@ -152,7 +152,7 @@ class CheckpointReading:
         memory: Memory,
         *,
         until: float = float("inf"),  # on the monotonic clock
-        is_asked: Callable[[], bool] = lambda: False,  # whether a request has come: then time is up
+        is_asked: Callable[[], bool] = lambda: False,  # whether there is a request: then time is up
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self._parts = list(parts)
@@ -250,7 +250,7 @@ def _spans(window: Window, length: int, kind: FileKind) -> Iterator[Span]:
     head = window.head()
     if head[:4] == archives.LOCAL and archives.is_torch(head):
         found = archives.members(window)
-        checked = archives.has_checksums(found)
+        checked = any(member.CRC for member in found)  # zero with set_crc32_options(False)
         for member in found:
             begin = window.start + archives.contents(window, member)
             stored = checked and member.compress_type == ZIP_STORED

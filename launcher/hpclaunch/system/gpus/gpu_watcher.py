@@ -292,7 +292,7 @@ class GpuWatcher:
         self.seen: list[Any] = []  # events from the thread, with a byte in the pipe for each
 
     def run(self) -> None:
-        """Serve requests and look at the GPUs until the agent is gone. Raises AgentGoneError then."""
+        """Serve requests and watch the GPUs. Raises AgentGoneError once the agent is gone."""
         self.open()
         due = time.monotonic() + self.period
         while True:

@@ -1,5 +1,4 @@
-"""The MPS support of this node, and the agent's client of its MPS keeper (`worker/mps_keeper.py`).
-"""
+"""MPS on this node, and the agent's client of the MPS keeper (`worker/mps_keeper.py`)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def is_possible() -> bool:
 
 
 def name_of(job: str, environ: Mapping[str, str]) -> str:
-    """Return the name of this job for Slurm: the id of an element may be that of its whole array."""
+    """Return the name of this job for Slurm: an element's id may be that of its whole array."""
     array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
     return f"{array}_{task}" if array and task else job
 

@@ -127,7 +127,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
-    """Return the same as `looked`, once the agents have collected what they only need for viewers."""
+    """Do as `looked`, once the agents have collected what they need only for viewers."""
     found = looked(which)
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit and not all(_is_complete(data) for _, data in found):

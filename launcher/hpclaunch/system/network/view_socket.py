@@ -99,7 +99,7 @@ class ViewSocket:
         return questions
 
     def answer(self, end: socket.socket, file: int) -> None:
-        """Send the file with this descriptor, without waiting for a client that does not take it."""
+        """Send the file with this descriptor. A client that does not take it gets none."""
         with end, contextlib.suppress(OSError):
             socket.send_fds(end, [b"."], [file], socket.MSG_DONTWAIT)
 

@@ -5,8 +5,8 @@ The first rank writes models, optimizers, schedulers, samplers and the scaler, t
 registered. Every other rank writes its `random_states_R.pkl` whenever it gets to it. Under FSDP and
 DeepSpeed all ranks write their part of model and optimizer first. Nothing is a seal.
 
-How many objects are registered stands nowhere. It is known to be all of them once a later save was
-begun, or if there are as many as in the save before, or if the job went on for a while.
+The number of registered objects is not recorded. All of them are there once a later save was begun,
+or if there are as many as in the save before, or if the job continued for a while.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN = re.compile(
 )
 OF_STATE = re.compile("|".join(pattern.pattern for pattern in (RANDOM, CUSTOM, OWN)))
 OF_ALL = re.compile(r"scaler|dl_state_dict")  # every rank writes them, each the same
-TELLING = re.compile(r"(?:optimizer|scheduler)(?:_\d+)?\.bin")
+CERTAIN = re.compile(r"(?:optimizer|scheduler)(?:_\d+)?\.bin")
 NAME = re.compile(r"checkpoint_\d+")
 
 
@@ -48,9 +48,9 @@ class Accelerate:
     def recognise(self, place: Location) -> CheckpointCandidate | None:
         files = place.folder.files
         of_state = [name for name in files if OF_STATE.fullmatch(name)]
-        telling = any(RANDOM.fullmatch(name) or TELLING.fullmatch(name) for name in of_state)
+        certain = any(RANDOM.fullmatch(name) or CERTAIN.fullmatch(name) for name in of_state)
         begun = NAME.fullmatch(place.name) is not None and (of_state or fsdp.is_here(place.folder))
-        if "trainer_state.json" in files or not (telling or begun):
+        if "trainer_state.json" in files or not (certain or begun):
             return None
         if FIRST in files:
             decides = files[FIRST]

@@ -2,7 +2,7 @@
 
 The first rank writes the model, `training_args.bin`, the optimizer, the scheduler, the scaler, its
 own random state, and then `trainer_state.json`. Under FSDP and DeepSpeed all ranks write their part
-of model and optimizer before it goes on. The others write `rng_state_R.pth` whenever they get to
+of model and optimizer before it continues. The others write `rng_state_R.pth` whenever they get to
 it, before or after, and nobody waits for them. A save on SIGTERM (enable_jit_checkpoint) has
 `checkpoint-is-incomplete.txt` beside it until it is done.
 """
@@ -34,7 +34,7 @@ INCOMPLETE = "checkpoint-is-incomplete.txt"
 NAME = re.compile(r"checkpoint-(\d+)")
 RNG = re.compile(r"rng_state_(\d+)\.pth")
 OWN = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
-TELLING = (ARGUMENTS, INCOMPLETE, "config.json", "adapter_config.json", "optimizer.pt")
+CERTAIN = (ARGUMENTS, INCOMPLETE, "config.json", "adapter_config.json", "optimizer.pt")
 MOST_STATE = 1 << 20  # bytes that are parsed for the step
 HIGHEST_STEP = 1 << 63
 
@@ -45,7 +45,7 @@ class HfTrainer:
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
         files, named = place.folder.files, NAME.fullmatch(place.name)
-        if STATE not in files and not (named and any(name in files for name in TELLING)):
+        if STATE not in files and not (named and any(name in files for name in CERTAIN)):
             return None
         step = Step(int(named[1]), "step", "its name") if named else None
         state = files.get(STATE)

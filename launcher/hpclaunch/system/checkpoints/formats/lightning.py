@@ -1,5 +1,5 @@
 """Lightning's checkpoints: a file by torch.save; under sharded FSDP a directory by DCP, to which
-the first rank adds `meta.pt` at last; under DeepSpeed a directory with `latest` in it.
+the first rank adds `meta.pt` last; under DeepSpeed a directory with `latest` in it.
 """
 
 from __future__ import annotations

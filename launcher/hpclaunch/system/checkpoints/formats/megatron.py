@@ -3,8 +3,8 @@ newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker o
 it empties it first, so that a kill at that moment leaves a tracker that names nothing.
 
 In the older form (`--ckpt-format torch`) each has a directory `mp_rank_TT[_PPP[_EEE]]` for every
-model-parallel rank; how many there are stands nowhere. In the newer ones all of it is by DCP;
-`torch_dist` adds `metadata.json` at last.
+model-parallel rank; their number is not recorded. In the newer ones all of it is by DCP;
+`torch_dist` adds `metadata.json` last.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Sealed:
 
 
 class Unsealed:
-    """The rest: files that look saved, and nothing that says that they are all."""
+    """Any other directory with files that look saved: nothing says that they are all."""
 
     name = "directory"
     load = Sealed.load

@@ -12,7 +12,7 @@ from ..candidates import CheckpointCandidate, FileFormat, Location, step_of
 from ..listing import Identity
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-# What others divide a checkpoint into; the directory that it lies in may be one.
+# Parts of other formats' checkpoints: the directory of such a file may be one.
 PARTS = re.compile(
     r"(?:training_args|(?:optimizer|scheduler|sampler|dl_state_dict|pytorch_model|adapter_model)"
     r"(?:_fsdp)?(?:_\d+)?(?:_rank\d+)?(?:-\d+-of-\d+)?)\.bin|"
@@ -61,7 +61,7 @@ def _is_bare(path: str, _identity: Identity) -> bool | None:
             try:
                 found = archives.pickled(window).window
                 data, whole = found.read(0, min(found.length, MOST_SEARCHED)), True
-            except archives.DamagedError:  # the pickle comes first, and may be there all the same
+            except archives.DamagedError:  # the pickle is at the beginning, and may still be there
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
     except archives.DamagedError:
         return None
