@@ -112,10 +112,8 @@ def look_at(
     """Return the candidate at `path`, whatever comes before it; None if there is none. Raises
     OSError.
     """
-    for candidate in candidates(where, facts):
-        if candidate.path == path:
-            return _judged(candidate, "", memory, opens=opens)
-    return None
+    found = next((each for each in candidates(where, facts) if each.path == path), None)
+    return None if found is None else _judged(found, "", memory, opens=opens)
 
 
 def _judged(

@@ -101,9 +101,8 @@ class CheckpointService:
         if not share[1] or self.is_read(found):
             return "", ""
         self._known[path] = found
-        if self.verify == "full":
-            is_asked = _never
-        return "", self.read(path, is_asked, share=share).wrong
+        must_read = self.verify == "full"
+        return "", self.read(path, _never if must_read else is_asked, share=share).wrong
 
     def read(
         self,

@@ -135,21 +135,16 @@ class _WorkerFile:
     growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
     begun: IndexBegun | None = None
-    _lines: Iterator[OutputLine] | None = None
+    _lines: Iterator[OutputLine] = iter(())
 
     def advance(self) -> bool:
         """Read the next line into `held`. Return False if there is none so far."""
-        self.held = None
-        while self.held is None:
-            if self._lines is None:
-                if not self.growths:
-                    return False
-                growth, self.begun = self.growths.popleft()
-                self._lines = self._grown(growth)
+        self.held = next(self._lines, None)
+        while self.held is None and self.growths:
+            growth, self.begun = self.growths.popleft()
+            self._lines = self._grown(growth)
             self.held = next(self._lines, None)
-            if self.held is None:
-                self._lines = None
-        return True
+        return self.held is not None
 
     def _grown(self, growth: FileGrowth) -> Iterator[OutputLine]:
         if self.offset is None:

@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -156,7 +157,9 @@ def all_launches(environ: Mapping[str, str]) -> LaunchList:
         return LaunchList(here, others)
     known = {launch.slurm_id for launch in here}
     asked = [j for j in jobs if j.state == slurm_steps.RUNNING and j.id not in known]
-    for job, found in _each(asked, env):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(partial(_try, env=env), asked))
+    for job, found in zip(asked, answers, strict=True):
         if isinstance(found, NoLaunchError):
             others.append((job.id, f"{job.state.lower()}: {found}"))
         else:
@@ -168,14 +171,6 @@ def all_launches(environ: Mapping[str, str]) -> LaunchList:
 def of_process(pid: int) -> LaunchSnapshot | None:
     """Return the launch of an agent on this machine; None if that does not answer."""
     return next((_read(data) for _, data in view_client.looked_patiently(pid)), None)
-
-
-def _each(
-    jobs: Sequence[SlurmJob], env: Mapping[str, str]
-) -> list[tuple[SlurmJob, FoundLaunches | NoLaunchError]]:
-    """Return the launches of each of these jobs, several of which are asked at once."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(zip(jobs, pool.map(lambda job: _try(job, env), jobs), strict=True))
 
 
 def _try(job: SlurmJob, env: Mapping[str, str]) -> FoundLaunches | NoLaunchError:
