@@ -36,6 +36,7 @@ class CheckpointService:
     def __init__(self, where: str, exclude: tuple[str, ...], complete: str, verify: str) -> None:
         self.where = where
         self.exclude, self.complete, self.verify = exclude, complete, verify
+        self.opens = verify != "off"
         self.memory = Memory()
         self._known: dict[str, ExaminedCheckpoint] = {}  # complete checkpoints, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
@@ -51,8 +52,7 @@ class CheckpointService:
         """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
-        opens = self.verify != "off"
-        found = search(self.where, facts, self.memory, opens=opens, avoid=avoid)
+        found = search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
         self._known |= {f.candidate.path: f for f in found if f.lacks is None}
         return found
 
@@ -71,21 +71,13 @@ class CheckpointService:
         """Return whether all of it was read, or none of it is to be read."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
-    def look_at(
-        self,
-        path: str,
-        size: int,
-        written: int,
-        share: tuple[int, int],
-        rounds: messages.RoundTimes,
-        is_asked: Callable[[], bool],
-    ) -> tuple[str, str]:
-        """Return why a checkpoint that another node has found is missing or differs here, and what
-        is wrong with its bytes; "" for nothing. A negative size is not compared.
+    def look_at(self, asked: messages.LookAt, is_asked: Callable[[], bool]) -> tuple[str, str]:
+        """Return why it is missing or differs here, and what is wrong with its bytes; "" for
+        nothing.
         """
-        opens = self.verify != "off"
+        path, facts, (k, n) = asked.path, self._facts(asked.rounds), asked.share
         try:
-            found = look_at(self.where, path, self._facts(rounds), self.memory, opens=opens)
+            found = look_at(self.where, path, facts, self.memory, opens=self.opens)
         except OSError as e:
             return e.strerror or str(e), ""
         if found is None:
@@ -95,14 +87,14 @@ class CheckpointService:
             return "", damage
         if found.lacks is not None:
             return found.lacks, ""
-        differs = found.size != size or abs(found.candidate.time - written) > SECOND
-        if size >= 0 and differs:
+        differs = found.size != asked.size or abs(found.candidate.time - asked.time) > SECOND
+        if asked.size >= 0 and differs:
             return f"there is another one of that name, of {found.size} bytes", ""
-        if not share[1] or self.is_read(found):
+        if not n or self.is_read(found):
             return "", ""
         self._known[path] = found
         must_read = self.verify == "full"
-        return "", self.read(path, _never if must_read else is_asked, share=share).wrong
+        return "", self.read(path, _never if must_read else is_asked, share=(k, n)).wrong
 
     def read(
         self,
@@ -117,10 +109,9 @@ class CheckpointService:
         spent = self._spent.get(mark, 0.0)
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
         began = time.monotonic()
-        reading = CheckpointReading(
+        outcome = CheckpointReading(
             found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
-        )
-        outcome = reading.run()
+        ).run()
         self._spent[mark] = spent + time.monotonic() - began
         if outcome.wrong and outcome.is_lasting:
             self.memory.note_damage(mark, outcome.wrong)
@@ -205,11 +196,9 @@ def _replies(
             room = disk.look(Path(first))
             shown = tuple(seen(f, is_read=server.is_read(f)) for f in found[-MOST:])
             yield messages.Searched(number, shown, room, tuple(others(server.where, found)))
-        case messages.LookAt(id=number, path=path, size=size, time=written, rounds=rounds):
+        case messages.LookAt(id=number):
             yield messages.Begun(number)
-            k, n = request.share
-            wrong = server.look_at(path, size, written, (k, n), rounds, is_asked)
-            yield messages.Looked(number, *wrong)
+            yield messages.Looked(number, *server.look_at(request, is_asked))
         case messages.Suggest(arguments=arguments, since=since):
             match newest(patterns(arguments), since):
                 case (where, one):

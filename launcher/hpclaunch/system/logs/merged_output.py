@@ -135,7 +135,7 @@ class _WorkerFile:
     growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
     begun: IndexBegun | None = None
-    _lines: Iterator[OutputLine] = iter(())
+    _lines: Iterator[OutputLine] = field(default_factory=lambda: iter(()))
 
     def advance(self) -> bool:
         """Read the next line into `held`. Return False if there is none so far."""
