@@ -311,7 +311,7 @@ class Pickled(NamedTuple):
     """Where the object of a file by torch.save is, as a pickle."""
 
     window: Window
-    before: int  # pickles that come before it in the window
+    before: int  # the number of pickles before it in the window
 
 
 def pickled(window: Window) -> Pickled:

@@ -82,7 +82,7 @@ class CheckpointService:
             return e.strerror or str(e), ""
         if found is None:
             there = os.path.lexists(path)
-            return "it is not taken for a checkpoint" if there else "there is no such file", ""
+            return "it is no checkpoint" if there else "there is no such file", ""
         if damage := self.memory.damage(found.candidate.mark):
             return "", damage
         if found.lacks is not None:

@@ -332,7 +332,7 @@ class GpuWatcher:
 
     def check(self, round: int, dead: Collection[int]) -> None:  # noqa: A002 - the word for it
         if (why := self.open()) or self.gpus is None:
-            advice = "look at nvidia-smi on this host; --health off goes on without"
+            advice = "run nvidia-smi on this host; --health off starts without this check"
             wrong = Finding("NVML", f"cannot be initialised: {why}", Grade.FAIL, advice)
             self.report([wrong], round)
             return

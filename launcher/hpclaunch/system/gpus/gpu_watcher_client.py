@@ -103,7 +103,7 @@ class GpuWatcherClient(Helper):
         self.lost = True
         self._process.kill()
         found = f"does not answer within {self._limit:.0f} s"
-        advice = "most likely a GPU fell off the bus: look at dmesg; the node must be started again"
+        advice = "most likely a GPU fell off the bus: look at dmesg, and reboot the node"
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 
     def _answer(self, finding: Finding) -> GpuReport:

@@ -21,7 +21,7 @@ from .log_directory import size
 from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, written
 
 REST = 0.05  # seconds for which a file that has grown is not watched
-BURST = 10  # lines of a file that may come at once, after as many seconds without any
+BURST = 10  # lines of a file in quick succession, after as many seconds without any
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from .output_index import (
     parse,
 )
 
-CHUNK = 1 << 16  # bytes read at once; a longer line comes in pieces
+CHUNK = 1 << 16  # bytes read at once; a longer line is split
 LONGEST = 4096  # bytes of a line of an index
 MOST_OPEN = 200  # files
 UNDATED = 1 << 20  # bytes at the end of a file without times that may be recent

@@ -160,7 +160,7 @@ def main(mark: str, which: str, word: str, pause: str) -> None:
     """Print the answers in JSON: the snapshots of the agents that are looked at, or why a request
     cannot be granted. With a PAUSE, look again and again.
 
-    Each line begins with MARK and the name of this host. Then comes a part of an answer after "+",
+    Each line begins with MARK and the name of this host. A part of an answer follows after "+",
     "." after its last part, or "=" after all answers of a look.
     """
     begin = f"{mark} {socket.gethostname()}"

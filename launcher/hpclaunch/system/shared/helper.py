@@ -187,7 +187,7 @@ class Helper:
         return descendants({*_own, *self._older})
 
     def _end_children(self, find: Callable[[], set[int]], limit: float) -> None:
-        """Kill and reap children of ours until none is found or the time `limit` has come."""
+        """Kill and reap children of ours until none is found or the time `limit` is reached."""
         while (left := find()) and time.monotonic() < limit:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -43,7 +43,7 @@ BY_FIRST = re.compile(
 )
 NUMBER = re.compile(r"\d+")
 STATES = re.compile(rf".*_(?:model|optim)_states\.pt|{LAYER.pattern}")
-LATE = 60 * SECOND  # after `latest`, for a rank that was slow; a later save comes later still
+LATE = 60 * SECOND  # after `latest`, for a slow rank; a later save writes even later
 TAG = 255  # bytes of a name: `latest` may also be a large file of another kind
 
 
