@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 
-from ..shared import runs
+from ..shared import runs, slurm_steps
 from ..shared.scontrol import shown
 
 LIMIT = 30.0  # seconds; a controller that is busy takes its time
@@ -65,11 +63,8 @@ def cancel_rest(array: str) -> None:
 def _run(*command: str) -> None:
     """Run a command of Slurm. Raises RefusedError."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+        ended = slurm_steps.run(command, None, LIMIT)
     except OSError as e:
         raise RefusedError(f"{command[0]}: {e.strerror}") from e
-    except subprocess.TimeoutExpired as e:
-        raise RefusedError(f"{command[0]} did not end within {LIMIT:g} s") from e
-    if done.returncode:
-        why = " ".join(os.fsdecode(done.stderr).split())
-        raise RefusedError(why or f"{command[0]} ended with {done.returncode}")
+    if ended.complaint:
+        raise RefusedError(" ".join(ended.complaint.split()))

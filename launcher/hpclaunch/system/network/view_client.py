@@ -157,11 +157,11 @@ def request(word: str, which: str | int) -> list[str]:
 
 
 def main(mark: str, which: str, word: str, pause: str) -> None:
-    """Print the answers in JSON: the snapshots of the agents that are looked at, or why a request
-    cannot be granted. With a PAUSE, look again and again.
+    """Print the answers in JSON: the snapshots of agents, or why a request cannot be granted. With
+    a PAUSE, ask again and again.
 
-    Each line begins with MARK and the name of this host. A part of an answer follows after "+",
-    "." after its last part, or "=" after all answers of a look.
+    Each line begins with MARK and the name of this host. "+" is followed by a part of an answer;
+    "." ends an answer, and "=" all answers of a look.
     """
     begin = f"{mark} {socket.gethostname()}"
     look = looked_patiently

@@ -76,16 +76,16 @@ def srun(job: str, nodes: str, *options: str) -> list[str]:
     return [*SRUN, f"--jobid={job}", f"--nodes={nodes}", f"--ntasks={nodes}", *options]
 
 
-def run(command: Sequence[str], env: Mapping[str, str] | None) -> Ended:
-    """Run a command to its end, or for at most LIMIT. Raises OSError if it cannot be started."""
+def run(command: Sequence[str], env: Mapping[str, str] | None, limit: float = LIMIT) -> Ended:
+    """Run a command for at most `limit` seconds. Raises OSError if it cannot be started."""
     try:
         done = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit
         )
         out, complaint = done.stdout, ""
         if done.returncode:  # otherwise it has only warned
             complaint = done.stderr.decode(errors="replace").strip()
             complaint = complaint or f"exit code {done.returncode}"
     except subprocess.TimeoutExpired as e:
-        out, complaint = e.stdout or b"", f"{command[0]} did not end within {LIMIT:.0f} s"
+        out, complaint = e.stdout or b"", f"{command[0]} did not end within {limit:.0f} s"
     return Ended(out.decode(errors="replace").splitlines(), complaint)
