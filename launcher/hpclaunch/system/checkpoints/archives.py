@@ -162,9 +162,7 @@ def read_whole(path: str, most: int) -> bytes:
 
 
 def check_torch(window: Window) -> bool:
-    """Check a file by torch.save. Raises DamagedError if a part is missing; returns False for a
-    file of another kind.
-    """
+    """Check a file by torch.save; False for another kind. Raises DamagedError."""
     head = window.head()
     _not_blank(head)
     if head[:4] == LOCAL:
@@ -195,9 +193,7 @@ def is_torch(head: bytes) -> bool:
 
 
 def check_tensors(window: Window) -> None:
-    """Check a file by safetensors: the length of a header, the header, and the size that this
-    claims. Raises DamagedError.
-    """
+    """Check the header of a safetensors file, and the size that it claims. Raises DamagedError."""
     if not window.length:
         raise DamagedError(EMPTY)
     header = tensors_header(window)
@@ -328,9 +324,7 @@ def pickled(window: Window) -> Pickled:
 
 
 def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
-    """Return the values under these names in the dictionary that torch.save has written. Raises
-    DamagedError.
-    """
+    """Return these values of the dictionary that torch.save has written. Raises DamagedError."""
     found = pickled(window)
     with _damage_named():
         return pickles.fields(found.window, names, found.before)

@@ -50,9 +50,7 @@ class Step(NamedTuple):
 
 
 def step_of(name: str) -> Step | None:
-    """Return the step in a name such as checkpoint-30, epoch=1-step=10.ckpt, iter_0000010,
-    0000100.pt.
-    """
+    """Return the step in a name: checkpoint-30, epoch=1-step=10.ckpt, iter_0000010, 0000100.pt."""
     for unit, pattern in _STEPS:
         if found := pattern.findall(name):
             return Step(int(found[-1]), unit, "its name")
@@ -77,9 +75,7 @@ class Facts:
     rounds: tuple[RoundPeriod, ...] = ()  # of this job, the oldest first
 
     def round_at(self, time: int) -> RoundPeriod | None:
-        """Return the round in which something was written; None if it was before this job, or that
-        is not known.
-        """
+        """Return the round at this time; None before this job, or if it is not known."""
         before = [r for r in self.rounds if r.begun <= time]
         return before[-1] if before else None
 

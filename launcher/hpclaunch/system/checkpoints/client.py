@@ -23,9 +23,7 @@ PATIENCE = 5.0  # seconds after which a process that has not begun a search coun
 
 
 class CheckpointServiceClient(Helper):
-    """Requests out, replies in. The descriptor is readable when a reply is there, or the process
-    has ended.
-    """
+    """Requests out, replies in. The descriptor is readable for a reply, and at the end."""
 
     has_children = True  # confinement.py
     kind = ProcessKind.CHECKPOINTS
@@ -44,9 +42,7 @@ class CheckpointServiceClient(Helper):
         self.send(Search(number, rounds, dict(avoid)))
 
     def look(self, number: int, look: Look, *, local: bool = False) -> None:
-        """Have the head's checkpoint examined. `local`: this node has a file of its own under that
-        name.
-        """
+        """Have the head's checkpoint examined. `local`: this node has its own file of that name."""
         self.deadline = time.monotonic() + PATIENCE
         self._reads = True
         size = -1 if local else look.size

@@ -109,9 +109,7 @@ def examine(
 def look_at(
     where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
 ) -> ExaminedCheckpoint | None:
-    """Return the candidate at `path`, whatever comes before it; None if there is none. Raises
-    OSError.
-    """
+    """Return the candidate at `path`, however old; None if there is none. Raises OSError."""
     found = next((each for each in candidates(where, facts) if each.path == path), None)
     return None if found is None else _judged(found, "", memory, opens=opens)
 

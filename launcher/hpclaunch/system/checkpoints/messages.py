@@ -37,9 +37,7 @@ class LookAt(Message):
 
 
 class Suggest(Message):
-    """Find a suggestion for --checkpoint-dir, for a launch without it. Answered by Suggested, if
-    there is one.
-    """
+    """Find a suggestion for --checkpoint-dir. Answered by Suggested, if there is one."""
 
     arguments: tuple[str, ...]
     since: int

@@ -131,9 +131,7 @@ def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str,
 
 
 def _plain(value: object) -> Field:
-    """Return a value if it is a small number, a list of small numbers, a bool or None; otherwise an
-    ellipsis.
-    """
+    """Return None, a bool, a small number or a list of these as it is; else an ellipsis."""
     if value is None or type(value) is bool:
         return value
     if type(value) is int and abs(value) < LARGEST_NUMBER:

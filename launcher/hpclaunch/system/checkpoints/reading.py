@@ -188,9 +188,7 @@ class CheckpointReading:
         return self._stop.is_set()
 
     def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
-        """Yield spans of one file that are read together. Of many files, each node opens only its
-        own.
-        """
+        """Yield spans of one file to be read together. Of many files, each node opens its own."""
         parts, share, number = self._parts, self._share, 0
         if len(parts) >= MANY * share[1]:
             parts, share = parts[share[0] :: share[1]], (0, 1)

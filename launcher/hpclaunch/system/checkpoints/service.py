@@ -72,9 +72,7 @@ class CheckpointService:
         return self.verify not in READS or found.candidate.mark in self._whole
 
     def look_at(self, asked: messages.LookAt, is_asked: Callable[[], bool]) -> tuple[str, str]:
-        """Return why it is missing or differs here, and what is wrong with its bytes; "" for
-        nothing.
-        """
+        """Return why it is missing or differs here, and the damage to its bytes; "" for nothing."""
         path, facts, (k, n) = asked.path, self._facts(asked.rounds), asked.share
         try:
             found = look_at(self.where, path, facts, self.memory, opens=self.opens)

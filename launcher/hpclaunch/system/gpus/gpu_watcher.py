@@ -202,9 +202,7 @@ class Gpus:
         return events
 
     def _ask(self, call: Any, otherwise: Any, *words: Any) -> Any:
-        """Return the answer of NVML, or `otherwise` if the GPU or its driver has none. Raises Lost
-        for a lost GPU.
-        """
+        """Return the answer of NVML, or `otherwise` without one. Raises Lost for a lost GPU."""
         try:
             return call(*words)
         except self.nvml.NVMLError as e:
@@ -258,9 +256,7 @@ class Gpus:
 
 
 def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
-    """Return a process of a GPU. Its pid may belong to another pid namespace: then nothing else is
-    known here.
-    """
+    """Return a process of a GPU. Of one in another pid namespace, only its pid is known."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/comm", "rb") as f:
@@ -385,9 +381,7 @@ class GpuWatcher:
             self.report(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Return our processes on this GPU, now or lately. A broken GPU is not asked, since it may
-        hang.
-        """
+        """Return our recent processes on this GPU. A broken GPU is not asked: it may hang."""
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:
@@ -405,9 +399,7 @@ class GpuWatcher:
 
 
 def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
-    """Run the watcher. Signals stay blocked, as the agent has left them: they are meant for the
-    agent.
-    """
+    """Run the watcher. Signals stay blocked: they are meant for the agent."""
     if not die_with(int(agent)):
         return
     import pynvml

@@ -74,9 +74,7 @@ class GpuWatcherClient(Helper):
         self.send(Check(round, tuple(sorted(dead))))
 
     def ask_use(self) -> None:
-        """Ask how the GPUs are used. A report has the answer, for which nobody waits: NVML may
-        hang.
-        """
+        """Ask how the GPUs are used. A report has the answer, unless NVML hangs."""
         if not self._use_asked:
             self._use_asked = True
             self.send(AskUse())

@@ -63,9 +63,7 @@ class PhysicalGpu:
     instances: tuple[Gpu, ...] | None = None  # their `entry` is the name by drivers before 470
 
     def usable(self, entry: str) -> list[Gpu]:
-        """Return what a task may use to which `entry` is this GPU. An instance is named by its UUID
-        only.
-        """
+        """Return what `entry` selects if it is this GPU. An instance is named by its UUID only."""
         if self.instances is None:
             return [replace(self.whole, entry=entry)]
         return [replace(gpu, entry=gpu.uuid) for gpu in self.instances]

@@ -78,9 +78,7 @@ def clock_is_synchronised() -> bool | None:
 
 
 def memory_limit() -> int | None:
-    """Return the lowest memory limit of this process's control group and of those above it; None if
-    there is none.
-    """
+    """Return the lowest memory limit of this process's control groups; None if there is none."""
     limits = []
     try:
         lines = GROUP.read_bytes().split(b"\n")

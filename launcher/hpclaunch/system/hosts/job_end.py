@@ -79,9 +79,7 @@ def ask(
 
 
 def end_of_step(fields: dict[str, str], before: float) -> float:
-    """Return when a step reaches its time limit; infinite without one, and `before` if Slurm does
-    not answer.
-    """
+    """Return when a step reaches its time limit, or infinity; `before` without an answer."""
     began, limit = seconds(fields.get("StartTime", "")), fields.get("TimeLimit", "")
     if began is None:
         return before

@@ -203,9 +203,7 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """Return the job's id, the same for all tasks: components of a heterogeneous job may have ids
-    of their own.
-    """
+    """Return the job's id: the components of a heterogeneous job may have ids of their own."""
     return environ["SLURM_JOB_ID_HET_GROUP_0" if _components(environ) else "SLURM_JOB_ID"]
 
 

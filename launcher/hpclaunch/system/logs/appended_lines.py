@@ -16,9 +16,7 @@ CHUNK = 1 << 18  # bytes that it gets at once: messages to the user must not wai
 
 
 def name_of(kind: str, label: str) -> str:
-    """Return the name of such a file: KIND.jsonl for the first agent, and for the others
-    KIND-agent-LABEL.jsonl.
-    """
+    """Return KIND.jsonl for the first agent, and KIND-agent-LABEL.jsonl for the others."""
     return f"{kind}.jsonl" if label == str(HEAD) else f"{kind}-agent-{label}.jsonl"
 
 

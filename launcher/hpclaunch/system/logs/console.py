@@ -91,9 +91,7 @@ class Console:
 
 
 def consoles() -> dict[int, Console]:
-    """Return the consoles by descriptor. If standard output and error are one terminal, they are
-    one console, too.
-    """
+    """Return the consoles by descriptor: only one if both are the same terminal."""
     errors = Console(2)
     return {1: errors if _is_one_terminal() else Console(1), 2: errors}
 

@@ -78,9 +78,7 @@ class FactFile:
 
 @value(frozen=True)
 class AgentFacts:
-    """The facts that one start of an agent has recorded, with their times in seconds since the
-    epoch.
-    """
+    """The facts that one start of an agent has recorded, with times in seconds since the epoch."""
 
     launch: str
     host: str

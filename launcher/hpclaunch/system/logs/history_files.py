@@ -45,9 +45,7 @@ def _line(value: object) -> str:
 
 
 def read(directory: Path) -> list[AgentHistory]:
-    """Return the histories in this directory that can be read. Raises OSError for the directory
-    itself.
-    """
+    """Return the readable histories in this directory. Raises OSError for the directory itself."""
     found = []
     for path in matching(directory, HISTORIES):
         try:

@@ -63,9 +63,7 @@ class LogDirectory:
     """Created private to the user; files in it are appended to, never overwritten."""
 
     def __init__(self, path: Path, launch: str, again: str = "") -> None:
-        """`launch` is the name of this launch. `again`: the same if it continues another run; ""
-        otherwise.
-        """
+        """`launch` is its name. `again`: the same if it continues another run; "" otherwise."""
         self.path, self.launch = path.absolute(), launch
         self._substitute: Path | None = None
         self.first_round = _next_round(self.path, again) if again else 0
@@ -83,9 +81,7 @@ class LogDirectory:
         return self.path / f"round-{number}"
 
     def was_begun(self, launch: str) -> bool:
-        """Return whether a first agent of this launch was here before, and was killed. Record that
-        there is one now.
-        """
+        """Record the first agent of this launch. Return whether an earlier one was killed."""
         try:
             fd = private_files.open_file(self.first, os.O_RDWR | os.O_CREAT)
         except OSError:

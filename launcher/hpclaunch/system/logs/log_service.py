@@ -227,9 +227,7 @@ class LogService:
         self._room_at = math.inf
 
     def _look_for_room(self) -> None:
-        """Say once that the disk is full: workers continue when their files cannot grow
-        (`site/_hpclaunch_output.py`).
-        """
+        """Say once that the disk is full: workers do not notice (`site/_hpclaunch_output.py`)."""
         try:
             found = os.statvfs(self._directory)
         except OSError:

@@ -65,9 +65,7 @@ class LineFilter:
 def merged(
     streams: Iterable[tuple[float, Iterator[OutputLine]]],
 ) -> Iterator[OutputLine]:
-    """Yield the lines of streams by time. Each stream has a time before which it has no line, and
-    is not touched earlier.
-    """
+    """Yield the lines of streams by time. None is read before the time that it comes with."""
     waiting = deque(sorted(streams, key=lambda stream: stream[0]))
     heap: list[tuple[float, int, OutputLine, Iterator[OutputLine]]] = []
     number = 0
@@ -261,9 +259,7 @@ class _OutputIndex:
     def lines(
         self, file_of: Callable[[str], _WorkerFile | None], since: float
     ) -> Iterator[OutputLine]:
-        """Yield what is new. `file_of` finds the file of a name; None for a file that is not
-        wanted.
-        """
+        """Yield what is new. `file_of` finds the file of a name; None for an unwanted one."""
         more = True
         while True:
             # The index may mention the earlier one of two lines later, by less than a period.
@@ -304,9 +300,7 @@ class _OutputIndex:
         return True
 
     def _parsed(self, position: int, ending: bytes = b"") -> tuple[list[IndexLine], int]:
-        """Return the whole lines from there on that end like this, and how many bytes all lines
-        take.
-        """
+        """Return the whole lines from there on with this end, and the bytes that were read."""
         data = self._files.read(self._path, position, CHUNK)
         end = data.rfind(b"\n") + 1
         found = (parse(line) for line in data[:end].splitlines() if line.endswith(ending))

@@ -77,9 +77,7 @@ class Append(Message):
 
 
 class ReadFacts(Message):
-    """Read the facts of these kinds that a launch has recorded. Answered by Facts, if they can be
-    read.
-    """
+    """Read facts of these kinds of a launch. Answered by Facts, if they can be read."""
 
     directory: str
     launch: str

@@ -83,9 +83,7 @@ class Duplicates:
 
 @dataclass(slots=True)
 class _Way:
-    """The way from a file to one tap. `partial` is an unfinished line, read at `since` and held
-    back.
-    """
+    """The way from a file to one tap. `partial` is an unfinished line, held back since `since`."""
 
     tap: Tap
     partial: bytes = b""
@@ -176,8 +174,8 @@ class Mirror:
         return self._inotify.fileno()
 
     def follow(self, path: Path | str, *taps: Tap) -> None:
-        """Copy what is written to a file from now on. A missing file is created, which is all that
-        happens without a tap.
+        """Copy what is written to a file from now on. A missing file is created, even without a
+        tap.
         """
         fd = private_files.open_file(path, os.O_RDONLY | os.O_CREAT)
         if not taps:

@@ -59,9 +59,7 @@ IndexLine = FileGrowth | IndexBegun
 
 
 def parse(line: bytes) -> IndexLine | None:
-    """Return what a line says; None if it is torn, of another version, or of an impossible time or
-    place.
-    """
+    """Return what a line says; None if it is torn, impossible, or of another version."""
     words = line.decode(errors="replace").split(" ", 2)
     try:
         at, word, rest = float(words[0]), words[1], words[2]

@@ -53,9 +53,7 @@ class FoundLaunches:
 
     @property
     def only(self) -> LaunchSnapshot:
-        """Return the launch, if there is one of this name. Raises NoLaunchError, which names
-        several.
-        """
+        """Return the only launch of this name. Raises NoLaunchError, which names several."""
         if len(self.launches) > 1:
             names = ", ".join(launch.name for launch in self.launches)
             raise NoLaunchError(f"job {self.which} has several launches, name one: {names}")
@@ -118,9 +116,7 @@ class LaunchStream:
 
 
 def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
-    """Return the launches with this name, or of this Slurm job. Raises NoLaunchError if there are
-    none.
-    """
+    """Return the launches with this name, or of this Slurm job. Raises NoLaunchError for none."""
     if not which:  # such as a variable that is not set; it would mean all launches
         raise NoLaunchError("the name of the job is empty: hpclaunch status lists them")
     if found := _leading(data for _, data in view_client.looked_patiently(which)):

@@ -98,9 +98,7 @@ def _answer(error: int) -> Answer | None:
 
 
 def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
-    """Return what the answers mean. The best one decides: an address in another network may be
-    silent.
-    """
+    """Return what the answers mean. The best one counts: some addresses may be unreachable."""
     if not found:
         return ""
     best = min(found.values(), key=list(Answer).index)

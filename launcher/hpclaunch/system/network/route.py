@@ -74,9 +74,7 @@ def resolve_patiently(host: str, attempts: int = ATTEMPTS, *, loopback: bool = F
 
 
 def source_address(peer: str) -> str:
-    """Return this host's address on the route to a numeric address. Sends nothing; raises OSError
-    without a route.
-    """
+    """Return this host's address on the route to a numeric address. Raises OSError."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect((peer, 9))

@@ -137,9 +137,7 @@ def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
 
 
 def _is_complete(data: bytes) -> bool:
-    """Return whether an answer has everything; it never has more if the agent does not lead, or is
-    of another version.
-    """
+    """Return whether an answer has all; one of a member or another version never has more."""
     job = unpacked(data)["job"]
     try:
         lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])

@@ -82,9 +82,7 @@ class ViewSocket:
         return self._socket.fileno()
 
     def receive(self) -> list[tuple[bytes, socket.socket]]:
-        """Return some of the questions that are there, each with the connection for its answer,
-        which `answer` closes.
-        """
+        """Return some of the questions, each with its connection, which `answer` closes."""
         questions = []
         for _ in range(MOST):
             try:

@@ -288,9 +288,7 @@ class HeadChannel(Channel):
 
 
 class MemberChannel(Channel):
-    """The end that reports to agent number `to`, whose keys these are. `addresses` are all those of
-    its name.
-    """
+    """The end that reports to agent number `to`, whose keys and addresses these are."""
 
     def __init__(
         self,

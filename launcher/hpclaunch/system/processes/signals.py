@@ -51,9 +51,7 @@ class Signals:
 
 
 def wait_for_end(seconds: float) -> None:
-    """Wait until somebody wants this process to end, or for so many seconds. Call it after
-    `Signals.ignore`.
-    """
+    """Wait so long for a signal to end. Call it after `Signals.ignore`."""
     # A signal that is ignored is not seen unless it is blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     signal.sigtimedwait(END_SIGNALS, seconds)

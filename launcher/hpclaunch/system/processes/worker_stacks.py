@@ -27,9 +27,7 @@ def here(whole: str) -> WorkerStacks:
 
 
 def of_job(job: str, whole: str, environ: Mapping[str, str]) -> WorkerStacks:
-    """Ask all nodes of a Slurm job; of an array, all jobs that run. Raises OSError without Slurm's
-    commands.
-    """
+    """Ask all nodes of a Slurm job, or of an array's jobs. Raises OSError without Slurm."""
     env = slurm_steps.environment(environ)
     jobs, complaint = slurm_steps.jobs_of(f"--jobs={job}", env)
     asked = [_of_running(j, whole, env) for j in jobs if j.state == slurm_steps.RUNNING]

@@ -138,9 +138,7 @@ class Helper:
         self._leave()
 
     def abandon(self) -> None:
-        """Kill it at once, and all below it. This does not wait for a process that hangs in a
-        driver or a file system.
-        """
+        """Kill it at once, and all below it. One that hangs in a driver is not waited for."""
         limit = time.monotonic() + ABANDON_LIMIT
         below = descendants((), self._process.pid) if self.has_children else set()
         self._process.kill()
@@ -198,9 +196,7 @@ class Helper:
 
 
 class StoppedHelpers:
-    """A watch over helpers: one that somebody has stopped is made to continue, and `continued` is
-    called with its kind.
-    """
+    """A watch that continues stopped helpers, and calls `continued` with the kind of each."""
 
     def __init__(self, continued: Callable[[ProcessKind], None]) -> None:
         self._continued = continued

@@ -19,9 +19,7 @@ _ROOM = 1 << 16  # bytes that are read at once; the kernel splits no event
 
 
 class Inotify:
-    """Watches, each with its number. If the kernel grants no descriptor, `fileno` is -1, and each
-    watch is refused.
-    """
+    """Watches by number. Where the kernel grants none, `fileno` is -1, and each is refused."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

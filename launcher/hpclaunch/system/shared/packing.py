@@ -25,9 +25,7 @@ def to_json(value: object) -> bytes:
 
 
 def pack(value: object) -> bytes:
-    """Return the JSON of a value for `unpack`: as it is, or as a string with the JSON of the
-    standard library.
-    """
+    """Return JSON for `unpack`: of msgspec, or a string with the standard library's."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

@@ -14,9 +14,7 @@ def shown(kind: str, name: str) -> dict[str, str]:
 
 
 def node_address(node: str) -> str:
-    """Return the address or name at which Slurm reaches a node; "" if Slurm does not answer, or
-    outside of a job.
-    """
+    """Return the address or name at which Slurm reaches a node; "" if that is not known."""
     if "SLURM_JOB_ID" not in os.environ:
         return ""
     for alias in os.environ.get("SLURM_NODE_ALIASES", "").split(","):

@@ -62,9 +62,7 @@ def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
 
 
 def reader(module: str, *words: str) -> list[str]:
-    """Return the command line for `main` of a module of hpclaunch, for which Python has nothing but
-    its own library.
-    """
+    """Return a command line for `main` of a module, which has only Python's own library."""
     program = (
         f"import sys; sys.path.append(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
     )

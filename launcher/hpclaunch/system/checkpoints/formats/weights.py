@@ -17,9 +17,7 @@ ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def model(folder: Folder) -> list[Part]:
-    """Return the files of the model; none if there is no model. Raises IncompleteError if some are
-    missing.
-    """
+    """Return the files of the model, if any. Raises IncompleteError if some are missing."""
     files = folder.files
     for name in MODELS:
         if name in files:
