@@ -15,7 +15,7 @@ from hpclaunch.cli.report_page import html
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.system.logs import history_files
-from hpclaunch.system.logs.log_directory import HISTORIES
+from hpclaunch.system.logs.log_directory import history_of
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
@@ -206,7 +206,7 @@ def test_a_log_directory(tmp_path):
     for history in histories:
         lines = [history_files.title(history.launch, history.index, history.host)]
         lines += map(history_files.line, history.moments)
-        (logs / HISTORIES.name(str(history.index), BEGIN)).write_text("".join(lines) + '{"at":1')
+        (logs / history_of(str(history.index), BEGIN)).write_text("".join(lines) + '{"at":1')
     done = hpclaunch("report", "logs", "--html", "page.html", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600

@@ -237,7 +237,7 @@ RUNS = "echo 71 2 RUNNING"
         (RUNS, FAILS, "cannot look at job 71: error: Invalid ?[31mjob id\n"),
         (RUNS, "exit 3", "cannot look at job 71: exit code 3\n"),
         (RUNS, "echo prolog; echo hpclaunch-stacks n1 '[]'", "job 71 has no workers\n"),
-        (RUNS, "echo hpclaunch-stacks n1 '['", "cannot look at job 71: n1 did not tell all\n"),
+        (RUNS, "echo hpclaunch-stacks n1 '['", "cannot look at job 71: n1: incomplete answer\n"),
     ],
 )
 def test_slurm_says_no(tmp_path, squeue, srun, says):

@@ -7,7 +7,6 @@ import stat
 
 import pytest
 
-from hpclaunch.system.logs import index_writer
 from hpclaunch.system.logs.index_writer import BURST, REST, IndexWriter
 from hpclaunch.system.logs.log_directory import INDEXES, index_of
 from hpclaunch.system.logs.output_index import (
@@ -74,7 +73,7 @@ def no_inotify(*args, **kwargs):
 @pytest.fixture(params=["inotify", "without inotify", "without watches"])
 def followed(request, tmp_path, monkeypatch):
     if request.param == "without inotify":
-        monkeypatch.setattr(index_writer, "Inotify", no_inotify)
+        monkeypatch.setattr("hpclaunch.system.shared.inotify._call", no_inotify)
     if request.param == "without watches":
         monkeypatch.setattr(Inotify, "add_watch", no_inotify)
     followed = Followed(tmp_path)

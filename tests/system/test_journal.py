@@ -105,7 +105,7 @@ def test_an_event_in_which_the_core_fails_is_recorded():
     written = []
     recorder = Recorder(written.append)
     recorder.event(Tick(), 1.0)
-    recorder.flush()
+    recorder.add_failed_event()
     assert [json.loads(line)["event"] for line in written] == ["Tick"]
 
 

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from hpclaunch.system.logs import merged_output
-from hpclaunch.system.logs.merged_output import JobOutput, Wanted
+from hpclaunch.system.logs.merged_output import JobOutput, LineFilter
 
 
 class Launch:
@@ -48,7 +48,7 @@ def launch(tmp_path):
 
 
 def lines(*launches, final=True, **wanted):
-    output = JobOutput(Wanted(**wanted))
+    output = JobOutput(LineFilter(**wanted))
     output.look([launch.path for launch in launches])
     return list(output.lines(final=final))
 
@@ -191,7 +191,7 @@ def test_since_in_a_long_index(launch):
 def test_what_is_new(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\ntw", 101)
-    output = JobOutput(Wanted())
+    output = JobOutput(LineFilter())
 
     def new(*, final=False):
         output.look([launch.path])
@@ -218,7 +218,7 @@ def test_a_round_that_is_about_to_begin_is_followed(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "of round 0\n", 101)
     launch.file(2, "rank-0.out").touch()
-    output = JobOutput(Wanted())
+    output = JobOutput(LineFilter())
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["of round 0"]
     launch.begin(2, 0, 110)
@@ -233,7 +233,7 @@ def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
         launch.write(number, 0, 0, f"old {number}\n", 101 + 10 * number)
     launch.begin(0, 0, 200)
     launch.write(0, 0, 0, "new\n", 201)
-    output = JobOutput(Wanted())
+    output = JobOutput(LineFilter())
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["old 0", "old 1", "new"]
     launch.begin(1, 0, 201)
@@ -251,7 +251,7 @@ def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
 def test_a_file_that_was_emptied_while_it_is_followed(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\ntwo\n", 101)
-    output = JobOutput(Wanted())
+    output = JobOutput(LineFilter())
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["one", "two"]
     os.truncate(launch.file(0, "rank-0.out"), 0)
@@ -277,7 +277,7 @@ def test_a_file_that_was_emptied_before_it_is_read(launch):
 def test_an_unfinished_line_of_a_file_that_was_emptied(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\ntw", 101)
-    output = JobOutput(Wanted())
+    output = JobOutput(LineFilter())
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["one"]
     os.truncate(launch.file(0, "rank-0.out"), 0)
@@ -307,7 +307,7 @@ def test_large_files_are_not_held_in_memory(launch):
     for second in range(4):
         for rank in range(4):
             launch.write(0, 0, rank, text, 101 + second, lasted=1.0)
-    output = JobOutput(Wanted())
+    output = JobOutput(LineFilter())
     output.look([launch.path])
     tracemalloc.start()
     number = sum(1 for _ in output.lines(final=True))

@@ -24,7 +24,6 @@ from hpclaunch.core.placement.streams import (
     parse_selection,
 )
 from hpclaunch.system.logs import console
-from hpclaunch.system.logs import mirror as mirror_module
 from hpclaunch.system.logs.mirror import CHUNK, PARTIAL, SHARE, Duplicates, Mirror, Tap
 from hpclaunch.system.shared.inotify import Inotify
 from surroundings import full_disk
@@ -49,7 +48,7 @@ def no_inotify(*args, **kwargs):
 @pytest.fixture(params=["inotify", "without inotify", "without watches"])
 def mirror(request, monkeypatch):
     if request.param == "without inotify":
-        monkeypatch.setattr(mirror_module, "Inotify", no_inotify)
+        monkeypatch.setattr("hpclaunch.system.shared.inotify._call", no_inotify)
     if request.param == "without watches":
         monkeypatch.setattr(Inotify, "add_watch", no_inotify)
     mirror = Mirror()

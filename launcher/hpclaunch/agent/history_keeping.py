@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol.model import Phase, RankVitals
-from ..system.logs.log_directory import HISTORIES
+from ..system.logs.log_directory import history_of
 from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
 from .config import Config
@@ -45,7 +45,7 @@ class HistoryKeeping(Adapter):
         resuming: Resuming,
     ) -> None:
         self._directory = None if config.logs is None else config.logs.path
-        self._name = HISTORIES.name(config.allocation.label, time.time())
+        self._name = history_of(config.allocation.label, time.time())
         self._launch, self._places = config.allocation.name, config.job.places
         self._control, self._date, self._logs = control, date, logs
         self._fork_server, self._health, self._resuming = fork_server, health, resuming

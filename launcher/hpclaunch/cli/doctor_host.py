@@ -58,7 +58,7 @@ def surroundings(environ: Mapping[str, str]) -> Surroundings:
         return Surroundings(environ, slurm.allocation(bare, unique=unique), (wrong,))
     findings = [Finding("Slurm", _slurm(environ, where))]
     if "SLURM_JOB_ID" in environ and shutil.which("scontrol") is None:
-        findings.append(Finding("scontrol", "not in PATH; ClusterShell reads the host lists"))
+        findings.append(Finding("scontrol", "not in PATH: the job ends at SLURM_JOB_END_TIME"))
     if where.alone:
         return Surroundings(environ, where, (*findings, _unneeded_secret(environ)))
     finding, shared = secret_file(environ)

@@ -59,10 +59,10 @@ def prepare_parser(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
-    from hpclaunch.system.logs.merged_output import JobOutput, Wanted
+    from hpclaunch.system.logs.merged_output import JobOutput, LineFilter
 
     since = {} if options.since is None else {"since": time.time() - options.since}
-    wanted = Wanted(options.rank, options.node, errors_only=options.stderr, **since)
+    wanted = LineFilter(options.rank, options.node, errors_only=options.stderr, **since)
     try:
         _show(options, JobOutput(wanted))
     except OSError as e:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if options.watch:
             return watch(options.job, environ)
         if options.job is not None:
-            told = launches.Told([_one(options.job, environ)])
+            told = launches.LaunchList([_one(options.job, environ)])
         else:
             told = launches.all_launches(environ)
     except launches.NoLaunchError as e:

@@ -1,5 +1,5 @@
-"""Metrics as text, over HTTP or for a file, with prometheus_client. Only the process that tells
-metrics imports this: the library takes longer to import than an agent takes to start.
+"""Metrics as text, over HTTP or for a file, with prometheus_client. Only the metrics process
+imports this: importing the library takes longer than starting an agent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUFFIXES = {MetricKind.GAUGE: "", MetricKind.COUNTER: "_total", MetricKind.INFO:
 
 
 class Exposition(Collector):
-    """`families` is called for each scrape, in a thread of that scrape."""
+    """Metrics of a job. `families` is called for each scrape, in a thread of that scrape."""
 
     def __init__(self, families: Callable[[], list[MetricFamily]]) -> None:
         self._families = families
@@ -43,7 +43,7 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """None: which ones there are depends on the job."""
+        """Return no names in advance: they depend on the job."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -55,7 +55,7 @@ class Exposition(Collector):
             yield metric
 
     def serve(self, address: str, port: int) -> None:
-        """From now on, in other threads. Raises OSError."""
+        """Serve scrapes from now on, in other threads. Raises OSError."""
         app = make_wsgi_app(self._registry)
         is_six = ipaddress.ip_address(address).version == 6
         kind = _SixServer if is_six else _Server
@@ -67,8 +67,8 @@ class Exposition(Collector):
             raise OSError(errno.EAGAIN, str(e)) from e
 
     def write(self, file: Path) -> None:
-        """For node_exporter, which reads the older of the two formats, never half a file, and as
-        another user. Raises OSError.
+        """Write a file for node_exporter, which reads the older of the two formats and runs as
+        another user. It never sees half a file. Raises OSError.
         """
         new = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
         fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -97,7 +97,7 @@ class _Server(ThreadingWSGIServer):
         super().__init__(*args)
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's name, which may take long."""
+        """Bind without looking up this host's name, which may take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
         self.setup_environ()
@@ -140,7 +140,7 @@ class _Server(ThreadingWSGIServer):
         self._room.release()
 
     def handle_error(self, *_: object) -> None:
-        """Somebody has gone away: nobody has to know."""
+        """Ignore a client that has gone away."""
 
 
 class _SixServer(_Server):

@@ -1,4 +1,4 @@
-"""Where metrics go, as the user says it: a port of this machine, a file, or a directory."""
+"""The target of metrics, chosen by the user: a port of this machine, a file, or a directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MetricsTarget:
 
 
 def parse(text: str) -> MetricsTarget:
-    """Raises ValueError, which says what is wrong."""
+    """Return the target that a text means. Raises ValueError, which says what is wrong."""
     if text.isascii() and text.isdecimal():
         return MetricsTarget(port=_port(text))
     if found := re.fullmatch(ADDRESS, text, re.ASCII):

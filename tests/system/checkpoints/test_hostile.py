@@ -259,7 +259,8 @@ def test_more_spans_than_there_is_time_for(tmp_path):
     sparse(tmp_path / "__0_0.distcp", begin=b"x")
     entry = entry_at(str(tmp_path / "__0_0.distcp"))
     part = Part(entry, FileKind.PIECES, entry.name, ((0, HUGE),) * 200_000)
-    assert CheckpointReading([part], Memory(), until=time.monotonic() + 0.1).run().left
+    outcome = CheckpointReading([part], Memory(), until=time.monotonic() + 0.1).run()
+    assert not outcome.is_complete
 
 
 @pytest.mark.parametrize("name", ["step-5.pt", "step-5.ckpt"])
@@ -423,7 +424,6 @@ def test_any_archive(data):
             archives.check_torch,
             archives.check_tensors,
             archives.check_json,
-            archives.check_plain,
             archives.pickled,
             lambda window: archives.fields(window, "global_step"),
             lambda window: [archives.contents(window, m) for m in archives.members(window)],

@@ -237,7 +237,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
     reading._verify = lambda part, batch: seen.append(part) or True
     outcome = reading.run()
     assert not seen
-    assert outcome.left == 0
+    assert outcome.is_complete
 
 
 def test_what_is_saved_again_is_looked_at_again(tmp_path):
@@ -250,6 +250,11 @@ def test_what_is_saved_again_is_looked_at_again(tmp_path):
     assert "wrong checksum" in server.read(str(path), lambda: False)[0]
 
 
+def spans_read(server: CheckpointService) -> set[int]:
+    """Return where the spans begin that were read of a checkpoint of one file."""
+    return {begin for spans in server.memory._read.values() for begin in spans}
+
+
 def test_reading_stops_for_a_request_and_goes_on_from_there(tmp_path, monkeypatch):
     save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
@@ -257,13 +262,13 @@ def test_reading_stops_for_a_request_and_goes_on_from_there(tmp_path, monkeypatc
     server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
     path = found.candidate.path
-    asked = iter([False, False, True])
-    wrong, read, left = server.read(path, lambda: next(asked, True))
-    assert wrong == ""
-    assert left > 0
-    wrong, again, left = server.read(path, lambda: False)
-    assert (wrong, left) == ("", 0)
-    assert again > read
+    outcome = server.read(path, lambda: bool(spans_read(server)))
+    assert (outcome.wrong, outcome.is_complete) == ("", False)
+    before = spans_read(server)
+    assert len(before) == 1
+    outcome = server.read(path, lambda: False)
+    assert (outcome.wrong, outcome.is_complete) == ("", True)
+    assert before < spans_read(server)
 
 
 def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
@@ -273,21 +278,23 @@ def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
     for k in range(3):
         server = CheckpointService(str(tmp_path), (), "", "full")
         server.search([])
-        wrong, size, left = server.read(str(path), lambda: False, share=(k, 3))
-        assert (wrong, left) == ("", 0)
-        read.append(size)
+        outcome = server.read(str(path), lambda: False, share=(k, 3))
+        assert (outcome.wrong, outcome.is_complete) == ("", True)
+        read += sorted(spans_read(server))
     server = CheckpointService(str(tmp_path), (), "", "full")
     server.search([])
-    assert sum(read) == server.read(str(path), lambda: False)[1]
+    server.read(str(path), lambda: False)
+    assert sorted(read) == sorted(spans_read(server))  # each of them by one node
+    assert len(read) == 3
 
 
 def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
     path = save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr(service_module, "AHEAD", 0.0)
-    for verify, left in (("auto", True), ("full", False)):
+    for verify, is_complete in (("auto", False), ("full", True)):
         server = CheckpointService(str(tmp_path), (), "", verify)
         server.search([])
-        assert bool(server.read(str(path), lambda: False)[2]) is left
+        assert server.read(str(path), lambda: False).is_complete is is_complete
 
 
 def test_with_nothing_opened_a_name_is_enough(tmp_path):
@@ -354,7 +361,7 @@ def test_who_has_no_time_opens_nothing(tmp_path, monkeypatch):
     (found,) = server.search([])
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.spans_of", None)
     outcome = CheckpointReading(found.parts * 8, server.memory, until=0.0).run()
-    assert outcome.left
+    assert not outcome.is_complete
 
 
 def test_of_many_files_each_node_opens_its_own(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
-"""Checkpoints as people save them: which there are, which is the newest, and whether it is
-complete. Nothing is ever written. Each format is a file in `formats/`; the nouns are in
-`candidates.py`.
+"""The search for checkpoints: which there are, which is the newest, and whether it is complete.
+Nothing is ever written. Each format is a file in `formats/`; the nouns are in `candidates.py`.
 
-All of this but `client.py` runs in a process of its own (`service.py`), since looking at a large
+All of this but `client.py` runs in a process of its own (`service.py`), since examining a large
 checkpoint takes long, and on a file system that hangs it never ends: neither may stop the agent's
 loop. That process has no site-packages, so only the standard library is used here.
 """

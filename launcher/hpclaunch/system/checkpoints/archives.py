@@ -1,9 +1,9 @@
 """Files by torch.save and safetensors: whether one is whole, judged by its structure alone, and
-where in it the parts with a checksum are.
+where its parts with a checksum are.
 
 torch.save writes a zip archive without compression, from front to back, with its directory last.
 Its older form is a few pickles and then the storages that they name, without any checksum.
-safetensors writes the sizes first, so that a file that was cut short is known by its size alone.
+safetensors writes the sizes first, so the size alone shows that a file was cut short.
 
 Every file of a checkpoint is opened here. A hostile file must not use up the time or the memory of
 the search: no more of it is read at once than the limits below allow.
@@ -18,13 +18,17 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from hpclaunch.system.shared import bounded_json
 
 from . import pickles
 from .confinement import UnansweredError
+
+if TYPE_CHECKING:
+    from .listing import Entry
 
 LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 DESCRIBED = 8  # a flag: a descriptor follows the data
@@ -63,7 +67,7 @@ class Window:
         self.fd, self.start, self.length = fd, start, length
 
     def read(self, at: int, length: int) -> bytes:
-        """Raises DamagedError where they are not there."""
+        """Return these bytes. Raises DamagedError if they are not there."""
         if at < 0 or at + length > self.length:
             raise DamagedError(CUT)
         data = self.beginning(length, at)
@@ -90,7 +94,7 @@ class Window:
 
 
 class _WindowStream(io.RawIOBase):
-    """A window for those who read a file from front to back."""
+    """A window as a file that is read from front to back."""
 
     def __init__(self, window: Window) -> None:
         self._window, self._at = window, 0
@@ -116,7 +120,7 @@ class _WindowStream(io.RawIOBase):
 
 
 class _BoundedReader(io.BufferedReader):
-    """A buffer that reserves no memory for bytes beyond the window, which a pickle may claim."""
+    """A buffered window that reserves no memory for more bytes than it has."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(_WindowStream(window), BUFFER)
@@ -130,7 +134,7 @@ class _BoundedReader(io.BufferedReader):
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Window]:
     """Open a regular file as one window. Raises OSError."""
-    # Without O_NONBLOCK, opening a pipe that has taken the file's place would wait for a writer.
+    # Without O_NONBLOCK, opening a pipe in the file's place would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -158,7 +162,7 @@ def read_whole(path: str, most: int) -> bytes:
 
 
 def check_torch(window: Window) -> bool:
-    """Raises DamagedError for what is not all there; False for a file of another kind."""
+    """Check a file by torch.save; False for another kind. Raises DamagedError."""
     head = window.head()
     _not_blank(head)
     if head[:4] == LOCAL:
@@ -175,20 +179,21 @@ def check_torch(window: Window) -> bool:
 
 
 def is_torch(head: bytes) -> bool:
-    """Whether this archive begins as one of torch's does: with the pickle, or in C++ and for
-    TorchScript with the first tensor."""
+    """Return whether an archive begins as one of torch's does: with the pickle, or in C++ and for
+    TorchScript with the first tensor.
+    """
     if len(head) < 30 or head[:4] != LOCAL:
         return False
     length = int.from_bytes(head[26:28], "little")
     name = head[30 : 30 + length]
-    # A long name may not be in the head whole: what torch.save calls it ends with this.
+    # A long name may not fit into the head: then only its beginning is known.
     return name.endswith((b"/data.pkl", b"/data/0")) or (
         len(name) < length and b"/" not in name[:-9]
     )
 
 
 def check_tensors(window: Window) -> None:
-    """A file by safetensors: the length of a header, the header, and what that says of the rest."""
+    """Check the header of a safetensors file, and the size that it claims. Raises DamagedError."""
     if not window.length:
         raise DamagedError(EMPTY)
     header = tensors_header(window)
@@ -221,7 +226,7 @@ def tensors_header(window: Window) -> dict[str, dict[str, list[int]]]:
 def check_json(window: Window) -> None:
     if not window.length:
         raise DamagedError(EMPTY)
-    if window.length > MOST_JSON:  # a long training's log: what is not indented closes it all
+    if window.length > MOST_JSON:  # a long training's log: the brace that closes it is not indented
         if window.read(window.length - HEAD, HEAD).rstrip()[-2:] != b"\n}":
             raise DamagedError(CUT)
         return
@@ -231,10 +236,6 @@ def check_json(window: Window) -> None:
         bounded_json.loads(text)
     except ValueError as e:
         raise DamagedError(CUT) from e
-
-
-def check_plain(window: Window) -> None:
-    _not_blank(window.head())
 
 
 def _not_blank(head: bytes) -> None:
@@ -248,8 +249,9 @@ def _not_blank(head: bytes) -> None:
 
 
 def _directory(window: Window) -> tuple[int, int, int]:
-    """Where the directory begins, its length, and how many members it has. Nothing lies between
-    it and the end of the file but what says so."""
+    """Return where the directory begins, its length, and the number of members. Only the records
+    that say so may follow it in the file.
+    """
     size = window.length
     tail = window.read(max(0, size - TAIL), min(size, TAIL))
     end = tail[-22:]
@@ -286,7 +288,7 @@ def members(window: Window) -> list[ZipInfo]:
 
 
 def contents(window: Window, member: ZipInfo) -> int:
-    """Where what a member holds begins, after its header. Raises DamagedError."""
+    """Return where the content of a member begins, after its header. Raises DamagedError."""
     name = member.orig_filename.encode("utf-8" if member.flag_bits & UTF8 else "cp437")
     header = window.read(member.header_offset, 30 + len(name))
     names, extras = struct.unpack("<HH", header[26:30])
@@ -301,16 +303,11 @@ def contents(window: Window, member: ZipInfo) -> int:
     return begin
 
 
-def has_checksums(found: list[ZipInfo]) -> bool:
-    """torch.serialization.set_crc32_options(False) leaves them all at zero."""
-    return any(member.CRC for member in found)
-
-
 class Pickled(NamedTuple):
     """Where the object of a file by torch.save is, as a pickle."""
 
     window: Window
-    before: int  # pickles that come before it in the window
+    before: int  # the number of pickles before it in the window
 
 
 def pickled(window: Window) -> Pickled:
@@ -327,11 +324,33 @@ def pickled(window: Window) -> Pickled:
 
 
 def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
-    """Return what is under these names in the dictionary that torch.save has written. Raises
-    DamagedError."""
+    """Return these values of the dictionary that torch.save has written. Raises DamagedError."""
     found = pickled(window)
-    try:
+    with _damage_named():
         return pickles.fields(found.window, names, found.before)
+
+
+def fields_of(file: Entry, *names: str) -> dict[str, pickles.Field]:
+    """Return what `fields` finds in a file; nothing if it cannot be read to its end."""
+    try:
+        return _fields_of(file.path, file.identity, names)
+    except (OSError, DamagedError):  # not remembered: both may pass
+        return {}
+
+
+@lru_cache(maxsize=2048)
+def _fields_of(
+    path: str, _identity: tuple[int, ...], names: tuple[str, ...]
+) -> dict[str, pickles.Field]:
+    with opened(path) as window:
+        return fields(window, *names)
+
+
+@contextlib.contextmanager
+def _damage_named() -> Iterator[None]:
+    """Raise DamagedError for a pickle that makes no sense, or was not read to its end."""
+    try:
+        yield
     except UnansweredError as e:
         raise DamagedError(f"not known to be whole ({e})") from e
     except ValueError as e:
@@ -342,13 +361,9 @@ def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
 
 
 def _check_legacy(window: Window) -> None:
-    """Each storage begins with the number of its elements."""
-    try:
+    """Check a file in the older form: each storage begins with the number of its elements."""
+    with _damage_named():
         stored, at = pickles.storages(window)
-    except UnansweredError as e:
-        raise DamagedError(f"not known to be whole ({e})") from e
-    except ValueError as e:
-        raise DamagedError(CUT) from e
     for kind, count in stored:
         size = _SIZES.get(kind.removesuffix("Storage"))
         if size is None:

@@ -4,9 +4,11 @@ recognises there, and the parts that have to be whole for it to be complete.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from fnmatch import fnmatch
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -15,12 +17,12 @@ from .listing import Entry, Folder, Identity
 
 SECOND = 10**9  # nanoseconds
 SLACK = 2 * SECOND  # by which the clocks of the nodes that write one checkpoint may differ
-SETTLED = 10 * SECOND  # after a write, by which its process has done what was to follow
+SETTLED = 10 * SECOND  # after a write: by then its process has written what follows
 
 DRAFTS = (".tmp", ".part", ".partial", ".temp")
 COMPLETE = ".complete"  # a script's own seal
 
-# A number in a name tells how far the training was if one of these words stands before it.
+# A number in a name is the step of the training if one of these words is before it.
 _WORDS = {
     "step": r"global_?steps?|steps?|iterations?|iter|updates?|ba|batch",
     "epoch": r"epochs?|ep",
@@ -33,11 +35,11 @@ _STEPS = [
 
 
 class IncompleteError(Exception):
-    """Why a checkpoint is not complete, in a sentence that says what would mend it."""
+    """A checkpoint is not complete. The text says why, and what to do."""
 
 
 class Step(NamedTuple):
-    """How far the training was. Steps are compared with others of the same unit only."""
+    """How far the training was. Steps are compared only with others of the same unit."""
 
     value: int
     unit: str  # "step", "epoch", or "number" for one that may be either
@@ -60,7 +62,7 @@ class RoundPeriod(NamedTuple):
     """When a round of this job ran, in nanoseconds of the wall clock."""
 
     begun: int
-    ended: int  # or the time of the search, while it goes on
+    ended: int  # or the time of the search, while it runs
     world: int  # how many ranks it has
 
 
@@ -73,7 +75,7 @@ class Facts:
     rounds: tuple[RoundPeriod, ...] = ()  # of this job, the oldest first
 
     def round_at(self, time: int) -> RoundPeriod | None:
-        """The round in which something was written; None: before this job, or it is not known."""
+        """Return the round at this time; None before this job, or if it is not known."""
         before = [r for r in self.rounds if r.begun <= time]
         return before[-1] if before else None
 
@@ -82,21 +84,23 @@ class Facts:
         return None if found is None else found.world
 
     def without_left(self, ranks: Mapping[int, Entry], time: int) -> dict[int, Entry]:
-        """The files of the ranks that saved in the round of this time. A round before it that had
-        more of them may have been torn in the same place, and its files are still there."""
+        """Return the files of the ranks that saved in the round of this time. An earlier round with
+        more ranks may have been torn in the same place, and its files are still there.
+        """
         found = self.round_at(time)
         if found is None:
             return dict(ranks)
         return {r: e for r, e in ranks.items() if r < found.world or e.time >= found.begun}
 
     def is_settled(self, time: int) -> bool:
-        """Whether whoever wrote something at this time has surely written what was to follow it.
-        True also for what was written before this job: nobody is left to go on with it."""
+        """Return whether the process that wrote something at this time has surely written all that
+        was to follow. This is so for files from before this job, since nobody is left to continue.
+        """
         found = self.round_at(time)
         return found is None or time < found.ended - SETTLED
 
     def one_round(self, first: int, last: int) -> bool | None:
-        """Whether both times are in the same round; None: not known."""
+        """Return whether both times are in the same round; None if that is not known."""
         a, b = self.round_at(first), self.round_at(last)
         return None if b is None else a == b
 
@@ -115,7 +119,7 @@ class Location:
 
     @cached_property
     def folder(self) -> Folder:
-        """The directory that this location is."""
+        """Return the directory that this location is."""
         return Folder(self.entry.path)
 
     @property
@@ -123,25 +127,32 @@ class Location:
         return self.entry.name
 
 
-class FileKind:
-    """Kinds of files: each has its own test of whether a file is whole."""
+class FileKind(Enum):
+    """The kinds of files. Each has its own test of whether a file is whole."""
 
     TORCH = "torch"  # written by torch.save
-    ANY = "any"  # by torch.save or safetensors, if it is one of these at all
+    ANY = "any"  # written by torch.save, or no archive of torch at all
     TENSORS = "tensors"  # written by safetensors
     JSON = "json"
     PIECES = "pieces"  # several archives by torch.save, at `pieces`
-    PLAIN = "plain"  # of any kind, with something in it
 
 
 class Part(NamedTuple):
     """A file without which a checkpoint cannot be loaded."""
 
     entry: Entry
-    kind: str
-    label: str  # its path from the checkpoint, "" for one that is a file
+    kind: FileKind
+    label: str  # its path from the checkpoint; "" for a checkpoint that is one file
     pieces: tuple[tuple[int, int], ...] = ()  # (start, length) in bytes
-    named_by: Identity = ()  # of the file that tells of the pieces: there may be many thousands
+    named_by: Identity = ()  # identity of the file that names the pieces, of which there are many
+
+    @classmethod
+    def of(cls, entry: Entry, label: str) -> Part:
+        """Return a part whose kind follows from its name."""
+        return cls(entry, _KINDS.get(os.path.splitext(entry.name)[1], FileKind.TORCH), label)
+
+    def within(self, folder: str) -> Part:
+        return self._replace(label=f"{folder}/{self.label}")
 
     def says(self, wrong: str) -> str:
         return f"{self.label}: {wrong}" if self.label else wrong
@@ -149,6 +160,9 @@ class Part(NamedTuple):
     @property
     def identity(self) -> Identity:
         return (*self.entry.identity, *self.named_by)
+
+
+_KINDS = {".safetensors": FileKind.TENSORS, ".json": FileKind.JSON}
 
 
 @dataclass
@@ -159,12 +173,11 @@ class CheckpointCandidate:
     format: Format
     decides: Entry  # the file whose identity and time are the checkpoint's
     step: Step | None = None
-    world: int | None = None  # how many ranks saved it, where the format tells
+    world: int | None = None  # how many ranks saved it, if the format shows it
     export: str = ""  # why it is no resume point, whatever lies beside it
     bare: bool | None = False  # only a model: does not count beside others; None: not known
-    beside: Sequence[CheckpointCandidate] = field(
-        default=(), repr=False
-    )  # others of the same directory
+    # All of the same directory, this one included.
+    beside: Sequence[CheckpointCandidate] = field(default=(), repr=False)
 
     @property
     def path(self) -> str:
@@ -188,10 +201,22 @@ class CheckpointCandidate:
 
     @property
     def mark(self) -> str:
-        """Identifies this save, the same on every node. The path is not enough, since it may be
-        used again; the number of the device is left out, since nodes differ in it."""
+        """Return a text that identifies this save, the same on every node. The path is not enough,
+        since it may be used again; the number of the device is left out, since nodes differ in it.
+        """
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
+
+    def files_of_ranks(self, names: re.Pattern[str], name: str) -> dict[int, Entry]:
+        """Return the file of every rank that took part in this save, and note the number of ranks.
+        Raises IncompleteError if a rank has none. `names` matches the files' names, with the rank
+        as its group; `name` has {} for the rank.
+        """
+        files, facts = self.folder.files, self.facts
+        saved = {int(m[1]): files[each] for each in files if (m := names.fullmatch(each))}
+        found = facts.without_left(saved, self.time)
+        self.world = all_ranks(found, facts.world_at(self.time), name)
+        return found
 
 
 class Format(Protocol):
@@ -201,36 +226,50 @@ class Format(Protocol):
     load: str  # how a script loads HPCLAUNCH_CHECKPOINT
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        """None for a file or directory that was not saved this way. May raise OSError."""
+        """Return the candidate at a location; None for one of another format. May raise OSError."""
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        """The files that have to be whole. Raises IncompleteError where one is missing, or is of
-        another save than the rest."""
+        """Return the files that have to be whole. Raises IncompleteError if one is missing, or is
+        of another save than the rest.
+        """
+
+
+class FileFormat:
+    """Base of the formats whose checkpoints are one file each."""
+
+    kind = FileKind.TORCH
+
+    def parts(self, candidate: CheckpointCandidate) -> Iterator[Part]:
+        yield Part(candidate.decides, self.kind, "")
 
 
 def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:
+    """Return the file of this name. Raises IncompleteError if there is none."""
     if name not in files:
         raise IncompleteError(f"{name} is missing{why and ', '}{why}")
     return files[name]
 
 
-def none_newer(entries: Iterable[tuple[str, Entry]], seal: Entry, slack: int = SLACK) -> None:
-    """Raises IncompleteError for a file newer than the seal, which is written last: it is of a
-    later save in the same place that was not finished."""
+def none_newer(parts: Iterable[Part], seal: Entry, slack: int = SLACK) -> None:
+    """Raise IncompleteError for a file that is newer than the seal, which is written last: it
+    belongs to a later save in the same place that was not finished.
+    """
     latest = seal.time + slack
-    for label, entry in entries:
-        if entry.time > latest:
+    for part in parts:
+        if part.entry.time > latest:
             raise IncompleteError(
-                f"{label} is newer than {seal.name}, which is written last: either a later save "
-                f"was not finished, or a copy has not kept the times (then touch {seal.name})"
+                f"{part.label} is newer than {seal.name}, which is written last: either a later "
+                "save was not finished, or a copy has not kept the times (then touch "
+                f"{seal.name})"
             )
 
 
 def all_ranks(found: Iterable[int], world: int | None, name: str) -> int:
-    """How many ranks have saved; IncompleteError where one has not. `name` has {} for the rank.
+    """Return how many ranks have saved. Raises IncompleteError if one has not; `name`, with {} for
+    the rank, is the file that it lacks.
 
-    Where nobody knows how many there were, the ranks that have saved are those up to the last.
-    One that is higher than the world of the launcher was started by the script itself.
+    Without a known `world`, every rank up to the highest one has to have saved. A rank above the
+    world of the launcher was started by the script itself.
     """
     ranks = set(found)
     count = max(ranks, default=-1) + 1

@@ -23,8 +23,7 @@ PATIENCE = 5.0  # seconds after which a process that has not begun a search coun
 
 
 class CheckpointServiceClient(Helper):
-    """Requests out, replies in. The descriptor is readable when a reply is there, or the process
-    has ended."""
+    """Requests out, replies in. The descriptor is readable for a reply, and at the end."""
 
     has_children = True  # confinement.py
     kind = ProcessKind.CHECKPOINTS
@@ -34,16 +33,16 @@ class CheckpointServiceClient(Helper):
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
-        self._reads = False  # it was asked to look at a checkpoint, which may take long
-        self.deadline = math.inf  # when nothing is heard by then, it hangs: start another
+        self._reads = False  # it examines a checkpoint, which may take long
+        self.deadline = math.inf  # without a reply by then, it hangs: start another
 
     def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
-        if not self._reads:  # else it may take long to get to this request
+        if not self._reads:  # otherwise this request may have to wait
             self.deadline = time.monotonic() + PATIENCE
         self.send(Search(number, rounds, dict(avoid)))
 
     def look(self, number: int, look: Look, *, local: bool = False) -> None:
-        """`local`: this node has its own file, which only has the name of the head's."""
+        """Have the head's checkpoint examined. `local`: this node has its own file of that name."""
         self.deadline = time.monotonic() + PATIENCE
         self._reads = True
         size = -1 if local else look.size
@@ -51,14 +50,14 @@ class CheckpointServiceClient(Helper):
         self.send(LookAt(number, look.path, size, look.time, share, look.rounds))
 
     def suggest(self, arguments: Iterable[str], since: int) -> None:
-        """Ask what --checkpoint-dir could be. No reply if there is nothing to suggest."""
+        """Ask for a suggestion for --checkpoint-dir. Without one there is no reply."""
         self.send(Suggest(tuple(arguments), since))
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
         self.send(Watch(on, rounds))
 
     def replies(self) -> list[Reply]:
-        """Those that are there; call it when the descriptor is readable."""
+        """Return the replies that are there. Call this when the descriptor is readable."""
         found = [decode(REPLIES, reply) for reply in self.receive()]
         self._reads = self._reads and not any(isinstance(reply, Looked) for reply in found)
         if found:
@@ -66,5 +65,5 @@ class CheckpointServiceClient(Helper):
         return found
 
     def close(self) -> None:
-        """Also ends a search that is still running."""
+        """End the process, and a search that is still running."""
         self.abandon()

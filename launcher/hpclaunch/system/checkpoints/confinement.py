@@ -1,7 +1,7 @@
 """A short-lived child process for reading a pickle, with limits on time and memory.
 
-The standard library's unpickler is quick, but what it builds has no limit: a few bytes can claim a
-memo of gigabytes, or a key whose hash takes years. No thread could be stopped in the midst of that.
+The standard library's unpickler is quick, but its objects have no limit: a few bytes can claim a
+memo of gigabytes, or a key whose hash takes years. A thread could not be stopped while that lasts.
 """
 
 from __future__ import annotations
@@ -81,7 +81,14 @@ def confined(size: int, work: Callable[[], T]) -> T:
 def _answer(size: int, work: Callable[[], Any]) -> bytes:
     try:
         _limit(size)
-        data = marshal.dumps(_outcome(work))
+        outcome: tuple[Any, ...]
+        try:
+            outcome = "done", work()
+        except OSError as e:
+            outcome = "failed", e.errno, e.strerror
+        except ValueError as e:
+            outcome = "senseless", str(e)
+        data = marshal.dumps(outcome)
         if len(data) <= MOST_ANSWER:
             return data
         why = TOO_MUCH
@@ -90,15 +97,6 @@ def _answer(size: int, work: Callable[[], Any]) -> bytes:
     except Exception as e:
         why = f"reading its pickle failed: {type(e).__name__}: {e}"
     return marshal.dumps(("unanswered", why))
-
-
-def _outcome(work: Callable[[], Any]) -> tuple[Any, ...]:
-    try:
-        return "done", work()
-    except OSError as e:
-        return "failed", e.errno, e.strerror
-    except ValueError as e:
-        return "senseless", str(e)
 
 
 def _limit(size: int) -> None:

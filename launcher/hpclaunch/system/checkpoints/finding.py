@@ -6,6 +6,7 @@ Nothing is ever changed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import re
@@ -42,15 +43,15 @@ class ExaminedCheckpoint(NamedTuple):
     """A candidate, and whether it can be resumed from."""
 
     candidate: CheckpointCandidate
-    rule: str  # that decided its position in the order
+    rule: str  # decided its position in the order
     lacks: str | None  # why it is not to be used; None if it is complete
-    quiet: bool  # that it is not used is not worth a line as long as there is another
+    quiet: bool  # not worth a line to the user as long as there is another checkpoint
     parts: tuple[Part, ...]  # of a complete one
     size: int  # bytes
 
     @property
     def took(self) -> float:
-        """Seconds between the first and the last of its files: the save took at least so long."""
+        """Return the seconds from its first to its last file: the save took at least as long."""
         times = {self.candidate.time, *(part.entry.time for part in self.parts)}
         gaps = ((late - early) / 1e9 for late, early in pairwise(sorted(times, reverse=True)))
         return sum(takewhile(lambda gap: gap <= PAUSE, gaps))
@@ -64,8 +65,10 @@ def search(
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
 ) -> list[ExaminedCheckpoint]:
-    """The newest first, up to the first that is complete: the last one is chosen, if it lacks
-    nothing. Raises OSError if the directory cannot be read; one that is yet to come is empty."""
+    """Return the checkpoints below a directory or pattern, the newest first, up to the first that
+    is complete. The last one is chosen, if it lacks nothing. Raises OSError if the directory cannot
+    be read; one that does not exist yet counts as empty.
+    """
     found: list[ExaminedCheckpoint] = []
     for each in examine(where, facts, memory or Memory(), opens=opens, avoid=avoid):
         found.append(each)
@@ -82,7 +85,7 @@ def examine(
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
 ) -> Iterator[ExaminedCheckpoint]:
-    """All candidates, in the order in which they would be chosen.
+    """Yield all candidates, in the order in which they would be chosen.
 
     With `opens`, files are opened to see whether they are whole; otherwise it is enough that none
     is missing. `avoid` maps the checksums of the marks of those not to be chosen to the reasons.
@@ -106,17 +109,15 @@ def examine(
 def look_at(
     where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
 ) -> ExaminedCheckpoint | None:
-    """The candidate at `path`, whatever comes before it; None if there is none. Raises OSError."""
-    for candidate in candidates(where, facts):
-        if candidate.path == path:
-            return _judged(candidate, "", memory, opens=opens)
-    return None
+    """Return the candidate at `path`, however old; None if there is none. Raises OSError."""
+    found = next((each for each in candidates(where, facts) if each.path == path), None)
+    return None if found is None else _judged(found, "", memory, opens=opens)
 
 
 def _judged(
     candidate: CheckpointCandidate, rule: str, memory: Memory, *, opens: bool
 ) -> ExaminedCheckpoint | None:
-    """None for a candidate that rotation has deleted meanwhile."""
+    """Return what a candidate lacks; None if rotation has deleted it meanwhile."""
     try:
         parts = tuple(candidate.format.parts(candidate))
         lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
@@ -134,24 +135,24 @@ def _judged(
 
 
 def roots(where: str) -> list[str]:
-    """The directories that a path or a pattern stands for. A path that exists is no pattern."""
+    """Return the directories that a path or a pattern stands for. A path that exists is no pattern.
+    Raises NotADirectoryError for a file.
+    """
     where = os.path.abspath(where)
-    if os.path.lexists(where) or not glob.has_magic(where):
-        return [where] if os.path.isdir(where) else _refuse(where)
+    if os.path.isdir(where):
+        return [where]
+    if os.path.lexists(where):
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a directory", where)
+    if not glob.has_magic(where):
+        return []
     names = where.split(os.sep)
     first = next(i for i, name in enumerate(names) if glob.has_magic(name))
     found = _matching(os.sep.join(names[:first]) or os.sep, tuple(names[first:]), [MOST_FOLDERS])
     return list(dict.fromkeys(found))
 
 
-def _refuse(where: str) -> list[str]:
-    if os.path.lexists(where) and not os.path.isdir(where):
-        raise NotADirectoryError(20, "it is not a directory", where)
-    return []
-
-
 def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0) -> Iterator[str]:
-    """Directories below `base`; nothing inside a checkpoint is searched."""
+    """Yield the directories below `base` that match. The insides of checkpoints are left out."""
     if depth > DEEPEST:
         return
     if not names:
@@ -189,20 +190,19 @@ def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0
 
 def _is_checkpoint(path: str) -> bool:
     try:
-        return (
-            _recognise(Location(entry_at(path), Folder(os.path.dirname(path))), known=True)
-            is not None
-        )
+        location = Location(entry_at(path), Folder(os.path.dirname(path)))
     except OSError:
         return False
+    return _recognise(location, known=True) is not None
 
 
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
+    """Yield the candidates in the directories that a path or a pattern stands for."""
     searched = set(roots(where))
     refused = 0
     for path in searched:
         try:
-            found = list(_in(path, facts))
+            found = _in(path, facts)
         except FileNotFoundError:  # deleted meanwhile
             continue
         except PermissionError:  # a pattern may also stand for somebody else's
@@ -214,8 +214,8 @@ def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
 
 
-def _in(path: str, facts: Facts) -> Iterator[CheckpointCandidate]:
-    """The candidates in a directory, and the directory itself: a script may save right there."""
+def _in(path: str, facts: Facts) -> list[CheckpointCandidate]:
+    """Return the candidates in a directory, and the directory itself if a script saves into it."""
     root = Folder(path)
     found: list[CheckpointCandidate] = []
     own = Location(entry_at(path), Folder(os.path.dirname(path)), facts)
@@ -233,11 +233,11 @@ def _in(path: str, facts: Facts) -> Iterator[CheckpointCandidate]:
             found.append(candidate)
     for candidate in found:
         candidate.beside = found
-    yield from found
+    return found
 
 
 def _entries(root: Folder) -> list[Entry]:
-    """Links last."""
+    """Return what is in a directory, with the links last."""
     root.files.look()
     root.folders.look()
     entries = [*root.files.values(), *root.folders.values()]
@@ -245,7 +245,9 @@ def _entries(root: Folder) -> list[Entry]:
 
 
 def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate | None:
-    """`known`: only by a real format, not just because it looks like something saved."""
+    """Return the candidate at a location, if there is one. `known`: a directory has to be of a real
+    format; it is not enough that it contains files that look saved.
+    """
     formats = OF_DIRECTORIES if place.entry.is_folder else OF_FILES
     if place.facts.complete and place.entry.is_folder:
         formats = (SEAL, UNKNOWN)  # the user has said what seals a directory
@@ -262,7 +264,7 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
 
 
 def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
-    """The names that are there, if none of them is a checkpoint."""
+    """Return the names that are there, if none of them is a checkpoint."""
     if found:
         return []
     names: list[str] = []
@@ -280,10 +282,10 @@ def _is_draft(name: str) -> bool:
 
 
 def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, str]]:
-    """The newest first, each with the rule that decided its position.
+    """Sort candidates, the newest first, each with the rule that decided its position.
 
     In one directory, a higher step is newer than a lower one, whatever their times are: a copy may
-    not have kept these. So a checkpoint counts as saved no earlier than those with lower steps.
+    not have kept them. So a checkpoint counts as saved no earlier than those with lower steps.
     Otherwise the time decides, since steps of different runs cannot be compared.
     """
     groups: dict[tuple[str, str], list[CheckpointCandidate]] = defaultdict(list)
@@ -322,5 +324,5 @@ def _value(step: Step | None) -> int:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that puts epoch-10 after epoch-9."""
+    """Return a key that puts epoch-10 after epoch-9."""
     return [(int(digits or -1), text) for digits, text in re.findall(r"(\d+)|(\D+)", name)]

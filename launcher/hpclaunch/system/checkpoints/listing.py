@@ -1,7 +1,7 @@
-"""The contents of a directory, listed once and then looked at many times.
+"""The contents of a directory, listed once and then used many times.
 
-Only names, sizes and times are read, and a file's size and time only once somebody asks for them:
-on a parallel file system each costs a message to a server and back.
+Only names, sizes and times are read, and a file's size and time only when they are needed: on a
+parallel file system each costs a message to a server and back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class Entry(NamedTuple):
-    """A file or directory as it was seen; for a link, what it leads to."""
+    """A file or directory as it was read; for a link, its target."""
 
     name: str
     path: str
@@ -37,16 +37,12 @@ class Entry(NamedTuple):
     is_link: bool
 
     @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.stat.st_mode)
-
-    @property
     def is_folder(self) -> bool:
         return stat.S_ISDIR(self.stat.st_mode)
 
     @property
     def time(self) -> int:
-        """When it was last written, in nanoseconds."""
+        """Return when it was last written, in nanoseconds."""
         return self.stat.st_mtime_ns
 
     @property
@@ -55,18 +51,18 @@ class Entry(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Changes when the file is written again, even if its time is then set back."""
+        """Return what changes when the file is written again, even if its time is then set back."""
         s = self.stat
         return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
 def entry_at(path: str) -> Entry:
-    """Raises OSError."""
+    """Return the entry of a path. Raises OSError."""
     return Entry(os.path.basename(path), path, os.stat(path), os.path.islink(path))
 
 
 class Entries(Mapping[str, Entry]):
-    """By name. Asking for one that has vanished since the listing raises OSError."""
+    """Entries by name. Getting one that has vanished since the listing raises OSError."""
 
     def __init__(self, listed: Iterable[os.DirEntry[str]]) -> None:
         self._listed = {entry.name: entry for entry in listed}
@@ -87,7 +83,7 @@ class Entries(Mapping[str, Entry]):
         return self._seen[name]
 
     def look(self) -> Mapping[str, Entry]:
-        """Look at all, several at once where that is slow. What has vanished is left out."""
+        """Read all of them, several at once where that is slow. Vanished ones are left out."""
         todo = [entry for name, entry in self._listed.items() if name not in self._seen]
         for _ in of_each(self._try, todo, SLOW):
             pass
@@ -148,8 +144,9 @@ class Folder:
 
 
 def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
-    """Return what `ask` says of the entry. False for a link in a circle, or to where this user may
-    not look: it is as good as one that leads nowhere. May raise OSError for what is no link."""
+    """Return the result of `ask`. False for a link in a circle, or to where this user has no
+    access: it is like a link without a target. May raise OSError for anything else.
+    """
     try:
         return ask()
     except OSError:

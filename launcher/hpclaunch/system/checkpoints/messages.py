@@ -1,4 +1,4 @@
-"""What an agent asks of the process that searches for checkpoints (`service.py`), and its replies.
+"""Requests of an agent to the process that searches for checkpoints (`service.py`), and replies.
 
 A reply has the `id` of the request that it answers.
 """
@@ -14,7 +14,7 @@ RoundTimes: TypeAlias = tuple[tuple[int | None, ...], ...]  # begun, ended (ns) 
 
 
 class Search(Message):
-    """Find what there is, the newest first, up to the first that is complete. Answered by Begun,
+    """Find the checkpoints, the newest first, up to the first that is complete. Answered by Begun,
     and then by Searched or Failed.
     """
 
@@ -37,16 +37,14 @@ class LookAt(Message):
 
 
 class Suggest(Message):
-    """Find what to give as --checkpoint-dir, for a launch without it. Answered by Suggested, if
-    there is something.
-    """
+    """Find a suggestion for --checkpoint-dir. Answered by Suggested, if there is one."""
 
     arguments: tuple[str, ...]
     since: int
 
 
 class Watch(Message):
-    """Search now and then without being asked, and read what was saved; or no longer."""
+    """Begin or stop to search from time to time, and to read new checkpoints."""
 
     on: bool
     rounds: RoundTimes
@@ -66,7 +64,7 @@ class FoundCheckpoint(Message):
     format: str
     step: int | None
     unit: str | None
-    rule: str  # that decided its position in the order
+    rule: str  # decided its position in the order
     identity: str  # differs for every save
     time: int
     size: int
@@ -78,12 +76,12 @@ class FoundCheckpoint(Message):
 
 
 class Searched(Message):
-    """The newest first, up to the first that is complete."""
+    """The checkpoints, the newest first, up to the first that is complete."""
 
     id: int
     found: tuple[FoundCheckpoint, ...]
     disk: DiskSeen
-    others: tuple[str, ...]  # the names that are there instead, where there is no checkpoint
+    others: tuple[str, ...]  # if there is no checkpoint: the names that are there instead
 
 
 class Failed(Message):

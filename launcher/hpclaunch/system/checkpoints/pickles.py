@@ -1,8 +1,8 @@
 """Readers of the pickles in checkpoints.
 
-They are read by an unpickler that imports nothing and calls nothing: one inert class stands for
-every class, function and instance that a pickle names. Whoever can write a file must not be able to
-run code in our processes, nor to use up their time or memory: `confinement.py` limits these.
+Their unpickler imports nothing and calls nothing: one inert class replaces every class, function
+and instance that a pickle names. Whoever can write a file must not be able to run code in our
+processes, nor to use up their time or memory: `confinement.py` limits these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_NUMBER = 1 << 63
 MOST_PARTS = 1 << 22  # of tensors, or storages, in a file
 
 Pieces = dict[str, list[tuple[int, int]]]  # by file: (start, length) in bytes
-Field = int | bool | list[int] | EllipsisType | None  # an ellipsis stands for any other value
+Field = int | bool | list[int] | EllipsisType | None  # an ellipsis replaces any other value
 
 # What the unpickler raises for bytes that make no sense.
 _SENSELESS = (
@@ -33,7 +33,7 @@ _SENSELESS = (
 
 
 class _InertType(type):
-    """The type of the inert class. Whatever a pickle does with that has no effect."""
+    """The type of the inert class. Nothing that a pickle does with it has an effect."""
 
     def __call__(cls, *_: object, **__: object) -> _InertType:
         return cls
@@ -75,7 +75,7 @@ class _Reader(pickle.Unpickler):
         return self._inert
 
     def load(self) -> Any:
-        """Raises ValueError for what is no whole pickle."""
+        """Return the object of the next pickle. Raises ValueError if that is not whole."""
         try:
             return super().load()
         except _SENSELESS as e:
@@ -114,8 +114,9 @@ def _pieces(stream: BinaryIO) -> Pieces:
 
 
 def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str, Field]:
-    """Return the values that a dictionary has under these names, those which are there. `before`:
-    how many pickles come before that of the dictionary. Raises ValueError for what is no pickle."""
+    """Return the values that a dictionary has under these names, as far as it has them. `before`:
+    the number of pickles before that of the dictionary. Raises ValueError for anything but pickles.
+    """
 
     def read() -> dict[str, Field]:
         stream = window.stream()
@@ -130,6 +131,7 @@ def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str,
 
 
 def _plain(value: object) -> Field:
+    """Return None, a bool, a small number or a list of these as it is; else an ellipsis."""
     if value is None or type(value) is bool:
         return value
     if type(value) is int and abs(value) < LARGEST_NUMBER:
@@ -170,7 +172,7 @@ def storages(window: Window) -> tuple[list[Storage], int]:
 
 
 class _StorageReader(_Reader):
-    """Notes the storages to which a pickle of torch.save refers."""
+    """A reader that collects the storages to which a pickle of torch.save refers."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(stream)

@@ -1,6 +1,6 @@
-"""Whether the files of a checkpoint are whole: by their structure, and by reading every byte.
+"""Tests whether the files of a checkpoint are whole: by their structure, and by reading every byte.
 
-What was found whole is remembered by the file's identity, so that nothing is read twice.
+Files that were found whole are remembered by their identity, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Outcome(NamedTuple):
     """Result of reading. A checkpoint with something `wrong` is not to be used."""
 
     wrong: str  # "label: what is wrong", or ""
-    read: int  # bytes, now and before
-    left: int  # bytes that there was no time to read; at least 1 where that is not known
+    is_lasting: bool  # what is wrong: the file was not written again meanwhile
+    is_complete: bool  # there was time to read everything, and nothing is wrong
 
 
 class Memory:
-    """Remembers what was found whole, and what damaged. Safe for several threads."""
+    """The results so far: what is whole, and what is damaged. Safe for several threads."""
 
     def __init__(self) -> None:
         self._built: set[Identity] = set()  # by their structure
-        self._read: dict[Identity, set[int]] = {}  # the spans that were read, by where they begin
-        self._damage: dict[str, str] = {}  # what was read wrong, by the mark of a checkpoint
+        self._read: dict[Identity, set[int]] = {}  # where the spans begin that were read
+        self._damage: dict[str, str] = {}  # damage that reading has found, by mark of a checkpoint
 
     def is_built(self, part: Part) -> bool:
         return part.identity in self._built
@@ -68,7 +68,7 @@ class Memory:
         self._damage[mark] = wrong
 
     def _forget(self) -> None:
-        """A job may save for weeks."""
+        """Limit the memory that this takes: a job may save for weeks."""
         if len(self._built) > KEPT:
             self._built.clear()
         if len(self._read) > KEPT:
@@ -101,7 +101,7 @@ def _structure(part: Part, memory: Memory) -> str:
     return wrong and part.says(wrong)
 
 
-def _check(kind: str, window: Window) -> None:
+def _check(kind: FileKind, window: Window) -> None:
     match kind:
         case FileKind.TORCH:
             if not archives.check_torch(window):
@@ -110,10 +110,8 @@ def _check(kind: str, window: Window) -> None:
             archives.check_tensors(window)
         case FileKind.JSON:
             archives.check_json(window)
-        case FileKind.ANY:
-            archives.check_torch(window)
         case _:
-            archives.check_plain(window)
+            archives.check_torch(window)
 
 
 @contextlib.contextmanager
@@ -144,8 +142,8 @@ def _has_changed(part: Part) -> bool:
 class CheckpointReading:
     """Reads every byte of the parts of a checkpoint, as far as there is time, in several threads.
 
-    Progress is remembered: another reading of the same parts goes on from there. `share` is (k, n):
-    of the n nodes that read, this is the k-th, and it reads its share of the spans.
+    Progress is remembered: another reading of the same parts continues from there. `share` is
+    (k, n): of the n nodes that read, this is the k-th, and it reads its share of the spans.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class CheckpointReading:
         memory: Memory,
         *,
         until: float = float("inf"),  # on the monotonic clock
-        is_asked: Callable[[], bool] = lambda: False,  # whether a request has come: then time is up
+        is_asked: Callable[[], bool] = lambda: False,  # whether there is a request: then time is up
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self._parts = list(parts)
@@ -164,19 +162,14 @@ class CheckpointReading:
         self._share = share
         self._stop = threading.Event()
         self._wrong = ""
-        self.lasts = True  # what is wrong: the file was not written again meanwhile
-        self._lock = threading.Lock()
-        self._read = self._left = 0
+        self._is_lasting = True
 
     def run(self) -> Outcome:
         todo = self._batches()
         one_at_a_time = threading.Lock()
 
         def work() -> None:
-            while not self._stop.is_set():
-                if time.monotonic() > self._until:
-                    self._stop.set()
-                    return
+            while not self._is_over():
                 with one_at_a_time:
                     task = next(todo, None)
                 if task is None:
@@ -185,14 +178,17 @@ class CheckpointReading:
 
         with ThreadPoolExecutor(READERS) as pool:
             running = [pool.submit(work) for _ in range(READERS)]
-            for each in running:
-                each.result()
-        if self._stop.is_set() and not self._wrong:
-            self._left = max(1, self._left)  # how much is not known without opening the rest
-        return Outcome(self._wrong, self._read, self._left)
+        for each in running:
+            each.result()
+        return Outcome(self._wrong, self._is_lasting, not self._stop.is_set())
+
+    def _is_over(self) -> bool:
+        if time.monotonic() > self._until or self._is_asked():
+            self._stop.set()
+        return self._stop.is_set()
 
     def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
-        """Spans of one file that are read together. Of many files, each node opens only its own."""
+        """Yield spans of one file to be read together. Of many files, each node opens its own."""
         parts, share, number = self._parts, self._share, 0
         if len(parts) >= MANY * share[1]:
             parts, share = parts[share[0] :: share[1]], (0, 1)
@@ -208,24 +204,19 @@ class CheckpointReading:
 
     def _take(self, part: Part, batch: list[Span]) -> None:
         done = self._memory.spans_read(part)
-        whole = batch[0].start in done
         try:
-            whole = whole or self._verify(part, batch)
+            if batch[0].start in done or self._verify(part, batch):
+                done.add(batch[0].start)
         except (DamagedError, OSError) as e:
             self._fail(part, e)
-            return
-        if whole:
-            done.add(batch[0].start)
-        self._count(*((size(batch), 0) if whole else (0, size(batch))))
 
     def _verify(self, part: Part, batch: list[Span]) -> bool:
-        """False if there was no time to read all of it."""
+        """Return False if there was no time to read all of it."""
         with _opened(part) as window:
             for start, length, checksum in batch:
                 crc, at = 0, start
                 while at < start + length:
-                    if self._stop.is_set() or time.monotonic() > self._until or self._is_asked():
-                        self._stop.set()
+                    if self._is_over():
                         return False
                     data = window.read(at, min(CHUNK, start + length - at))
                     if checksum is not None:
@@ -235,15 +226,10 @@ class CheckpointReading:
                     raise DamagedError(f"damaged (wrong checksum of the {length} bytes at {start})")
         return True
 
-    def _count(self, read: int, left: int) -> None:
-        with self._lock:
-            self._read += read
-            self._left += left
-
     def _fail(self, part: Part, error: Exception) -> None:
         words = f"unreadable ({error})" if isinstance(error, OSError) else str(error)
         if not self._wrong:
-            self._wrong, self.lasts = part.says(words), not _has_changed(part)
+            self._wrong, self._is_lasting = part.says(words), not _has_changed(part)
         self._stop.set()
 
 
@@ -258,11 +244,11 @@ def spans_of(part: Part) -> Iterator[Span]:
             yield from _spans(Window(window.fd, length, start), length, part.kind)
 
 
-def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
+def _spans(window: Window, length: int, kind: FileKind) -> Iterator[Span]:
     head = window.head()
     if head[:4] == archives.LOCAL and archives.is_torch(head):
         found = archives.members(window)
-        checked = archives.has_checksums(found)
+        checked = any(member.CRC for member in found)  # zero with set_crc32_options(False)
         for member in found:
             begin = window.start + archives.contents(window, member)
             stored = checked and member.compress_type == ZIP_STORED
@@ -285,7 +271,3 @@ def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
         room -= span.length
     if batch:
         yield batch
-
-
-def size(spans: Iterable[Span]) -> int:
-    return sum(span.length for span in spans)

@@ -24,8 +24,8 @@ from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
 from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
-PERIOD = 10.0  # seconds between two searches without being asked, at least
-SHARE = 0.01  # of its time that these searches may take
+PERIOD = 10.0  # seconds between two searches that nobody has asked for, at least
+SHARE = 0.01  # of the time that these searches may take
 MOST = 64  # checkpoints in one reply
 NICE = 5
 
@@ -36,10 +36,11 @@ class CheckpointService:
     def __init__(self, where: str, exclude: tuple[str, ...], complete: str, verify: str) -> None:
         self.where = where
         self.exclude, self.complete, self.verify = exclude, complete, verify
+        self.opens = verify != "off"
         self.memory = Memory()
-        self._known: dict[str, ExaminedCheckpoint] = {}  # those complete, by path
+        self._known: dict[str, ExaminedCheckpoint] = {}  # complete checkpoints, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
-        self._whole: set[str] = set()  # the marks of those of which every byte was read
+        self._whole: set[str] = set()  # marks of the checkpoints of which every byte was read
         self._rounds: messages.RoundTimes = ()
         self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
@@ -48,16 +49,15 @@ class CheckpointService:
     def search(
         self, rounds: messages.RoundTimes, avoid: Mapping[int, str] = NOTHING
     ) -> list[ExaminedCheckpoint]:
-        """Raises OSError."""
+        """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
-        opens = self.verify != "off"
-        found = search(self.where, facts, self.memory, opens=opens, avoid=avoid)
+        found = search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
         self._known |= {f.candidate.path: f for f in found if f.lacks is None}
         return found
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
-        """From now on, search without being asked; or no longer."""
+        """Begin or stop searching without being asked."""
         self.watches, self._rounds = on, rounds
 
     def _facts(self, rounds: messages.RoundTimes) -> Facts:
@@ -68,41 +68,31 @@ class CheckpointService:
         return Facts(self.exclude, self.complete, known)
 
     def is_read(self, found: ExaminedCheckpoint) -> bool:
-        """Whether all of it was read, or none of it is to be."""
+        """Return whether all of it was read, or none of it is to be read."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
-    def see(
-        self,
-        path: str,
-        size: int,
-        written: int,
-        share: tuple[int, int],
-        rounds: messages.RoundTimes,
-        is_asked: Callable[[], bool],
-    ) -> tuple[str, str]:
-        """(why it is not here or not the same, what is wrong with its bytes); "" for nothing."""
-        opens = self.verify != "off"
+    def look_at(self, asked: messages.LookAt, is_asked: Callable[[], bool]) -> tuple[str, str]:
+        """Return why it is missing or differs here, and the damage to its bytes; "" for nothing."""
+        path, facts, (k, n) = asked.path, self._facts(asked.rounds), asked.share
         try:
-            found = look_at(self.where, path, self._facts(rounds), self.memory, opens=opens)
+            found = look_at(self.where, path, facts, self.memory, opens=self.opens)
         except OSError as e:
             return e.strerror or str(e), ""
         if found is None:
             there = os.path.lexists(path)
-            return "it is not taken for a checkpoint" if there else "there is no such file", ""
+            return "it is no checkpoint" if there else "there is no such file", ""
         if damage := self.memory.damage(found.candidate.mark):
             return "", damage
         if found.lacks is not None:
             return found.lacks, ""
-        if size >= 0:
-            other = found.size != size or abs(found.candidate.time - written) > SECOND
-            if other:
-                return f"there is another one of that name, of {found.size} bytes", ""
-        if not share[1] or self.is_read(found):
+        differs = found.size != asked.size or abs(found.candidate.time - asked.time) > SECOND
+        if asked.size >= 0 and differs:
+            return f"there is another one of that name, of {found.size} bytes", ""
+        if not n or self.is_read(found):
             return "", ""
         self._known[path] = found
-        if self.verify == "full":
-            is_asked = _never
-        return "", self.read(path, is_asked, share=share)[0]
+        must_read = self.verify == "full"
+        return "", self.read(path, _never if must_read else is_asked, share=(k, n)).wrong
 
     def read(
         self,
@@ -111,30 +101,29 @@ class CheckpointService:
         *,
         share: tuple[int, int] = ALL,
     ) -> Outcome:
-        """Read one that a search has found complete."""
+        """Read a checkpoint that a search has found complete, as far as there is time."""
         found = self._known[path]
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
         began = time.monotonic()
-        reading = CheckpointReading(
+        outcome = CheckpointReading(
             found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
-        )
-        outcome = reading.run()
+        ).run()
         self._spent[mark] = spent + time.monotonic() - began
-        if outcome.wrong and reading.lasts:
+        if outcome.wrong and outcome.is_lasting:
             self.memory.note_damage(mark, outcome.wrong)
-        elif share == ALL and not outcome.wrong and not outcome.left:
+        elif share == ALL and outcome.is_complete:
             self._whole.add(mark)
         return outcome
 
     def read_ahead(self, is_asked: Callable[[], bool]) -> None:
-        """Read what was saved meanwhile, before anybody needs it."""
+        """Search, and read the newest checkpoint before anybody needs it."""
         began = time.monotonic()
         try:
             newest = self.search(self._rounds, self._avoid)[-1:]
         except OSError:
-            return  # whoever needs one asks, and is told
+            return  # a request gets the error as its answer
         finally:
             self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
         for found in newest:
@@ -147,7 +136,7 @@ def _never() -> bool:
 
 
 def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundCheckpoint:
-    """Return a checkpoint as it stands in a reply."""
+    """Return the description of a checkpoint for a reply."""
     candidate, step = found.candidate, found.candidate.step
     return messages.FoundCheckpoint(
         path=candidate.path,
@@ -170,7 +159,7 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
-    os.nice(NICE)  # it reads ahead while the workers compute
+    os.nice(NICE)  # it also works while the workers compute
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 
@@ -205,11 +194,9 @@ def _replies(
             room = disk.look(Path(first))
             shown = tuple(seen(f, is_read=server.is_read(f)) for f in found[-MOST:])
             yield messages.Searched(number, shown, room, tuple(others(server.where, found)))
-        case messages.LookAt(id=number, path=path, size=size, time=written, rounds=rounds):
+        case messages.LookAt(id=number):
             yield messages.Begun(number)
-            k, n = request.share
-            wrong = server.see(path, size, written, (k, n), rounds, is_asked)
-            yield messages.Looked(number, *wrong)
+            yield messages.Looked(number, *server.look_at(request, is_asked))
         case messages.Suggest(arguments=arguments, since=since):
             match newest(patterns(arguments), since):
                 case (where, one):

@@ -18,15 +18,16 @@ DEFAULTS = (
 
 
 def patterns(arguments: Iterable[str]) -> list[str]:
-    """Where a script with these arguments may save, in the form that --checkpoint-dir takes:
-    directories that the arguments name come first."""
+    """Return where a script with these arguments may save, in the form that --checkpoint-dir takes.
+    Directories that the arguments name are first.
+    """
     named = [word.partition("=")[2] or word for word in arguments]
     there = [os.path.normpath(word) for word in named if word and os.path.isdir(word)]
     return list(dict.fromkeys([*there, *(os.path.join(word, "**") for word in there), *DEFAULTS]))
 
 
 def newest(places: Iterable[str], since: int) -> tuple[str, ExaminedCheckpoint] | None:
-    """The newest checkpoint saved since then (in ns), after the first pattern that finds it."""
+    """Return the newest checkpoint since then (in ns), after the first pattern that finds it."""
     best: tuple[str, ExaminedCheckpoint] | None = None
     for place in places:
         try:

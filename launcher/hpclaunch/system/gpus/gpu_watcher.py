@@ -5,9 +5,9 @@ here. There is one such process per agent, without torch or a CUDA context. Its 
 `gpu_watcher_client.py`; `system/shared/helper.py` starts it with AGENT (the agent's pid), PERIOD
 and [[UUID, NAME], ...].
 
-A check of `watcher_messages.py` is answered once, with all that is wrong before the round begins.
-Between checks, news comes without a round. The process lives as long as its agent: it ends at the
-end of the socket, or by its parent-death signal should a call never return.
+A check (`watcher_messages.py`) is answered once, with all that is wrong before the round begins.
+News between checks is sent without a round. The process lives as long as its agent: it ends at the
+end of the socket, or if a call never returns, by its parent-death signal.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from .watcher_messages import (
     Used,
 )
 
-MEMORY_LIMIT = 5.0  # seconds that the memory of dead workers may take to be given back
-MEMORY_STEP = 0.05  # NVML has no event for that
+MEMORY_LIMIT = 5.0  # seconds until the memory of dead workers has to be free
+MEMORY_STEP = 0.05  # seconds between two looks; NVML has no event for that
 EVENT_WAIT = 3_600_000  # milliseconds of one wait for events
 NOBODY = 0xFFFFFFFF  # the GPU instance in an event that concerns the whole GPU
 
@@ -82,7 +82,7 @@ class Lost(Exception):  # noqa: N818 - of a GPU, not of this program
 
 
 class Gpus:
-    """NVML, held open, and the GPUs that it is asked about."""
+    """The GPUs to be watched, with NVML open."""
 
     def __init__(self, wanted: list[tuple[str, str]], nvml: Any) -> None:
         """`wanted` are UUIDs and what the user calls them. Raises NVMLError without a driver."""
@@ -106,7 +106,7 @@ class Gpus:
         return Target(uuid, name, handle, whole, model, nvml.nvmlDeviceGetGpuInstanceId(handle))
 
     def read(self, dead: Collection[int] | None) -> list[GpuReading]:
-        """`dead` are workers that have ended; None while others run."""
+        """Read all GPUs. `dead` are workers that have ended; None while others run."""
         readings = [GpuReading(name, lost=why) for name, why in self.missing.items()]
         found = [(target, self._read(target, dead)) for target in self.targets]
         for target, reading in found:
@@ -139,12 +139,12 @@ class Gpus:
         return self._read_memory(reading, target, dead or ())
 
     def use(self) -> list[GpuUse]:
-        """How each is used; [] if not all are there. Raises Lost."""
+        """Return how each GPU is used; [] if some are missing. Raises Lost."""
         return [] if self.missing else [self._use(target) for target in self.targets]
 
     def _use(self, target: Target) -> GpuUse:
         nvml, whole = self.nvml, target.whole
-        # Of a part of a GPU, MIG does not tell.
+        # NVML has no rates for an instance of MIG.
         rates = None
         if target.instance is None:
             rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, None, whole)
@@ -170,8 +170,8 @@ class Gpus:
         nvml = self.nvml
         info = nvml.nvmlDeviceGetMemoryInfo
         try:
-            plain = self._ask(info, None, target.handle)  # counts the driver's own as used
-            memory = self._ask(info, plain, target.handle, getattr(nvml, "nvmlMemory_v2", None))
+            older = self._ask(info, None, target.handle)  # counts the driver's own memory as used
+            memory = self._ask(info, older, target.handle, getattr(nvml, "nvmlMemory_v2", None))
             used = 0 if memory is None else memory.used
             return replace(reading, processes=self.processes(target, dead), used=used)
         except Lost as e:
@@ -190,7 +190,7 @@ class Gpus:
         return tuple(_process(p.pid, p.usedGpuMemory, dead) for p in running.values())
 
     def events(self) -> Any:
-        """An event set that reports Xids from now on; None if the driver has no events."""
+        """Return an event set that reports Xids from now on; None if the driver has no events."""
         nvml = self.nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -202,7 +202,7 @@ class Gpus:
         return events
 
     def _ask(self, call: Any, otherwise: Any, *words: Any) -> Any:
-        """`otherwise` if the GPU or its driver does not tell. Raises Lost for a lost GPU."""
+        """Return the answer of NVML, or `otherwise` without one. Raises Lost for a lost GPU."""
         try:
             return call(*words)
         except self.nvml.NVMLError as e:
@@ -256,7 +256,7 @@ class Gpus:
 
 
 def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
-    """NVML's pid may belong to another pid namespace: then nothing else is known here."""
+    """Return a process of a GPU. Of one in another pid namespace, only its pid is known."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/comm", "rb") as f:
@@ -272,6 +272,8 @@ def _address(handle: Any) -> int | None:
 
 
 class GpuWatcher:
+    """The process: requests in, findings out."""
+
     def __init__(
         self, channel: AgentChannel, wanted: list[tuple[str, str]], period: float, nvml: Any
     ) -> None:
@@ -283,10 +285,10 @@ class GpuWatcher:
         self.gpus: Gpus | None = None
         self.history = History()
         self.events, self._writing = os.pipe()
-        self.seen: list[Any] = []  # by the thread, for a byte in the pipe each
+        self.seen: list[Any] = []  # events from the thread, with a byte in the pipe for each
 
     def run(self) -> None:
-        """Until the agent is gone: then it raises AgentGoneError."""
+        """Serve requests and watch the GPUs. Raises AgentGoneError once the agent is gone."""
         self.open()
         due = time.monotonic() + self.period
         while True:
@@ -304,7 +306,7 @@ class GpuWatcher:
                 due = time.monotonic() + self.period
 
     def open(self) -> str:
-        """Why NVML cannot be read, or ""."""
+        """Open NVML. Return why it cannot be read; "" if it can."""
         if self.gpus is not None:
             return ""
         try:
@@ -326,16 +328,16 @@ class GpuWatcher:
 
     def check(self, round: int, dead: Collection[int]) -> None:  # noqa: A002 - the word for it
         if (why := self.open()) or self.gpus is None:
-            advice = "look at nvidia-smi on this host; --health off goes on without"
+            advice = "run nvidia-smi on this host; --health off starts without this check"
             wrong = Finding("NVML", f"cannot be initialised: {why}", Grade.FAIL, advice)
-            self.tell([wrong], round)
+            self.report([wrong], round)
             return
         limit = time.monotonic() + MEMORY_LIMIT
         readings = self.gpus.read(dead)
         while any(map(self.history.may_be_given_back, readings)) and time.monotonic() < limit:
             time.sleep(MEMORY_STEP)
             readings = self.gpus.read_again(readings, dead)
-        self.tell(self.history.answer(readings), round)
+        self.report(self.history.answer(readings), round)
 
     def report_use(self) -> None:
         """Report how the GPUs are used, for people who look."""
@@ -345,12 +347,12 @@ class GpuWatcher:
         self.send(Used(tuple(SeenUse(**asdict(each)) for each in use)))
 
     def look(self) -> None:
-        """While the workers run."""
+        """Look for news while the workers run."""
         if self.gpus is not None and (fresh := self.history.news(self.gpus.read(None))):
-            self.tell(fresh, None)
+            self.report(fresh, None)
 
     def listen(self, events: Any) -> None:
-        """In a thread of its own, since NVML's events have no descriptor to select on."""
+        """Wait for events, in a thread of its own, since NVML's events have no descriptor."""
         nvml = self.nvml
         while True:
             event = None
@@ -361,7 +363,7 @@ class GpuWatcher:
                     continue
             self.seen.append(event)
             os.write(self._writing, b"!")
-            if event is None:  # most likely a GPU is lost: a look tells which
+            if event is None:  # most likely a GPU is lost: a look shows which
                 time.sleep(self.period)
 
     def on_event(self, event: Any) -> None:
@@ -376,10 +378,10 @@ class GpuWatcher:
                 findings += self.history.xid(target.name, number)
                 xids.append(XidSeen(target.uuid, target.name, number, self._pids(target, number)))
         if xids:
-            self.tell(findings, None, xids)
+            self.report(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Of our processes on this GPU, now or lately. A broken GPU is not asked: it may hang."""
+        """Return our recent processes on this GPU. A broken GPU is not asked: it may hang."""
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:
@@ -387,7 +389,7 @@ class GpuWatcher:
                 processes += self.gpus.processes(target)
         return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
 
-    def tell(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
+    def report(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
         problems = tuple(FoundProblem(**asdict(f)) for f in findings)
         self.send(Found(of, problems, tuple(ReportedXid(**asdict(x)) for x in xids)))
 
@@ -397,7 +399,7 @@ class GpuWatcher:
 
 
 def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
-    """Signals stay blocked, as the agent has left them: they are meant for the agent."""
+    """Run the watcher. Signals stay blocked: they are meant for the agent."""
     if not die_with(int(agent)):
         return
     import pynvml

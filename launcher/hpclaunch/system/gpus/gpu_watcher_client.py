@@ -8,8 +8,6 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.gpu_rules import XidSeen
@@ -19,7 +17,7 @@ from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.core.protocol.values import value
 from hpclaunch.worker.messages import decode
 
-from ..shared.helper import Helper
+from ..shared.helper import Helper, place_of
 from .watcher_messages import REPLIES, AskUse, Check, Found, Used
 
 PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
@@ -39,8 +37,8 @@ class GpuReport:
 
 
 class GpuWatcherClient(Helper):
-    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf once
-    `next_deadline` has come or the watcher is gone. `lost` is set when it can answer no more.
+    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf at
+    `next_deadline` or once the watcher is gone. `lost` is set when it can no longer answer.
     """
 
     kind = ProcessKind.GPUS
@@ -49,13 +47,10 @@ class GpuWatcherClient(Helper):
         self.gpus = tuple(gpus)
         self.period = period
         wanted = json.dumps([(gpu.uuid, gpu.name) for gpu in self.gpus])
-        found = find_spec("pynvml")
-        assert found is not None, "the survey has used it"
-        assert found.origin is not None
         super().__init__(
             "hpclaunch.system.gpus.gpu_watcher",
             *(str(os.getpid()), str(period), wanted),
-            paths=[str(Path(found.origin).parent)],
+            paths=[place_of("pynvml")],
             stdout=subprocess.DEVNULL,
         )
         self._round: int | None = None  # of the check that waits for its answer
@@ -72,19 +67,20 @@ class GpuWatcherClient(Helper):
     def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
         """Ask for all that is wrong before a round begins, while no worker of ours is running.
 
-        `dead` are the pids of the last round's workers, whose memory is waited for.
+        `dead` are the pids of the last round's workers, until whose memory is free the answer
+        waits.
         """
         self._round, self._deadline = round, time.monotonic() + self._limit
         self.send(Check(round, tuple(sorted(dead))))
 
     def ask_use(self) -> None:
-        """How the GPUs are used: a report has it. Nobody waits for it: NVML may hang."""
+        """Ask how the GPUs are used. A report has the answer, unless NVML hangs."""
         if not self._use_asked:
             self._use_asked = True
             self.send(AskUse())
 
     def reports(self) -> Iterator[GpuReport]:
-        """The reports that are there; call it when the descriptor is readable."""
+        """Yield the reports that are there. Call this when the descriptor is readable."""
         for reply in self.receive():
             match decode(REPLIES, reply):
                 case Used(use=use):
@@ -101,15 +97,15 @@ class GpuWatcherClient(Helper):
             yield self._answer(Finding("NVML", why, Grade.WARN))
 
     def expire(self) -> GpuReport:
-        """Call it when `next_deadline` has come: the answer is that NVML hangs."""
+        """Return the answer that NVML hangs. Call this at `next_deadline`."""
         self.lost = True
         self._process.kill()
         found = f"does not answer within {self._limit:.0f} s"
-        advice = "most likely a GPU fell off the bus: look at dmesg; the node must be started again"
+        advice = "most likely a GPU fell off the bus: look at dmesg, and reboot the node"
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 
     def _answer(self, finding: Finding) -> GpuReport:
-        """On the watcher's behalf, to whatever waits for an answer."""
+        """Return an answer on the watcher's behalf."""
         report = GpuReport((finding,), self._round)
         self._round, self._deadline = None, math.inf
         return report

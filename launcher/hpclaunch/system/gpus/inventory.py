@@ -23,7 +23,7 @@ _MODES = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*
 
 @value(frozen=True)
 class GpuSurvey:
-    """What the driver says. Everything is empty if there is no driver."""
+    """The driver's description of the GPUs. Everything is empty if there is no driver."""
 
     gpus: tuple[Gpu, ...] = ()  # of this task, in the order in which its programs see them
     wrong: str = ""  # what is wrong with CUDA_VISIBLE_DEVICES, for the user
@@ -34,14 +34,15 @@ class GpuSurvey:
 
 
 def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
-    """`nvml` is the module `pynvml`, which the caller imports only when it needs this.
+    """Return the GPUs that this task may use. `nvml` is the module `pynvml`, which the caller
+    imports only when it needs this.
 
-    NVML stays open as long as this process lives. Without persistence mode the driver initialises
-    a GPU when the first process opens it, and gives it up when the last one closes it
+    NVML stays open as long as this process lives. Without persistence mode the driver initialises a
+    GPU when the first process opens it, and releases it when the last one closes it
     (https://docs.nvidia.com/deploy/driver-persistence): 1 to 3 s, which the process that watches
-    the GPUs, the first worker, and the workers of the next round would wait for again.
-    The price: as long as the agent lives, its GPUs stay initialised, and nobody can reset them or
-    unload the driver.
+    the GPUs, the first worker, and the workers of the next round would wait for again. The price:
+    as long as the agent lives, its GPUs stay initialised, and nobody can reset them or unload the
+    driver.
     """
     try:
         nvml.nvmlInit()
@@ -51,7 +52,7 @@ def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
     try:
         return _survey(environ.get("CUDA_VISIBLE_DEVICES"), nvml)
     except nvml.NVMLError as e:
-        return GpuSurvey(broken=f"NVML does not tell which GPUs there are: {e}")
+        return GpuSurvey(broken=f"NVML cannot list the GPUs: {e}")
 
 
 @value(frozen=True)
@@ -59,10 +60,10 @@ class PhysicalGpu:
     """A whole GPU, and the instances that it is divided into where MIG is enabled."""
 
     whole: Gpu
-    instances: tuple[Gpu, ...] | None = None  # their `entry` is what drivers before 470 say
+    instances: tuple[Gpu, ...] | None = None  # their `entry` is the name by drivers before 470
 
     def usable(self, entry: str) -> list[Gpu]:
-        """For a task to which `entry` is this GPU. An instance is named by its UUID only."""
+        """Return what `entry` selects if it is this GPU. An instance is named by its UUID only."""
         if self.instances is None:
             return [replace(self.whole, entry=entry)]
         return [replace(gpu, entry=gpu.uuid) for gpu in self.instances]
@@ -94,7 +95,7 @@ def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
 
 
 def _ask(nvml: Any, call: Any, otherwise: Any, *words: Any) -> Any:
-    """`otherwise` if the GPU or its driver does not tell."""
+    """Return the answer of NVML, or `otherwise` if the GPU or its driver has none."""
     try:
         return call(*words)
     except nvml.NVMLError as e:
@@ -138,12 +139,12 @@ def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
 
 
 def choose(selection: str | None, devices: Sequence[PhysicalGpu]) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, and what is wrong with it.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, and what is wrong with it.
 
-    The rules are CUDA's, which says nothing when it applies them: entries count up to the first
-    that names no device, indices and UUIDs do not mix, a UUID may be shortened as long as it is
-    unambiguous, and a device that is named twice hides all. CUDA shows a process one MIG instance;
-    here all are listed, since each worker can be given its own.
+    The rules are CUDA's, which applies them silently: entries count up to the first that names no
+    device, indices and UUIDs do not mix, a UUID may be shortened as long as it is unambiguous, and
+    a device that is named twice hides all. CUDA shows a process one MIG instance; here all are
+    listed, since each worker can be given its own.
     """
     if selection is None:
         return tuple(gpu for i, device in enumerate(devices) for gpu in device.usable(str(i))), ""
@@ -169,7 +170,7 @@ def choose(selection: str | None, devices: Sequence[PhysicalGpu]) -> tuple[tuple
 
 
 def _named(entry: str, devices: Sequence[PhysicalGpu]) -> list[Gpu] | None:
-    """None if the entry names nothing, or is ambiguous."""
+    """Return the GPUs of an entry; None if it names nothing, or is ambiguous."""
     if entry.isdecimal():
         return devices[int(entry)].usable(entry) if int(entry) < len(devices) else None
     if entry.startswith("GPU-"):
@@ -188,7 +189,9 @@ def _kind(entry: str) -> str:
 
 
 def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
-    """ "" where the list ends on purpose (-1, NoDevFiles), or it is not known what is there."""
+    """Return why an entry names nothing; "" if the list ends on purpose (-1, NoDevFiles), or it is
+    not known which devices exist.
+    """
     if not count:
         return ""
     if not entry:
@@ -202,7 +205,7 @@ def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
 
 
 def amd(environ: Mapping[str, str], count: int) -> GpuSurvey:
-    """For `count` AMD GPUs, as counted by torch: NVML knows nothing of them.
+    """Return the survey of `count` AMD GPUs, as counted by torch: NVML knows nothing of them.
 
     ROCR_VISIBLE_DEVICES says which of the node's a process has at all, HIP_VISIBLE_DEVICES (and
     CUDA_VISIBLE_DEVICES, which HIP reads where the former is not set) which of those.
@@ -229,14 +232,14 @@ def _text(value: Any) -> str:
 
 
 def _members(words: Sequence[int]) -> tuple[int, ...]:
-    """The members of a set of CPUs or memory nodes, which NVML gives as words of bits."""
+    """Return the members of a set of CPUs or memory nodes, which NVML gives as words of bits."""
     return tuple(
         i * 64 + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1
     )
 
 
 def _local_cpus(bus: str) -> tuple[int, ...]:
-    """What the kernel says, where NVML does not."""
+    """Return the CPUs near a device according to the kernel, if NVML does not say."""
     return tuple(sorted(ranges.parsed(_sysfs(bus, "local_cpulist"))))
 
 
@@ -245,7 +248,7 @@ def _local_node(bus: str) -> int:
 
 
 def _sysfs(bus: str, name: str) -> str:
-    """NVML writes a PCI domain with 8 digits, the kernel with 4."""
+    """Return a file of a device's. NVML writes a PCI domain with 8 digits, the kernel with 4."""
     try:
         return (PCI / bus[-len("0000:00:00.0") :] / name).read_text().strip() if bus else ""
     except OSError:

@@ -1,7 +1,4 @@
-"""What this node has of MPS, and the agent's client of its MPS keeper.
-
-The keeper is in `worker/mps_keeper.py`.
-"""
+"""MPS on this node, and the agent's client of the MPS keeper (`worker/mps_keeper.py`)."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
 
 
 def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
-    """What this node has of MPS; `cuda` is the driver's version of it, from NVML."""
+    """Return the MPS support of this node; `cuda` is the driver's version of it, from NVML."""
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
     here = MpsSupport(control, cuda=cuda, connections=environ.get(CONNECTIONS, ""))
@@ -56,8 +53,8 @@ def _is_socket(path: str) -> bool:
 
 
 def _stranger(pipes: str) -> str:
-    """Say what of a daemon belongs to neither root nor this user; "" if nothing does. A stranger's
-    daemon could give the workers whatever it likes.
+    """Return which part of a daemon belongs to another user than root and this one; "" if none
+    does. A stranger's daemon could give the workers whatever it likes.
     """
     try:
         found = {path: os.stat(path).st_uid for path in (pipes, f"{pipes}/control")}
@@ -73,15 +70,15 @@ def _stranger(pipes: str) -> str:
 
 
 def _listener(path: str) -> int | None:
-    """The user of the process that listens; None if nobody does, or the kernel does not tell."""
+    """Return the user of the process that listens; None if nobody does, or that is not known."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(ANSWER_LIMIT)
         try:
             connection.connect(path)
-            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         except OSError:
             return None
-    return int(PEER.unpack(told)[1])
+    return int(PEER.unpack(peer)[1])
 
 
 def _answers(control: str, pipes: str) -> bool:
@@ -96,7 +93,7 @@ def _answers(control: str, pipes: str) -> bool:
 
 
 def stale(environ: Mapping[str, str]) -> bool:
-    """Whether a keeper that was killed has left something on this node: a new one sweeps it."""
+    """Return whether a killed keeper has left files on this node: a new one removes them."""
     return any(
         _abandoned(path) for place in _places(environ) for path in Path(place).glob(f"{_prefix()}*")
     )
@@ -116,7 +113,7 @@ def _abandoned(path: Path) -> bool:
 
 
 def _places(environ: Mapping[str, str]) -> list[str]:
-    """Where the directories of a job may be; the same for all agents of a node."""
+    """Return where the directories of a job may be; the same for all agents of a node."""
     first = environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
     return list(dict.fromkeys((os.path.abspath(first), "/tmp", "/dev/shm")))  # noqa: S108 made safely
 
@@ -133,7 +130,7 @@ def _short(name: str) -> str:
 
 
 class MpsKeeperClient(Helper):
-    """Once the keeper is lost, its daemons are gone too."""
+    """Requests out, events in. Once the keeper is lost, its daemons are gone too."""
 
     has_children = True
     kind = ProcessKind.MPS
@@ -163,7 +160,7 @@ class MpsKeeperClient(Helper):
         return [decode(EVENTS, raw) for raw in self.receive()]
 
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
-        """Have all daemons fit for a round: answered by "ready" or "failed" with its number.
+        """Make all daemons fit for a round. Answered by "ready" or "failed" with its number.
 
         No worker of an earlier round may be left on this node.
         """
@@ -171,9 +168,9 @@ class MpsKeeperClient(Helper):
         self.send(messages.Prepare(number, described, foreign))
 
     def watch(self, workers: Mapping[int, int]) -> None:
-        """The pids, by rank, of workers that should be clients; each leads its session."""
+        """Watch the workers that should be clients: their pids, by rank. Each leads its session."""
         self.send(messages.Watch({**workers}))
 
     def close(self) -> None:
-        """The end of every daemon that it has started; call it when the workers are gone."""
+        """End every daemon that the keeper has started. Call this when the workers are gone."""
         self.end(CLOSE_LIMIT)

@@ -1,4 +1,4 @@
-"""What an agent asks of its GPU watcher (`gpu_watcher.py`), and what it learns from it."""
+"""Requests of an agent to its GPU watcher (`gpu_watcher.py`), and the replies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReportedXid(Message):
 
 
 class Found(Message):
-    """The answer to a check; without a round, news: Xids as they happen, the rest as it is read."""
+    """The answer to a check; without a round, news: Xids at once, the rest when it is read."""
 
     round: int | None
     findings: tuple[FoundProblem, ...]

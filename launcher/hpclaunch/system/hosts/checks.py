@@ -81,7 +81,9 @@ def _gloo(value: str, there: Mapping[str, Any]) -> bool:
 
 
 def _nccl(value: str, there: Mapping[str, Any]) -> bool:
-    """The value has prefixes of names; `=` in front means whole names, `^` all but these."""
+    """Return whether NCCL would find an interface. The value has prefixes of names; `=` in front
+    means whole names, `^` all but these.
+    """
     names = value.lstrip("^=").split(",")
     whole = "=" in value[:2]
     hit = [n for n in there if (n in names if whole else n.startswith(tuple(names)))]
@@ -89,6 +91,7 @@ def _nccl(value: str, there: Mapping[str, Any]) -> bool:
 
 
 def clock(synchronised: bool | None) -> Finding:
+    """Check the clock, for which the kernel says whether it is `synchronised`."""
     if synchronised is None:
         return Finding(problems.CLOCK, "the kernel does not report whether it is synchronised")
     if not synchronised:
@@ -97,7 +100,7 @@ def clock(synchronised: bool | None) -> Finding:
 
 
 def shared_memory() -> Finding:
-    """The memory through which the DataLoader's workers pass their batches."""
+    """Check the memory through which the DataLoader's workers pass their batches."""
     try:
         usage = shutil.disk_usage(SHM_PATH)
     except OSError as e:
@@ -146,7 +149,7 @@ def limits(agents: int, workers: int) -> Finding:
 
 
 def cpus(workers: int) -> Finding:
-    """The CPUs of this task, for so many workers (one per GPU)."""
+    """Check the CPUs of this task, for so many workers (one per GPU)."""
     mine, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{mine} of this host's {all_of_them}"
     advice = "#SBATCH --cpus-per-task=N, and from Slurm 22.05 to 23.02 srun --cpus-per-task=N too"
@@ -160,7 +163,7 @@ def cpus(workers: int) -> Finding:
 
 
 def memory(workers: int, limit: int | None) -> Finding:
-    """`limit` is the job's memory limit, if it has one."""
+    """Check the memory for so many workers. `limit` is the job's memory limit, if it has one."""
     try:
         machine = psutil.virtual_memory()
     except OSError:
@@ -176,7 +179,7 @@ def memory(workers: int, limit: int | None) -> Finding:
 
 
 def log_directory(path: Path) -> Finding:
-    """Whether logs can be written, tried with a temporary file."""
+    """Check whether logs can be written, with a temporary file."""
     directory = path.absolute()
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
@@ -193,7 +196,7 @@ def log_directory(path: Path) -> Finding:
 
 
 def file_system(path: Path) -> str:
-    """The kind of file system that holds a path: nfs4, lustre, ext4, ..."""
+    """Return the kind of file system that holds a path: nfs4, lustre, ext4, ..."""
     real = os.path.realpath(path)
     kind, longest = "an unknown file system", -1
     for mount in psutil.disk_partitions(all=True):

@@ -27,9 +27,9 @@ def read(
     first: bool,
     several: bool,
 ) -> Host:
-    """`logs` is the disk of the log directory, at which only another process may look: that can
-    take long. `first`: nothing of ours runs yet. `several`: there are other hosts, whose clocks
-    matter.
+    """Read the state of this host. `logs` is the disk of the log directory, which only another
+    process may read, since that can take long. `first`: nothing of ours runs yet. `several`: there
+    are other hosts, whose clocks matter.
     """
     available, limit = _available(), memory_limit()
     return Host(
@@ -56,7 +56,7 @@ def load() -> float | None:
 
 
 def _available() -> int | None:
-    """Bytes of memory that are available."""
+    """Return the bytes of memory that are available."""
     with suppress(OSError), MEMORY.open() as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
@@ -78,7 +78,7 @@ def clock_is_synchronised() -> bool | None:
 
 
 def memory_limit() -> int | None:
-    """The lowest memory limit of this process's control group and of those above it."""
+    """Return the lowest memory limit of this process's control groups; None if there is none."""
     limits = []
     try:
         lines = GROUP.read_bytes().split(b"\n")

@@ -1,4 +1,4 @@
-"""What `scontrol` says of the end of a job. It may take long, or hang: only errands ask here.
+"""The end of a job according to `scontrol`, which may take long, or hang: only errands use this.
 
 Without an answer of Slurm's, as in containers that lack `scontrol`, the end is what
 SLURM_JOB_END_TIME said when the job began. A step may have a time limit of its own (`srun --time`):
@@ -19,6 +19,7 @@ from hpclaunch.system.shared.scontrol import fields_of, said, shown
 
 
 def find(asked: FindJobEnd) -> JobEndFound:
+    """Run the errand FindJobEnd."""
     fields = shown("job", asked.job)
     before = asked.before
     has_answered = bool(fields) or (before is not None and before.has_answered)
@@ -47,10 +48,9 @@ def ask(
 ) -> tuple[float | None, dict[str, Any]]:
     """Return when the job ends (None if that is not known), and further fields of a JobEndFound.
 
-    `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if they do not
-    name the end, unless there is no time limit any more. `restarts` is how often the job was
-    started again before this run. `step_end` counts if it is earlier. Times are in seconds since
-    1970.
+    `fields` are Slurm's of the job, {} if it does not answer. `end` counts if they do not name the
+    end, unless the job has no time limit. `restarts` is how often the job was started again before
+    this run. `step_end` counts if it is earlier. Times are in seconds since 1970.
     """
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
@@ -79,9 +79,7 @@ def ask(
 
 
 def end_of_step(fields: dict[str, str], before: float) -> float:
-    """Return when a step reaches its time limit; infinite without one, and `before` if Slurm does
-    not answer.
-    """
+    """Return when a step reaches its time limit, or infinity; `before` without an answer."""
     began, limit = seconds(fields.get("StartTime", "")), fields.get("TimeLimit", "")
     if began is None:
         return before
@@ -93,7 +91,7 @@ def end_of_step(fields: dict[str, str], before: float) -> float:
 
 
 def draining(nodes: str, before: Sequence[str]) -> tuple[str, ...]:
-    """Return which of the nodes no other job gets any more; `before` if Slurm does not answer."""
+    """Return the nodes that get no further job; `before` if Slurm does not answer."""
     text = said("node", "-o", nodes)
     if not text:
         return tuple(before)
@@ -106,7 +104,7 @@ def draining(nodes: str, before: Sequence[str]) -> tuple[str, ...]:
 
 
 def kill_wait() -> float:
-    """Seconds between the SIGTERM and the SIGKILL with which Slurm ends a job."""
+    """Return the seconds between the SIGTERM and the SIGKILL with which Slurm ends a job."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", said("config"), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
@@ -116,7 +114,9 @@ def _digits(text: str) -> str:
 
 
 def seconds(text: str) -> float | None:
-    """Since 1970. Some versions of Slurm write times in their own way, whatever they are told."""
+    """Return a time in seconds since 1970. Some versions of Slurm write times in their own format,
+    whatever SLURM_TIME_FORMAT is.
+    """
     if text.isdecimal():
         return float(text)
     try:

@@ -1,4 +1,4 @@
-"""Several machines without Slurm: which one is the head, and where the others find it."""
+"""Several machines without Slurm: which one is the head, and its address for the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _claims: list[socket.socket] = []  # held for as long as this process lives
 
 
 def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: str) -> Allocation:
-    """For machines that the user has numbered; number 0 is at `host`."""
+    """Return the allocation of machines that the user has numbered; number 0 is at `host`."""
     if rank >= machines:
         raise UsageError(f"--node-rank {rank}, but --nnodes {machines}: ranks begin at 0")
     return _allocation(rank, machines, host, port, run_id=run_id, name=name)
@@ -27,10 +27,11 @@ def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: 
 def first_come(
     machines: int, host: str, port: int, *, run_id: str, name: str, head: bool | None
 ) -> Allocation:
-    """For machines that get their numbers as they come; the one that `host` names is the head.
+    """Return the allocation of machines that are numbered in the order in which they report; the
+    one that `host` names is the head.
 
-    `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first
-    one is the head.
+    `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first one
+    is the head.
     """
     claimed = claim(f"{port} {run_id}") if (is_local(host) if head is None else head) else None
     is_head = claimed is not None
@@ -44,7 +45,7 @@ def first_come(
 def _allocation(
     index: int, machines: int, host: str, port: int, *, run_id: str, name: str
 ) -> Allocation:
-    # The others' names are known once they report. Nobody needs them to find the head.
+    # The others' names are known once they report; they are not needed to find the head.
     names = [host, *map(a_machine, range(1, machines))]
     names[index] = socket.gethostname()
     places = tuple(Place(i, i, n) for i, n in enumerate(names))
@@ -53,8 +54,8 @@ def _allocation(
 
 
 def own_address(named: str, *, loopback: bool = False) -> str:
-    """Return the address of this machine that `named` stands for, which is an address, a name or an
-    interface. "" if there is none; loopback addresses count only with `loopback`.
+    """Return the address of this machine for `named`, which is an address, a name or an interface.
+    "" if there is none; loopback addresses count only with `loopback`.
     """
     found = _local(named) or _addresses_on(named)
     usable = [a for a in found if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
@@ -62,7 +63,7 @@ def own_address(named: str, *, loopback: bool = False) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or an address belongs to this machine."""
+    """Return whether a name or an address belongs to this machine."""
     return bool(_local(host))
 
 

@@ -1,30 +1,28 @@
-"""Asking Slurm for another run of this job, or for none. Both are the last act of a launch."""
+"""Requests to Slurm for another run of this job, or for none: the last act of a launch."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 
-from ..shared import runs
+from ..shared import runs, slurm_steps
 from ..shared.scontrol import shown
 
 LIMIT = 30.0  # seconds; a controller that is busy takes its time
 
 
 class RefusedError(Exception):
-    """Slurm does not do it; says why."""
+    """Slurm refuses a request. The text says why."""
 
 
 def is_possible() -> bool:
-    """Whether this host has the command. Containers often lack it."""
+    """Return whether this host has the command. Containers often lack it."""
     return shutil.which("scontrol") is not None
 
 
 def name_of(job: str, environ: Mapping[str, str]) -> str:
-    """How Slurm is to be told of this job: the id of an element may be that of its whole array."""
+    """Return the name of this job for Slurm: an element's id may be that of its whole array."""
     array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
     return f"{array}_{task}" if array and task else job
 
@@ -32,8 +30,8 @@ def name_of(job: str, environ: Mapping[str, str]) -> str:
 def requeue(job: str, environ: Mapping[str, str]) -> None:
     """Have Slurm end this job and start it again. Raises RefusedError.
 
-    If Slurm knows of more restarts than there were before this run, it was requeued already, by the
-    script, by another launch of the job, or by an administrator.
+    If Slurm counts more restarts than there were before this run, the job was requeued already, by
+    the script, by another launch of the job, or by an administrator.
     """
     if _was_requeued(shown("job", job), environ):
         return
@@ -50,7 +48,7 @@ def _was_requeued(fields: Mapping[str, str], environ: Mapping[str, str]) -> bool
 
 
 def release_others(environ: Mapping[str, str]) -> None:
-    """Have Slurm tell all agents of this step that they may leave."""
+    """Have Slurm send SIGTERM to all agents of this step, which then may leave."""
     step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
     if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         with contextlib.suppress(RefusedError):  # then they leave later
@@ -65,11 +63,8 @@ def cancel_rest(array: str) -> None:
 def _run(*command: str) -> None:
     """Run a command of Slurm. Raises RefusedError."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+        ended = slurm_steps.run(command, None, LIMIT)
     except OSError as e:
         raise RefusedError(f"{command[0]}: {e.strerror}") from e
-    except subprocess.TimeoutExpired as e:
-        raise RefusedError(f"{command[0]} did not end within {LIMIT:g} s") from e
-    if done.returncode:
-        why = " ".join(os.fsdecode(done.stderr).split())
-        raise RefusedError(why or f"{command[0]} ended with {done.returncode}")
+    if ended.complaint:
+        raise RefusedError(" ".join(ended.complaint.split()))

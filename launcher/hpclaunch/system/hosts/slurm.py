@@ -1,4 +1,4 @@
-"""What Slurm says about the step that this process is a task of."""
+"""The step of Slurm to which this process belongs, according to its environment."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import re
 import reprlib
 import socket
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -16,14 +16,14 @@ from hpclaunch.core.protocol.model import Allocation, Place
 from ..shared import runs, slurm_steps
 from ..shared.step_membership import own_step
 
-SCONTROL_TIMEOUT = 10.0  # seconds
+NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
 INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process. The batch script has no step variables."""
+    """Return whether srun started this process. The batch script has no step variables."""
     step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEP)
     return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
 
@@ -100,7 +100,9 @@ def missing_variables_notes() -> list[str]:
 
 
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
-    """A shell without srun is on one node of the job only; one of salloc may be on none."""
+    """Raise UsageError if this shell is not on the only node of the job: without srun, a shell is
+    on one node, and one of salloc may be on none.
+    """
     nodes, components = environ.get("SLURM_JOB_NUM_NODES", "1"), len(_components(environ))
     srun = f"srun --het-group=0-{components - 1}" if components else "srun"
     if (nodes != "1" or components) and not alone:
@@ -175,10 +177,10 @@ def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
 
 
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm would end this step when it finds a node down.
+    """Return whether Slurm would end this step when it finds a node down.
 
-    Only the srun that has started the step tells, by the lack of --no-kill, and it is seen only
-    where it runs: on the first node, for a batch script.
+    Only the srun that has started the step shows this, by the lack of --no-kill, and it is visible
+    only where it runs: on the first node, for a batch script.
     """
     found = False
     for process in Path("/proc").glob("[0-9]*"):
@@ -201,7 +203,7 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """The same for all tasks: components of a heterogeneous job may have ids of their own."""
+    """Return the job's id: the components of a heterogeneous job may have ids of their own."""
     return environ["SLURM_JOB_ID_HET_GROUP_0" if _components(environ) else "SLURM_JOB_ID"]
 
 
@@ -214,57 +216,33 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 
 
 def expand(nodelist: str) -> list[str]:
-    """`n[1-3],gpu07` -> the hosts, in Slurm's order."""
-    if not nodelist or nodelist.count("[") != nodelist.count("]"):
-        raise ValueError(f"host list {nodelist!r}")
-    if not re.fullmatch(r"[\w.,\[\]-]+", nodelist, re.ASCII):
-        raise ValueError(f"host list {nodelist!r} has characters that no host name has")
-    if _count(nodelist) > MOST:
-        raise ValueError(f"host list {nodelist!r} of more than {MOST} hosts")
-    if not re.search(r"[\[,]", nodelist):
-        return [nodelist]
-    command = ["scontrol", "show", "hostnames", nodelist]
-    try:
-        shown = subprocess.run(command, capture_output=True, timeout=SCONTROL_TIMEOUT, check=True)
-        return os.fsdecode(shown.stdout).split()
-    except (OSError, subprocess.SubprocessError):
-        return _expand_here(nodelist)
-
-
-def _count(nodelist: str) -> int:
-    """How many hosts at most, without expanding: `n[1-3]x[1-2],m` -> 7."""
-    total = 0
-    for part in _parts(nodelist):
-        product = 1
-        for ranges in re.findall(r"\[([^\]]*)\]", part):
-            pairs = [re.fullmatch(r"(\d+)-(\d+)", r) for r in ranges.split(",")]
-            product *= sum(int(m[2]) - int(m[1]) + 1 if m else 1 for m in pairs)
-        total += product
-    return total
-
-
-def _parts(nodelist: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    return re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
-
-
-def _expand_here(nodelist: str) -> list[str]:
-    """Without scontrol, as inside most containers. Keeps the order, which NodeSet would sort."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    hosts: list[str] = []
-    for part in _parts(nodelist):
-        try:
-            hosts += NodeSet(part, resolver=RESOLVER_NOGROUP)
-        except NodeSetException as e:
-            raise ValueError(f"host list {nodelist!r}") from e
-    if not hosts:
-        raise ValueError(f"host list {nodelist!r} without a host")
+    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError."""
+    known = rf"(?:[\w.,-]|\[{NUMBERS}(?:,{NUMBERS})*\])+"
+    is_known = re.fullmatch(known, nodelist, re.ASCII) is not None
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # between commas outside of brackets
+    every = chain.from_iterable(map(_hosts, parts if is_known else ()))
+    hosts = list(islice(every, MOST + 1))
+    if not 0 < len(hosts) <= MOST:
+        why = f"of more than {MOST} hosts" if hosts else "makes no sense"
+        raise ValueError(f"host list {reprlib.repr(nodelist)} {why}")
     return hosts
 
 
+def _hosts(part: str) -> Iterator[str]:
+    """Yield the hosts of `n[1-2]x[3-4]`: n1x3, n1x4, n2x3, n2x4. Raises ValueError."""
+    begin, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    numbers, _, rest = rest.partition("]")
+    for low, _, high in (each.partition("-") for each in numbers.split(",")):
+        for number in range(int(low), int(high or low) + 1):
+            for end in _hosts(rest):
+                yield f"{begin}{number:0{len(low)}d}{end}"
+
+
 def tasks_per_node(text: str) -> list[int]:
-    """`2(x3),1` -> [2, 2, 2, 1]."""
+    """Return the tasks of each node: [2, 2, 2, 1] for `2(x3),1`. Raises ValueError."""
     counts: list[int] = []
     total = 0
     for part in text.split(","):

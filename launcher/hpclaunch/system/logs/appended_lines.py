@@ -1,6 +1,5 @@
-"""A file of lines that an agent appends to for as long as it lives: the log service writes them.
-
-A file system that hangs costs some lines, never time.
+"""Files to which an agent appends lines as long as it lives. The log service writes them: a file
+system that hangs costs lines, never time.
 """
 
 from __future__ import annotations
@@ -13,29 +12,29 @@ from hpclaunch.core.protocol.model import HEAD
 from .log_client import LogServiceClient
 
 MOST = 16 << 20  # bytes that wait for the log service; lines beyond that are lost
-CHUNK = 1 << 18  # bytes that it gets at once: what the agent says to the user has to come through
+CHUNK = 1 << 18  # bytes that it gets at once: messages to the user must not wait behind more
 
 
 def name_of(kind: str, label: str) -> str:
-    """Return the name of such a file: KIND.jsonl of the first agent, KIND-agent-LABEL.jsonl of the
-    others.
-    """
+    """Return KIND.jsonl for the first agent, and KIND-agent-LABEL.jsonl for the others."""
     return f"{kind}.jsonl" if label == str(HEAD) else f"{kind}-agent-{label}.jsonl"
 
 
 class AppendedLines:
-    """`on_gap` is called with the number of lost lines, once there is room again."""
+    """The lines of one file; without a directory they are dropped. `on_gap` is called with the
+    number of lost lines, once there is room again.
+    """
 
-    def __init__(self, directory: Path, name: str, on_gap: Callable[[int], None]) -> None:
+    def __init__(self, directory: Path | None, name: str, on_gap: Callable[[int], None]) -> None:
         self._directory, self._name, self._on_gap = directory, name, on_gap
         self._waiting = bytearray()
         self._lost = 0
 
     def add(self, line: bytes) -> None:
-        """Have a line written, which ends with a newline."""
+        """Write a line, which ends with a newline."""
         if len(self._waiting) > MOST:
             self._lost += 1
-        else:
+        elif self._directory is not None:
             self._waiting += line
 
     def flush(self, service: LogServiceClient) -> None:
@@ -59,6 +58,7 @@ class AppendedLines:
 
     def _send(self, service: LogServiceClient, end: int, *, is_last: bool = False) -> bool:
         """Return whether the log service has accepted the lines up to this byte."""
+        assert self._directory is not None, "without one, no lines are waiting"
         text = self._waiting[:end].decode()
         is_accepted = service.append(self._directory, self._name, text, is_last=is_last)
         if is_accepted:

@@ -1,11 +1,11 @@
 """The console: the agent's standard output or error, written without ever waiting.
 
-When srun is stopped, a terminal paused or a pipe full, text is held back up to a limit; `wanting`
-and `flush` are for the time when there is room again. A console that is gone (srun died) swallows
-everything.
+While srun is stopped, a terminal paused or a pipe full, text is held back up to a limit; `wanting`
+and `flush` are for the time when there is room again. Text for a console that is gone (srun died)
+is dropped.
 
-A terminal may have a live line below all else, which says what the job waits for. Whatever is
-written takes its place; once a worker has written something, it does not come back in that wait.
+A terminal may have a live line below all else, which says what the job waits for. Other text takes
+its place. Once a worker has written something, it is not shown again during that wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Console:
         self.is_terminal = os.isatty(fd)
         self.at_line_start = True  # the last text ended a line
         self._live = b""
-        self._drawn = b""  # the live line, as far as it is there
+        self._drawn = b""  # the live line that is on the terminal
         self._is_hidden = False  # since a worker has written something
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
@@ -38,22 +38,22 @@ class Console:
 
     @property
     def wanting(self) -> bool:
-        """Whether there is text to write once the descriptor is writable."""
+        """Return whether there is text to write once the descriptor is writable."""
         return bool(self._held) and not self.gone
 
     @property
     def room(self) -> int:
-        """How many bytes may be written before the limit."""
+        """Return how many bytes may be written before the limit."""
         return max(0, LIMIT - len(self._held))
 
     def set_live(self, text: bytes) -> None:
-        """Have this live line from the next `draw` on; b"" for none."""
+        """Set the live line for the next `draw`; b"" for none."""
         self._live = text if self.is_terminal else b""
         if not text:
             self._is_hidden = False  # this wait is over
 
     def draw(self) -> None:
-        """Have the live line as it is wanted, where it does not get in the way of anything."""
+        """Draw the live line, if it does not interrupt another line."""
         wanted = b"" if self._is_hidden else self._live
         if wanted != self._drawn and self.at_line_start and not self._held and not self.gone:
             self._held += ERASE + wanted
@@ -61,12 +61,12 @@ class Console:
             self.flush()
 
     def write(self, data: bytes) -> None:
-        """What a worker has written."""
+        """Write the output of a worker."""
         self._is_hidden = self._is_hidden or bool(data and self._live)
         self.say(data)
 
     def say(self, data: bytes) -> None:
-        """What the launcher says; the live line comes back below it."""
+        """Write a message of the launcher. The live line is drawn again below it."""
         if data and not self.gone:
             self._held += ERASE if self._drawn else b""
             self._drawn = b""
@@ -91,7 +91,7 @@ class Console:
 
 
 def consoles() -> dict[int, Console]:
-    """By descriptor; if standard output and error are one terminal, they are one console, too."""
+    """Return the consoles by descriptor: only one if both are the same terminal."""
     errors = Console(2)
     return {1: errors if _is_one_terminal() else Console(1), 2: errors}
 
@@ -101,7 +101,7 @@ def _is_one_terminal() -> bool:
 
 
 def _without_waiting(fd: int) -> int:
-    """A non-blocking descriptor of our own for the same console, where possible.
+    """Return a non-blocking descriptor for the same console, where possible.
 
     Making `fd` itself non-blocking would affect everybody who shares it, the user's shell included.
     """

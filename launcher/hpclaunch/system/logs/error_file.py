@@ -25,7 +25,7 @@ VARIABLE = "TORCHELASTIC_ERROR_FILE"
 TRACEBACK = "Traceback (most recent call last):"
 MOST_FRAMES = 3  # of a traceback, the innermost
 MOST_CHARACTERS = 400  # of a message's first line
-LAST_LINES = 2  # that are left after the beginning of a long message
+LAST_LINES = 2  # shown after the beginning of a long message
 FRAME = re.compile(r'^  File ".+", line \d+, in .+(?:\n    .*)?', re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
     error = next(filter(None, (_left_by(failure, logs) for failure in failures)), None)
     if error is None:
         return
-    # Some versions of Python read what is nested so deeply that they cannot write it.
+    # Some versions of Python can read JSON that is nested too deeply for them to write.
     with contextlib.suppress(OSError, RecursionError):
         text = json.dumps(error)
         with open(wanted, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
@@ -47,7 +47,8 @@ def with_beginning(last: str, file: Path) -> str:
     """Return the last lines of a worker's `file`, with the beginning of its exception.
 
     An exception that names hundreds of parameters, for example, begins before its last lines. Then
-    its first line and where it was raised come first, and fewer of the last lines follow."""
+    its first line and where it was raised come first, and fewer of the last lines follow.
+    """
     error = (_read(file.with_suffix(".error.json")) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
     lines = message.splitlines() if isinstance(message, str) else []
@@ -60,13 +61,15 @@ def with_beginning(last: str, file: Path) -> str:
     more = error.get("extraInfo") if isinstance(error, dict) else None
     trace = str(more.get("py_callstack")) if isinstance(more, dict) else ""
     frames = FRAME.findall(trace.partition(str(message))[0])[-MOST_FRAMES:]
-    all_of_it = f"[... all of it is in {file.name}]"
-    beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], all_of_it]
+    rest = f"[... all of it is in {file.name}]"
+    beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], rest]
     return "\n".join([*beginning, *last.splitlines()[-LAST_LINES:]])
 
 
 def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
-    """With the exit code, which a worker that was killed cannot have written."""
+    """Return the error that a failed worker has left, with its exit code, which a worker that was
+    killed cannot have written.
+    """
     error = _read(logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json")
     if error is not None and isinstance(error.get("message"), dict):
         error["message"]["errorCode"] = -failure.signal or failure.code

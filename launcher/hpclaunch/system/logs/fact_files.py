@@ -30,6 +30,7 @@ from hpclaunch.worker import private_files
 from ..shared import bounded_json, packing
 from .appended_lines import AppendedLines, name_of
 from .log_client import LogServiceClient
+from .log_directory import matching
 
 FORMAT = 3
 MOST = 4 << 20  # bytes of lines that are read for an agent
@@ -50,12 +51,10 @@ class FactFile:
             "host": host,
             "incarnation": incarnation,
         }
-        self._lines: AppendedLines | None = None
-        if directory is not None:
-            self._lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
+        self._lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
 
     def record(self, fact: facts.Fact, at: float) -> None:
-        """Have a fact written that was recorded at this time, in seconds since the epoch."""
+        """Write a fact that was recorded at this time, in seconds since the epoch."""
         if self._title is not None:
             title, self._title = self._title, None
             self._line(title)
@@ -63,27 +62,23 @@ class FactFile:
 
     def flush(self, service: LogServiceClient) -> None:
         """Give the log service what it takes without a wait. Call this at the end of each turn."""
-        if self._lines is not None:
-            self._lines.flush(service)
+        self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:
         """Give the log service the rest, however much that is. Close the service after this."""
-        if self._lines is not None:
-            self._lines.finish(service)
+        self._lines.finish(service)
 
     def _note_gap(self, lost: int) -> None:
         self._line({"lost": lost})
 
     def _line(self, value: dict[str, Any], at: float | None = None) -> None:
-        if self._lines is not None:
-            at = round(time.time(), 3) if at is None else at
-            self._lines.add(packing.to_json({"time": at, **value}) + b"\n")
+        at = round(time.time(), 3) if at is None else at
+        self._lines.add(packing.to_json({"time": at, **value}) + b"\n")
 
 
 @value(frozen=True)
 class AgentFacts:
-    """The facts that one start of an agent has recorded, with their times in seconds since the
-    epoch."""
+    """The facts that one start of an agent has recorded, with times in seconds since the epoch."""
 
     launch: str
     host: str
@@ -93,7 +88,7 @@ class AgentFacts:
 
 def in_directory(directory: Path) -> list[Path]:
     """Return the files with facts, in the order of their names. Raises OSError."""
-    return [directory / name for name in sorted(os.listdir(directory)) if NAMES.fullmatch(name)]
+    return matching(directory, NAMES)
 
 
 def read(directory: Path) -> tuple[list[AgentFacts], list[str]]:
@@ -170,8 +165,8 @@ def _chosen(
 
 
 def _without_repeats(lines: Iterable[tuple[bytes, dict[str, Any]]]) -> list[bytes]:
-    """Leave out each SeatUse between two that say the same: a ledger is the same without it. A job
-    of two weeks records 4 MB of them.
+    """Leave out each SeatUse between two equal ones, without which a ledger is the same: a job of
+    two weeks records 4 MB of them.
     """
     found: list[bytes] = []
     before, repeats = None, 0

@@ -16,7 +16,7 @@ from hpclaunch.core.protocol.values import value
 from hpclaunch.worker import private_files
 
 from ..shared import packing
-from .log_directory import HISTORIES
+from .log_directory import HISTORIES, matching
 
 FORMAT = 2
 
@@ -45,9 +45,9 @@ def _line(value: object) -> str:
 
 
 def read(directory: Path) -> list[AgentHistory]:
-    """All that can be read of those in this directory. Raises OSError for the directory itself."""
+    """Return the readable histories in this directory. Raises OSError for the directory itself."""
     found = []
-    for path in HISTORIES.in_directory(directory):
+    for path in matching(directory, HISTORIES):
         try:
             history = _history(private_files.read_file(path).splitlines())
         except OSError:
@@ -57,7 +57,7 @@ def read(directory: Path) -> list[AgentHistory]:
 
 
 def _history(lines: list[bytes]) -> AgentHistory | None:
-    """None for a file of another version, or without a title."""
+    """Return the history in a file; None if it is of another version, or without a title."""
     moments = []
     try:
         first = packing.unpack(lines[0], HistoryTitle)

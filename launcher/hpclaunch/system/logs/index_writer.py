@@ -1,7 +1,7 @@
 """Writes the index of the workers' output (`output_index.py`), for the log service.
 
-Nothing here raises OSError: an index that cannot be written costs no more than the times. What
-cannot be written now is written later, as of then.
+Nothing here raises OSError: without an index, only times are missing. What cannot be written now is
+written later, with the later time.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from .log_directory import size
 from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, written
 
 REST = 0.05  # seconds for which a file that has grown is not watched
-BURST = 10  # lines of a file that may come at once, after as many seconds without any
+BURST = 10  # lines of a file in quick succession, after as many seconds without any
 
 
 @dataclass(slots=True)
 class _Followed:
-    """One file. `size` is how much of it is in the index, or in `news`."""
+    """A file, of which `size` bytes are in the index or in `news`."""
 
     path: Path
     size: int
     news: list[FileGrowth] = field(default_factory=list)  # not written yet
     allowance: float = BURST  # lines
-    allowed_at: float = 0.0  # when that was so
-    look_at: float = math.inf  # while nobody tells of its growth
+    allowed_at: float = 0.0  # the time of this allowance
+    look_at: float = math.inf  # when to look at it, if inotify does not watch it
 
 
 class IndexWriter:
-    """The writer of one round's index, from when it is made until `close`. `fileno` is readable
-    when a file has grown; call `wake` then, and at `next_deadline`.
+    """The writer of one round's index, until `close`. `fileno` is readable when a file has grown;
+    call `wake` then, and at `next_deadline`.
 
-    A file that grows all the time costs one look a second: inotify reports its growth once, and
-    the watch is added again later.
+    A file that grows all the time costs one look a second: inotify reports its growth once, and the
+    watch is added again later.
     """
 
     def __init__(
@@ -56,38 +56,35 @@ class IndexWriter:
         self._time = 0.0
         self._files: dict[Path, _Followed] = {}
         self._watches: dict[int, _Followed] = {}
-        self._inotify: Inotify | None = None
+        self._inotify = Inotify()
         self._fd: int | None = None
         self._write_at = math.inf
         self._look_at = math.inf  # the first time that a file is to be looked at
-        self._is_torn = False  # the last line
+        self._is_torn = False  # the last line has no end
         with contextlib.suppress(OSError):
             self._fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             self._is_torn = os.fstat(self._fd).st_size > 0  # by an agent that was killed, perhaps
         self._begun: IndexBegun | None = IndexBegun(self._now(), launch, host)
         self._write([])
-        with contextlib.suppress(OSError):  # then it looks every second
-            self._inotify = Inotify()
 
     def follow(self, path: Path, now: float) -> None:
-        """Note from now on when this file, which is there, has grown."""
+        """Record the growth of this file, which exists, from now on."""
         file = _Followed(path, size(path), allowed_at=now)
         self._files[path] = file
         self._watch(file, now)
         self._look_at = min(self._look_at, file.look_at)
 
     def fileno(self) -> int:
-        """-1 without inotify."""
-        return self._inotify.fileno() if self._inotify is not None else -1
+        """Return the descriptor; -1 without inotify."""
+        return self._inotify.fileno()
 
     def next_deadline(self) -> float:
         return min(self._write_at, self._look_at)
 
     def wake(self, now: float) -> None:
-        if now >= self._write_at:  # before what is seen now, which is of a later second
+        if now >= self._write_at:  # first, since what is found now has a later time
             self._write_news()
-        notified = [] if self._inotify is None else self._inotify.read()
-        for watch in notified:
+        for watch in self._inotify.read():
             file = self._watches.pop(watch, None)
             if file is None:  # a watch that is over, since its file has grown
                 continue
@@ -100,31 +97,28 @@ class IndexWriter:
         self._look_at = min((file.look_at for file in self._files.values()), default=math.inf)
 
     def finish(self, now: float) -> None:
-        """The workers are gone: what they have written is all there."""
+        """Record the last growth: the workers are gone, and all of their output is in the files."""
         for file in self._files.values():
             self._look(file, now)
         self._write_news()
 
     def close(self) -> None:
-        if self._inotify is not None:
-            self._inotify.close()
+        self._inotify.close()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _watch(self, file: _Followed, now: float) -> None:
-        """Have its next growth told, once; what has come until then is seen now."""
+        """Have inotify report the next growth, once, and record the growth until now."""
         file.look_at = now + PERIOD
-        if self._inotify is not None:
-            flags = MODIFY | ONESHOT
-            with contextlib.suppress(OSError):  # the kernel grants no more watches
-                self._watches[self._inotify.add_watch(file.path, flags)] = file
-                file.look_at = math.inf
+        with contextlib.suppress(OSError):  # the kernel grants no more watches
+            self._watches[self._inotify.add_watch(file.path, MODIFY | ONESHOT)] = file
+            file.look_at = math.inf
         self._look(file, now)
 
     def _look(self, file: _Followed, now: float) -> None:
         length, at, news = size(file.path), self._now(), file.news
-        if length < file.size:  # a worker has emptied it
+        if length < file.size:  # a worker has truncated it
             news.append(FileGrowth(at, at, file.path.name, 0, 0))
             file.size = 0
             self._write_at = min(self._write_at, now + PERIOD)
@@ -157,7 +151,7 @@ class IndexWriter:
             file.news = _joined(file.news)
 
     def _write(self, lines: Sequence[IndexLine]) -> bool:
-        """False if there is no room for them."""
+        """Write lines. Return False if there is no room for them."""
         if self._fd is None:
             return True
         begun = [] if self._begun is None else [self._begun]
@@ -172,14 +166,14 @@ class IndexWriter:
         return not self._is_torn
 
     def _now(self) -> float:
-        """The time, which never goes back."""
+        """Return the time, which never goes back."""
         self._time = max(self._time, self._clock())
         return self._time
 
 
 def _joined(news: Sequence[FileGrowth]) -> list[FileGrowth]:
-    """Return the news of a file with its growths as one. If it was emptied, that comes first, and
-    what it had before is left out.
+    """Return the news of a file with its growths as one. If it was emptied, that is first, and
+    earlier growths are left out.
     """
     begin = max((at for at, growth in enumerate(news, start=1) if not growth.length), default=0)
     emptied, growths = news[:begin][-1:], news[begin:]

@@ -7,10 +7,10 @@
     {"time", "now", "note": "core", "with": {...}}       how the core was made; a run begins
     {"time", "now", "event": NAME, "with": {...}}        an event for the core,
     {"time", "now", "effect": NAME, "with": {...}}       what the core asked for, in order,
-    {"time", "now", "note": "position", "with": {...}}   and where it stands, if that has changed
+    {"time", "now", "note": "position", "with": {...}}   and its state, if that has changed
     {"time", "now", "note": NAME, "with": ...}           something else that an incident may need
 
-`with` has the fields of the event or effect, and `of` names the type of the message or fact in it.
+`with` has the fields of the event or effect, and `of` is the type of the message or fact in it.
 
 Ticks of the clock, and messages that repeat the last one of the same sender, are left out unless
 their effects are new. While a job trains, its progress is new every second.
@@ -38,20 +38,20 @@ WHOLE = False  # whether all events are written, so that a test can feed them to
 
 
 class Recorder:
-    """The maker of the lines, which go to `out`. `clock` is the wall clock."""
+    """The lines of a journal, which go to `out`. `clock` is the wall clock."""
 
     def __init__(
         self, out: Callable[[bytes], None], clock: Callable[[], float] = time.time
     ) -> None:
         self._out = out
         self._clock = clock
-        self._news: dict[tuple[str, int], object] = {}  # of the last message from and to each agent
-        self._event: tuple[Event, dict[str, float]] | None = None  # whose effects are to come
+        self._news: dict[tuple[str, int], object] = {}  # in the last message from and to each agent
+        self._event: tuple[Event, dict[str, float]] | None = None  # its effects are not known yet
         self._position: dict[str, Any] = {}
 
-    def began(self, made: Mapping[str, Any], now: float) -> None:
+    def began(self, made: Mapping[str, Any], now: float | None = None) -> None:
         """Record how the core was made: the arguments of `Control`."""
-        self.note("core", now, {"format": FORMAT, "version": __version__, "made": made})
+        self.note("core", {"format": FORMAT, "version": __version__, "made": made}, now)
 
     def event(self, event: Event, now: float) -> None:
         """Record an event, before the core handles it; `now` is the time that the core is given."""
@@ -61,9 +61,10 @@ class Recorder:
         """Record the effects of the last event. `control` is the core after it."""
         assert self._event is not None, "effects follow an event"
         event, at = self._event
-        is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]  # all are noted
+        # All are asked, since each remembers what is new.
+        is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]
         if WHOLE or any(is_new):
-            self.flush()
+            self._line(at, entry("event", event))
             for effect in effects:
                 self._line(at, entry("effect", effect))
         self._event = None
@@ -71,16 +72,17 @@ class Recorder:
             self._position = position
             self._line(at, {"note": "position", "with": position})
 
-    def flush(self) -> None:
-        """Record an event in which the core failed, so that there are no effects."""
+    def add_failed_event(self) -> None:
+        """Record the event in which the core failed, if it did: there are no effects of it."""
         if self._event is not None:
             event, at = self._event
             self._line(at, entry("event", event))
             self._event = None
 
-    def note(self, name: str, now: float, value: Any) -> None:
-        """Record something that the core does not know of."""
-        self._line(self._at(now), {"note": name, "with": value})
+    def note(self, name: str, value: Any, now: float | None = None) -> None:
+        """Record something that the core does not know of, by default as of this moment."""
+        at = self._at(time.monotonic() if now is None else now)
+        self._line(at, {"note": name, "with": value})
 
     def _is_new_event(self, event: Event) -> bool:
         if isinstance(event, Received):
@@ -104,54 +106,28 @@ class Recorder:
         self._out(packing.to_json({**at, **said}) + b"\n")
 
 
-class Journal:
-    """The journal on the agent's side: the log service writes the lines. Without a directory there
-    are none.
-    """
+class Journal(Recorder):
+    """The journal of an agent, in a file of its log directory."""
 
     def __init__(self, directory: Path | None, label: str) -> None:
-        self._recorder: Recorder | None = None
-        if directory is not None:
-            self._lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
-            self._recorder = Recorder(self._lines.add)
-
-    def began(self, made: Mapping[str, Any]) -> None:
-        """Record how the core was made: the arguments of `Control`."""
-        if self._recorder is not None:
-            self._recorder.began(made, time.monotonic())
-
-    def event(self, event: Event, now: float) -> None:
-        """Record an event, before the core handles it; `now` is the time that the core is given."""
-        if self._recorder is not None:
-            self._recorder.event(event, now)
-
-    def effects(self, effects: Sequence[Effect], control: Control) -> None:
-        """Record what the core has answered."""
-        if self._recorder is not None:
-            self._recorder.effects(effects, control)
-
-    def note(self, name: str, value: Any) -> None:
-        """Record something that the core does not know of."""
-        if self._recorder is not None:
-            self._recorder.note(name, time.monotonic(), value)
+        self._lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
+        super().__init__(self._lines.add)
 
     def flush(self, service: LogServiceClient) -> None:
         """Give the log service what it takes without a wait. Call this at the end of each turn."""
-        if self._recorder is not None:
-            self._lines.flush(service)
+        self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:
         """Give the log service the rest, however much that is. Close the service after this."""
-        if self._recorder is not None:
-            self._recorder.flush()
-            self._lines.finish(service)
+        self.add_failed_event()
+        self._lines.finish(service)
 
     def _note_gap(self, lost: int) -> None:
         self.note("gap", {"lines": lost})
 
 
 def _position(control: Control) -> dict[str, Any]:
-    """Return where a core stands; the stage of the job only as long as this agent leads."""
+    """Return the state of a core; the stage of the job only as long as this agent leads."""
     stage = "" if control.head is None else control.head.stage.value
     member = control.member
     return {"stage": stage, "phase": member.phase.value, "round": member.round}

@@ -10,18 +10,17 @@ import json
 import select
 import socket
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from hpclaunch.core.protocol.process_kinds import NAMES, ProcessKind
-from hpclaunch.system.shared.helper import GONE_LIMIT, Helper, say_now
+from hpclaunch.system.shared.helper import GONE_LIMIT, Helper, place_of, say_now
 from hpclaunch.worker.messages import Message, decode
 
 from . import messages
 
-MOST = 1 << 20  # bytes that wait for the process; what is said beyond that is dropped, and counted
+MOST = 1 << 20  # bytes that wait for the process; messages beyond that are dropped and counted
 END_LIMIT = 60.0  # seconds without a sign of life at the end; a file system may stall for long
-NOTED = 5.0  # seconds after which the user learns what is waited for
+NOTED = 5.0  # seconds after which the user sees what is waited for
 
 
 class LogServiceClient(Helper):
@@ -30,10 +29,7 @@ class LogServiceClient(Helper):
     kind = ProcessKind.LOGS
 
     def __init__(self) -> None:
-        found = find_spec("msgspec")  # for the facts of earlier heads
-        assert found is not None, "hpclaunch depends on it"
-        assert found.origin is not None
-        paths = [str(Path(found.origin).parents[1])]
+        paths = [place_of("msgspec")]  # for the facts of earlier heads
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
@@ -52,7 +48,7 @@ class LogServiceClient(Helper):
         self.flush()
 
     def replies(self) -> list[messages.Reply]:
-        """Return those that are there; call it when the descriptor is readable."""
+        """Return the replies that are there. Call this when the descriptor is readable."""
         try:
             return [decode(messages.REPLIES, reply) for reply in self.receive()]
         except BlockingIOError:  # the descriptor was writable only
@@ -70,7 +66,7 @@ class LogServiceClient(Helper):
             return
         if self._unsaid:
             lines, self._unsaid = self._unsaid, 0
-            self.say(f"{lines} lines that were to be here are lost: the log directory has stalled")
+            self.say(f"{lines} messages were dropped here, because the log directory has stalled")
 
     def _send(self) -> None:
         while self._waiting:
@@ -85,7 +81,7 @@ class LogServiceClient(Helper):
             self.send(messages.Say(text))
 
     def live(self, text: str) -> None:
-        """Show this below all else on the terminal; "" for nothing any more."""
+        """Show this text below all else on the terminal; "" removes it."""
         if len(self._waiting) <= MOST:
             self.send(messages.Live(text))
 
@@ -111,7 +107,7 @@ class LogServiceClient(Helper):
         self.send(messages.Finish())
 
     def close(self) -> None:
-        """Returns once everything is shown, or nobody reads, or the file system hangs."""
+        """End the process once everything is shown, nobody reads it, or the file system hangs."""
         try:
             while self._waiting and self._is_alive(select.POLLOUT):
                 with contextlib.suppress(BlockingIOError):

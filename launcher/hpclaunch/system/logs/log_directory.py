@@ -17,7 +17,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -25,8 +24,8 @@ from hpclaunch.worker import private_files
 
 LOCK = "launch.lock"
 STATUS = "status.json"  # a snapshot of the job, which its head writes now and then
-FIRST = "first-agent"  # there while the first agent of a launch lives, or if it was killed
-LONGEST = 1 << 16  # bytes of what is in that lock
+FIRST = "first-agent"  # exists while the first agent of a launch lives, or if it was killed
+LONGEST = 1 << 16  # bytes of it, or of a lock
 MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
@@ -34,48 +33,37 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 _ROUND = re.compile(r"round-(\d{1,6})")
 EVIDENCE = "evidence"  # of a hang, in the directory of a round
-# The end of a name: the --rdzv-id, which may be another in each run, and the number of the run.
+# The end of a launch's name: the --rdzv-id, which may differ in each run, and the run's number.
 _NUMBERED = re.compile(r"(_\w+)?(\.r\d+)?(-\d+)?$")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this form
-
 
 _held: list[int] = []  # the locks, for as long as this process lives
 
 
-@dataclass(frozen=True, slots=True)
-class AgentFiles:
-    """Files of one kind, of which each agent has its own: KIND-AGENT-TIME.SUFFIX."""
-
-    kind: str
-    suffix: str
-
-    def name(self, label: str, began: float) -> str:
-        """Of the file of an agent that began at this time."""
-        at = time.strftime("%Y%m%dT%H%M%S", time.localtime(began))
-        return f"{self.kind}-{label}-{at}.{self.suffix}"
-
-    def in_directory(self, directory: Path) -> list[Path]:
-        """In the order of their names. Raises OSError."""
-        names = re.compile(rf"{self.kind}-[\w.-]+\.{self.suffix}")
-        return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
-
-
 INDEXES = re.compile(r"index-agent-[\w.-]+\.txt")  # in the directory of a round
-HISTORIES = AgentFiles("history", "jsonl")
+HISTORIES = re.compile(r"history-[\w.-]+\.jsonl")
 
 
 def index_of(label: str) -> str:
-    """The name of the index of an agent."""
+    """Return the name of an agent's index."""
     return f"index-agent-{label}.txt"
+
+
+def history_of(label: str, began: float) -> str:
+    """Return the name of the history of an agent that began at this time."""
+    return f"history-{label}-{time.strftime('%Y%m%dT%H%M%S', time.localtime(began))}.jsonl"
+
+
+def matching(directory: Path, names: re.Pattern[str]) -> list[Path]:
+    """Return the files in a directory whose names match, in order. Raises OSError."""
+    return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
 
 
 class LogDirectory:
     """Created private to the user; files in it are appended to, never overwritten."""
 
     def __init__(self, path: Path, launch: str, again: str = "") -> None:
-        """`launch`: its name. `again`: the same of one that goes on from another run of it; "" for
-        the others.
-        """
+        """`launch` is its name. `again`: the same if it continues another run; "" otherwise."""
         self.path, self.launch = path.absolute(), launch
         self._substitute: Path | None = None
         self.first_round = _next_round(self.path, again) if again else 0
@@ -89,13 +77,11 @@ class LogDirectory:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
 
     def round(self, number: int) -> Path:
-        """Where the files of a round are going to be."""
+        """Return the directory for the files of a round."""
         return self.path / f"round-{number}"
 
     def was_begun(self, launch: str) -> bool:
-        """Whether a first agent of this launch was here before, and was killed. From now on, there
-        is one.
-        """
+        """Record the first agent of this launch. Return whether an earlier one was killed."""
         try:
             fd = private_files.open_file(self.first, os.O_RDWR | os.O_CREAT)
         except OSError:
@@ -112,8 +98,8 @@ class LogDirectory:
         return self.path / FIRST
 
     def make_substitute(self, number: int) -> Path:
-        """Return a directory for the files of a round in the temporary directory of this host, for
-        when this one takes no more files. Raises OSError.
+        """Return a directory in the temporary directory of this host, for the files of a round that
+        the log directory cannot take. Raises OSError.
         """
         if self._substitute is None:
             self._substitute = make_temporary("hpclaunch-logs-")
@@ -121,7 +107,7 @@ class LogDirectory:
 
 
 def make_temporary(prefix: str) -> Path:
-    """Make a directory with a name that nobody can guess in the temporary directory of this host.
+    """Make a directory with an unguessable name in the temporary directory of this host.
 
     Raises OSError if another user could rename a part of its path, and put something else there.
     """
@@ -136,7 +122,7 @@ def make_temporary(prefix: str) -> Path:
         if not found.st_mode & OTHERS_ENTER:
             break
         if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-            raise OSError(errno.EPERM, "others can rename what is in it", str(directory))
+            raise OSError(errno.EPERM, "others can rename its contents", str(directory))
     return Path(tempfile.mkdtemp(prefix=prefix, dir=above))
 
 
@@ -150,9 +136,9 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 def default(name: str, *, alone: bool) -> Path:
-    """Where the logs of a launch without --log-dir are; `name` is the launch's.
+    """Return the log directory of a launch without --log-dir; `name` is the launch's.
 
-    Several launches on one machine may have one `name`, and get a directory each.
+    Several launches on one machine may have the same name, and get a directory each.
     """
     above = of_all_launches()
     path = above / name
@@ -170,13 +156,15 @@ def default(name: str, *, alone: bool) -> Path:
 
 
 def of_all_launches() -> Path:
-    """The directory for those without --log-dir. It is below the working directory, where others
-    may have one of their own, or a link to one of this user's: then this user's has another name.
+    """Return the directory above the log directories of launches without --log-dir.
+
+    It is below the working directory. If another user has one there, or a link to one of this
+    user's, this user's has another name.
     """
     usual = Path("hpclaunch-logs")
     try:
-        is_own = usual.lstat().st_uid in (0, os.geteuid())  # if it is a link, for what it leads to
-    except FileNotFoundError:  # nobody's yet; other agents of this launch may make it just now
+        is_own = usual.lstat().st_uid in (0, os.geteuid())  # of the link, if it is one
+    except FileNotFoundError:  # other agents of this launch may make it at this moment
         return usual
     with contextlib.suppress(OSError):
         if is_own and usual.stat().st_uid == os.geteuid():
@@ -185,20 +173,20 @@ def of_all_launches() -> Path:
 
 
 def jobs_of(launch: str) -> tuple[str, str]:
-    """The jobs that it is of: 71_3.0 is a launch of element 71_3 of job 71."""
+    """Return the Slurm jobs of a launch: 71_3.0 belongs to element 71_3 of job 71."""
     element = launch.partition(".")[0]
     return element, element.partition("_")[0]
 
 
 def _next_round(path: Path, launch: str) -> int:
-    """The number after the highest round of the runs before: they have used `path` as well, or are
-    beside it, and have the name of this launch but for their number.
+    """Return the number after the highest round of earlier runs. These have used `path` as well, or
+    a directory beside it whose name differs in the number of the run.
     """
     alike = re.compile(re.escape(_NUMBERED.sub("", launch)) + _NUMBERED.pattern)
     found = []
     with contextlib.suppress(OSError):
         found = [beside for beside in path.parent.iterdir() if alike.fullmatch(beside.name)]
-    if path in found:  # its own: another agent of this run may have begun a round there
+    if path in found:  # this run's: another agent of it may have begun a round there
         found.remove(path)
     else:
         found.append(path)
@@ -212,16 +200,17 @@ def _last_round(directory: Path) -> int:
 
 
 def rounds(directory: Path) -> dict[int, Path]:
-    """The directories of rounds, by their numbers. Raises OSError."""
+    """Return the directories of rounds by their numbers. Raises OSError."""
     found = filter(None, map(_ROUND.fullmatch, os.listdir(directory)))
     return {int(match[1]): directory / match[0] for match in found}
 
 
 def unused(path: Path, name: str, launch: str) -> tuple[Path, str]:
-    """`path`, or as long as other launches use it, a directory in it with the `name` of this one.
-    Also the name that the agent had which came first: without Slurm, each has another.
+    """Return `path`, or while other launches use it, a directory in it with the `name` of this one;
+    and the name that the first agent of this launch had: without Slurm, each has another.
 
-    It is this launch's for as long as one of its agents lives; they have the same `launch`.
+    The directory is in use as long as one of the launch's agents lives. They have the same
+    `launch`.
     """
     found = path
     for number in range(1, MOST):
@@ -236,8 +225,8 @@ def unused(path: Path, name: str, launch: str) -> tuple[Path, str]:
 
 
 def _lock(path: Path, launch: str, name: str) -> str | None:
-    """The name of the launch; None where another one has it. Where a file system has no locks,
-    nobody can tell.
+    """Return the name of the launch that holds a directory; None if that is another launch. On a
+    file system without locks, it is always this one.
     """
     try:
         fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT)
@@ -248,10 +237,10 @@ def _lock(path: Path, launch: str, name: str) -> str | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pass
-        else:  # of no launch that still runs
+        else:  # no running launch holds it
             os.ftruncate(fd, 0)
             os.pwrite(fd, os.fsencode(f"{name}\n{launch}"), 0)
-        # Waits for an agent that is just writing. Another may have come first here: so it is read.
+        # Wait for an agent that is just writing. Another launch may have been faster, so read it.
         fcntl.flock(fd, fcntl.LOCK_SH)
         called, _, has_it = os.fsdecode(os.pread(fd, LONGEST, 0)).partition("\n")
         if has_it != launch:
@@ -265,8 +254,8 @@ def _lock(path: Path, launch: str, name: str) -> str | None:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a launch uses it, as far as can be told: a file system may have no locks, or only
-    within one node.
+    """Return whether a launch uses a directory, as far as locks show it: a file system may have
+    none, or only within one node.
     """
     try:
         fd = private_files.open_file(directory / LOCK, os.O_RDWR)
@@ -284,7 +273,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def size(path: Path) -> int:
-    """In bytes; 0 for a file that does not exist yet."""
+    """Return the size of a file in bytes; 0 if it does not exist yet."""
     try:
         return path.stat().st_size
     except OSError:
@@ -292,9 +281,8 @@ def size(path: Path) -> int:
 
 
 def tail(files: Iterable[tuple[Path, int]]) -> str:
-    """The last lines of the first file that has any, without colours: what a worker wrote before it
-    ended. A file comes with its size at the start of the round: what is before, an earlier launch
-    has written.
+    """Return the last lines of the first file that has any, without colours. Each file has its size
+    at the start of the round: earlier bytes are by another launch.
     """
     for path, begin in files:
         text = _COLOURS.sub("", _end(path, begin).decode(errors="replace")).strip("\n")

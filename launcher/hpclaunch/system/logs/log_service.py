@@ -1,11 +1,11 @@
 """The process that reads and writes an agent's log files, and shows them to the user.
 
-A log directory on a shared file system may stall for as long as it likes: only this process waits
-for it. What the agent says to the user goes the same way, after all that the workers have written
-before; nothing waits for a console.
+A log directory on a shared file system may stall for any time: only this process waits for it. The
+agent's messages to the user go the same way, after all output that the workers have written before;
+nothing waits for a console.
 
-`messages.py` has what the agent asks. When the agent is gone, in order or not, this process shows
-what is left and ends.
+`messages.py` has the requests. When the agent is gone, in order or not, this process shows what is
+left and ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LogService:
         self._unkept: set[str] = set()  # why texts could not be kept, as the user knows
 
     def run(self) -> None:
-        """Until the agent is gone."""
+        """Serve requests until the agent is gone."""
         try:
             while True:
                 ready = self._wait()
@@ -76,7 +76,7 @@ class LogService:
             self.drain()
 
     def _wait(self) -> set[int]:
-        """Until something is to be done; the descriptors that are ready."""
+        """Wait until something is to be done, and return the descriptors that are ready."""
         poll = select.poll()
         index = self._index
         followers = [self.mirror.fileno(), -1 if index is None else index.fileno()]
@@ -163,7 +163,7 @@ class LogService:
         return Tap(sink, os.fsencode(tap.prefix), needles, patience)
 
     def _tail(self, files: Iterable[str]) -> str:
-        # A file that this launch has not opened was left by an earlier one.
+        # Files that this launch has not opened were left by an earlier one.
         paths = [path for file in files if (path := Path(file)) in self._begins]
         text = tail((path, self._begins[path]) for path in paths)
         return with_beginning(text, paths[0]) if text else ""
@@ -206,13 +206,13 @@ class LogService:
             self._say(f"cannot write {names}: {why}")
 
     def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
-        from . import fact_files  # imported after a takeover: no other job pays for it
+        from . import fact_files  # needed only after a takeover
 
         with contextlib.suppress(OSError):
             self._reply(messages.Facts(fact_files.lines_of(Path(directory), launch, kinds)))
 
     def _say(self, text: str) -> None:
-        """A line to the user, after all that the workers have written so far."""
+        """Show a message to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
         errors = self.consoles[2]
         # A worker that died may have left its last line unfinished.
@@ -227,7 +227,7 @@ class LogService:
         self._room_at = math.inf
 
     def _look_for_room(self) -> None:
-        """Workers go on when their files cannot grow (`site/_hpclaunch_output.py`)."""
+        """Say once that the disk is full: workers do not notice (`site/_hpclaunch_output.py`)."""
         try:
             found = os.statvfs(self._directory)
         except OSError:
@@ -240,7 +240,7 @@ class LogService:
     # Duplicates
 
     def _release(self) -> None:
-        """Close those of rounds that are shown completely: each restart opens two more."""
+        """Close the duplicates of rounds that are shown completely: each restart opens two more."""
         for path, duplicates in list(self._duplicates.items()):
             if not self.mirror.feeds(duplicates):
                 duplicates.close()

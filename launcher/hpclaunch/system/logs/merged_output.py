@@ -1,11 +1,11 @@
-"""What the workers of a job have written, merged by time from the files of its log directories.
+"""The output of a job's workers, merged by time from the files of its log directories.
 
-Which bytes came when is in the indexes (`output_index.py`). They are read in order, and the bytes
-piece by piece as their time comes: however large the files are, little is held at a time. What no
-index tells of comes out, too: what an index has missed, with what came next; what is left at the
-end of a file, as of its last change; and a file without an index at the end of its round.
+The indexes (`output_index.py`) say when which bytes were written. They are read in order, and the
+bytes piece by piece, so that little is in memory however large the files are. Bytes that no index
+mentions are shown, too: in the middle of a file together with the next ones, at its end with the
+time of its last change, and for a file without an index at the end of its round.
 
-Nothing here waits. Whoever follows a job asks again for what is new.
+Nothing here waits. To follow a job, ask again for what is new.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .output_index import (
     parse,
 )
 
-CHUNK = 1 << 16  # bytes read at once; a longer line comes in pieces
+CHUNK = 1 << 16  # bytes read at once; a longer line is split
 LONGEST = 4096  # bytes of a line of an index
 MOST_OPEN = 200  # files
-UNDATED = 1 << 20  # bytes at the end of a file without times that may be of the last minutes
+UNDATED = 1 << 20  # bytes at the end of a file without times that may be recent
 ALL = 1 << 62  # bytes
 FILES = re.compile(r"rank-(\d{1,9})\.(?:out|err)")
 
@@ -44,30 +44,28 @@ FILES = re.compile(r"rank-(\d{1,9})\.(?:out|err)")
 class OutputLine:
     """A line that a worker has written, without its end."""
 
-    time: float  # seconds since the epoch: when; if it is not `dated`, that is not known
-    dated: bool
+    time: float  # seconds since the epoch
+    dated: bool  # the time is known
     round: Path  # its directory
-    begun: IndexBegun | None  # when and where, if an index tells
+    begun: IndexBegun | None  # the begin of its index; None without an index
     rank: int
     text: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which lines."""
+class LineFilter:
+    """A choice of lines."""
 
     ranks: frozenset[int] | None = None  # None: all
     node: str = ""  # "": all
-    errors_only: bool = False  # of standard error
+    errors_only: bool = False  # only standard error
     since: float = -math.inf  # seconds since the epoch
 
 
 def merged(
     streams: Iterable[tuple[float, Iterator[OutputLine]]],
 ) -> Iterator[OutputLine]:
-    """The lines of streams, by time. Each comes with a time before which it has no line: it is
-    touched only then.
-    """
+    """Yield the lines of streams by time. None is read before the time that it comes with."""
     waiting = deque(sorted(streams, key=lambda stream: stream[0]))
     heap: list[tuple[float, int, OutputLine, Iterator[OutputLine]]] = []
     number = 0
@@ -87,15 +85,15 @@ def merged(
 
 
 class _OpenFiles:
-    """Those that were read last stay open."""
+    """Files to be read, of which those that were read last stay open."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[Path, int] = OrderedDict()
-        self.refused: OSError | None = None  # such as another user's, the last of them
+        self.refused: OSError | None = None  # the last error for a file that may not be read
 
     def read(self, path: Path, begin: int, length: int) -> bytes:
-        """b"" if there is nothing there."""
-        for _ in range(2):  # a network file system tells of new bytes when a file is opened anew
+        """Return up to `length` bytes from `begin` on; b"" if there are none."""
+        for _ in range(2):  # a network file system shows new bytes once a file is opened anew
             try:
                 if data := os.pread(self._fd(path), length, begin):
                     return data
@@ -121,46 +119,41 @@ class _OpenFiles:
 
 @dataclass(slots=True)
 class _WorkerFile:
-    """One stream of one worker in a round. It was read up to the byte `offset`; None: what comes
+    """One stream of one worker in a round, read up to the byte `offset`. None: what was written
     before the first growth is not wanted.
     """
 
     path: Path
     rank: int
-    order: int  # of files whose lines came at the same time
+    order: int  # of lines with the same time
     files: _OpenFiles
     offset: int | None
-    emptied: float = -math.inf  # when that was last: what it had before is no longer there
-    unfinished: bytes = b""  # a line
+    emptied: float = -math.inf  # time of the last truncation: earlier bytes are gone
+    unfinished: bytes = b""  # the beginning of a line
     growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
     begun: IndexBegun | None = None
-    _lines: Iterator[OutputLine] | None = None
+    _lines: Iterator[OutputLine] = field(default_factory=lambda: iter(()))
 
     def advance(self) -> bool:
-        """Have the next line in `held`; False if there is none so far."""
-        self.held = None
-        while self.held is None:
-            if self._lines is None:
-                if not self.growths:
-                    return False
-                growth, self.begun = self.growths.popleft()
-                self._lines = self._grown(growth)
+        """Read the next line into `held`. Return False if there is none so far."""
+        self.held = next(self._lines, None)
+        while self.held is None and self.growths:
+            growth, self.begun = self.growths.popleft()
+            self._lines = self._grown(growth)
             self.held = next(self._lines, None)
-            if self.held is None:
-                self._lines = None
-        return True
+        return self.held is not None
 
     def _grown(self, growth: FileGrowth) -> Iterator[OutputLine]:
         if self.offset is None:
             self.offset = growth.begin
-        if growth.length == 0:  # it was emptied
+        if growth.length == 0:  # the file was emptied
             self.offset, self.unfinished = 0, b""
         end = growth.begin + growth.length
         if end <= self.offset:
-            return  # it was read
+            return  # these bytes were read before
         if self.offset < growth.begin:
-            yield from self._read(growth.begin, growth.since)  # what the index has missed
+            yield from self._read(growth.begin, growth.since)  # bytes that the index has missed
             self.offset = growth.begin
         lasted = growth.until - growth.since
         pace = lasted / growth.length if lasted > JOINED else 0.0
@@ -168,7 +161,7 @@ class _WorkerFile:
         self.offset = end
 
     def rest(self, *, final: bool) -> Iterator[OutputLine]:
-        """What no index tells of. `final`: nothing more is going to be written."""
+        """Yield the lines that no index mentions. `final`: nothing more will be written."""
         changed, dated = self.changed, self.begun is not None
         yield from self._read(ALL, changed, dated=dated)
         if final and self.unfinished:
@@ -176,7 +169,7 @@ class _WorkerFile:
             yield self._line(text, changed, dated=dated)
 
     def skip_to_the_last(self, since: float) -> None:
-        """No index tells what was written since then. Only the end may be of that time."""
+        """Skip a file of which no index has anything since then, except for a recent end."""
         end = size(self.path)
         self.offset = max(0, end - UNDATED) if self.changed >= since else end
 
@@ -190,7 +183,7 @@ class _WorkerFile:
     def _read(
         self, end: int, time: float, pace: float = 0.0, *, dated: bool = True
     ) -> Iterator[OutputLine]:
-        """The lines up to a byte of the file. `pace`: seconds from one byte to the next."""
+        """Yield the lines up to a byte of the file. `pace`: seconds from one byte to the next."""
         assert self.offset is not None, "it is known where to begin"
         first = self.offset
         while self.offset < end:
@@ -211,7 +204,7 @@ class _WorkerFile:
             yield text
 
     def _line(self, text: bytes, time: float, *, dated: bool) -> OutputLine:
-        # Of a line that was written over again and again, what was to be seen last.
+        # A progress bar overwrites its line again and again: its last state is shown.
         shown = text.rstrip(b"\r").rpartition(b"\r")[2]
         return OutputLine(time, dated, self.path.parent, self.begun, self.rank, shown)
 
@@ -223,9 +216,9 @@ class _OutputIndex:
         self._path = path
         self._files = files
         self._position = 0  # in the index
-        self._lines: deque[IndexLine] = deque()  # that were read, and are to be taken in
+        self._lines: deque[IndexLine] = deque()  # read from the index, and not yet used
         self._heap: list[tuple[float, int, _WorkerFile]] = []
-        self._told_until = -math.inf
+        self._read_until = -math.inf  # the time of the last index line that was used
         first, _ = self._parsed(0)
         begun = next((line for line in first if isinstance(line, IndexBegun)), None)
         self.begun = begun or IndexBegun(0.0, "", "")
@@ -235,7 +228,7 @@ class _OutputIndex:
         return size(self._path)
 
     def skip_to(self, since: float) -> None:
-        """What came before is not read. Its lines are in order of time."""
+        """Skip lines of an earlier time: they are in order."""
         low, high = 0, size(self._path)
         while high - low > LONGEST:
             middle = (low + high) // 2
@@ -249,31 +242,28 @@ class _OutputIndex:
         self._position = low
 
     def everything(self) -> Iterator[IndexLine]:
-        """From the first line on, apart from what is read otherwise."""
+        """Yield all lines from the first one on, whatever was read before."""
         return self._from(0)
 
-    def emptied(self) -> Iterator[FileGrowth]:
-        """Yield the lines to come which say that a file was emptied, as far as they are there."""
-        for line in self._from(self._position, ending=EMPTIED):
-            if isinstance(line, FileGrowth):
-                yield line
+    def emptied(self) -> Iterator[IndexLine]:
+        """Yield the lines after this position that say that a file was emptied."""
+        return self._from(self._position, EMPTIED)
 
     def _from(self, position: int, ending: bytes = b"") -> Iterator[IndexLine]:
-        while True:
-            lines, length = self._parsed(position, ending)
-            if not length:
-                return
+        lines, length = self._parsed(position, ending)
+        while length:
             yield from lines
             position += length
+            lines, length = self._parsed(position, ending)
 
     def lines(
         self, file_of: Callable[[str], _WorkerFile | None], since: float
     ) -> Iterator[OutputLine]:
-        """What is new. `file_of` finds the file of a name; None for one that is not wanted."""
+        """Yield what is new. `file_of` finds the file of a name; None for an unwanted one."""
         more = True
         while True:
-            # Of two lines, one that is told of later may have come earlier, by less than a period.
-            while more and (not self._heap or self._told_until <= self._heap[0][0] + 2 * PERIOD):
+            # The index may mention the earlier one of two lines later, by less than a period.
+            while more and (not self._heap or self._read_until <= self._heap[0][0] + 2 * PERIOD):
                 more = self._take(file_of, since)
             if not self._heap:
                 return
@@ -287,7 +277,7 @@ class _OutputIndex:
             yield line
 
     def _take(self, file_of: Callable[[str], _WorkerFile | None], since: float) -> bool:
-        """Take in the next line; False if there is none yet."""
+        """Use the next line of the index. Return False if there is none yet."""
         if not self._lines:
             lines, length = self._parsed(self._position)
             self._position += length
@@ -302,7 +292,7 @@ class _OutputIndex:
             file = file_of(line.name)
             if file is None or line.time < max(since, file.emptied):
                 continue
-            self._told_until = line.time
+            self._read_until = line.time
             file.growths.append((line, self.begun))
             if file.held is None and file.advance() and file.held is not None:
                 heapq.heappush(self._heap, (file.held.time, file.order, file))
@@ -310,7 +300,7 @@ class _OutputIndex:
         return True
 
     def _parsed(self, position: int, ending: bytes = b"") -> tuple[list[IndexLine], int]:
-        """Whole lines from there on that end like this, and how many bytes all lines take."""
+        """Return the whole lines from there on with this end, and the bytes that were read."""
         data = self._files.read(self._path, position, CHUNK)
         end = data.rfind(b"\n") + 1
         found = (parse(line) for line in data[:end].splitlines() if line.endswith(ending))
@@ -320,7 +310,7 @@ class _OutputIndex:
 class _Round:
     """The files of one round."""
 
-    def __init__(self, directory: Path, number: int, wanted: Wanted, files: _OpenFiles) -> None:
+    def __init__(self, directory: Path, number: int, wanted: LineFilter, files: _OpenFiles) -> None:
         self._directory = directory
         self.number = number
         self._wanted = wanted
@@ -331,7 +321,7 @@ class _Round:
         self.nodes: set[str] = set()  # all that have an index
 
     def begin(self) -> float:
-        """No line of it is older."""
+        """Return a time before which it has no line."""
         if self._indexes:
             return min(index.begun.time for index in self._indexes.values())
         names = self._names()
@@ -343,16 +333,16 @@ class _Round:
 
     @property
     def begun_last(self) -> float:
-        """When it began last, as far as it was read; 0 without an index."""
+        """Return when it was begun last, as far as its indexes were read; 0 without an index."""
         return max((index.begun.time for index in self._indexes.values()), default=0.0)
 
     @property
-    def told(self) -> int:
-        """Bytes of its first index. There may be many, and most launches write to this one."""
+    def index_size(self) -> int:
+        """Return the bytes of its first index. There may be many; most launches write to this."""
         return next((index.size for index in self._indexes.values()), 0)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
-        """What is new. `final`: nothing more is going to be written."""
+        """Yield what is new. `final`: nothing more will be written."""
         self._look()
         node, since = self._wanted.node, self._wanted.since
         chosen = [each for each in self._indexes.values() if node in ("", each.begun.host)]
@@ -369,7 +359,7 @@ class _Round:
         try:
             return sorted(os.listdir(self._directory))
         except OSError:
-            return []  # it was removed
+            return []  # the directory was removed
 
     def _look(self) -> None:
         names = self._names()
@@ -410,11 +400,11 @@ class _Round:
         if self._wanted.since > -math.inf:
             index.skip_to(self._wanted.since)
         for line in index.emptied():
-            if file := self._files.get(line.name):
+            if isinstance(line, FileGrowth) and (file := self._files.get(line.name)):
                 file.emptied = max(file.emptied, line.time)
 
     def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
-        """Of files of which no index has anything that is wanted: what it had before."""
+        """Find where to begin in the files of which no index has shown anything since then."""
         since = self._wanted.since
         changed = {n: f for n, f in self._files.items() if f.offset is None and f.changed >= since}
         for index in indexes if changed else ():
@@ -430,42 +420,40 @@ class _Round:
 
 
 class JobOutput:
-    """What was written in all rounds of some launches. `look` before each time that `lines` is
-    called.
-    """
+    """The output of all rounds of some launches. Call `look` each time before `lines`."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: LineFilter) -> None:
         self._wanted = wanted
         self._opened = _OpenFiles()
         self._rounds: dict[Path, _Round] = {}  # those that are not over
-        self._over: dict[Path, tuple[_Round, int]] = {}  # with what its index had told then
-        self.ranks: set[int] = set()  # that were there, wanted or not
+        self._over: dict[Path, tuple[_Round, int]] = {}  # with the size of its index then
+        self.ranks: set[int] = set()  # of all files so far, wanted or not
         self.nodes: set[str] = set()
 
     @property
     def is_there(self) -> bool:
-        """Whether any round has begun."""
+        """Return whether any round has begun."""
         return bool(self._rounds or self._over)
 
     @property
     def refused(self) -> OSError | None:
-        """Why there is a file that is not read, if there is one."""
+        """Return why a file cannot be read, if there is one."""
         return self._opened.refused
 
     def look(self, directories: Iterable[Path]) -> None:
-        """For rounds that have begun. Raises OSError for a directory that cannot be read."""
+        """Look for rounds that have begun. Raises OSError for a directory that cannot be read."""
         for directory in directories:
             for number, path in rounds(directory).items():
                 if path in self._over:
-                    over, told = self._over[path]
-                    if over.told != told:  # another launch has begun there
+                    over, size_then = self._over[path]
+                    if over.index_size != size_then:  # another launch has begun there
                         del self._over[path]
                         self._rounds[path] = over
                 elif path not in self._rounds:
                     self._rounds[path] = _Round(path, number, self._wanted, self._opened)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
-        """What is new, by time. `final`: nothing more is going to be written."""
+        """Yield what is new, by time. `final`: nothing more will be written."""
         yield from merged(
             (each.begin(), self._lines_of(path, final=final)) for path, each in self._rounds.items()
         )
@@ -479,12 +467,13 @@ class JobOutput:
         self.nodes |= found.nodes
         if final:
             del self._rounds[path]
-            self._over[path] = found, found.told
+            self._over[path] = found, found.index_size
 
     def _superseded(self) -> list[Path]:
-        """Return the rounds after which another one has begun there. The newest one does not always
-        have the highest number: a launch may use the directory of an earlier one. But a round of a
-        higher number that has no index yet is about to begin.
+        """Return the rounds after which another one has begun in the same directory.
+
+        The newest round does not always have the highest number: a launch may use the directory of
+        an earlier one. But a round with a higher number and no index yet is about to begin.
         """
         newest: dict[Path, tuple[float, int]] = {}
         begun = {path: (each.begun_last, each.number) for path, each in self._rounds.items()}

@@ -34,28 +34,28 @@ class IndexFile(Message):
 
 
 class Prepare(Message):
-    """Make a round's directory, files and duplicates, show what is written there, and note when it
-    came. Answered by Prepared or Refused.
+    """Make a round's directory, files and duplicates, show what is written to them, and record
+    when. Answered by Prepared or Refused.
     """
 
     id: int
     directory: str
     streams: tuple[StreamFile, ...]
     duplicates: tuple[str, ...]
-    errors: tuple[str, ...]  # files to remove before
+    errors: tuple[str, ...]  # error files of an earlier launch, to be removed
     store: str
     index: IndexFile
 
 
 class ReadTail(Message):
-    """Read the last lines of the first file that has any since the round began: Tail."""
+    """Read the last lines of the first file that has any in this round. Answered by Tail."""
 
     id: int
     files: tuple[str, ...]
 
 
 class LookAtDisk(Message):
-    """Find out how much room there is for a directory: Disk."""
+    """Find out how much room there is for a directory. Answered by Disk."""
 
     id: int
     directory: str
@@ -77,7 +77,7 @@ class Append(Message):
 
 
 class ReadFacts(Message):
-    """Read the facts of these kinds that were recorded in a launch: Facts, if they can be read."""
+    """Read facts of these kinds of a launch. Answered by Facts, if they can be read."""
 
     directory: str
     launch: str
@@ -114,7 +114,7 @@ class Refused(Message):
     id: int
     why: str
     file: str
-    full: bool  # the disk is
+    full: bool  # because the disk is full
 
 
 class Tail(Message):
@@ -132,7 +132,7 @@ class Facts(Message):
 
 
 class Draining(Message):
-    """A sign of life at the end, while there is more to show."""
+    """Sign of life at the end, while there is more to show."""
 
 
 Request: TypeAlias = (

@@ -1,7 +1,7 @@
 """The mirror: copies what the workers write to their files to where the user looks.
 
 It follows the files of this agent's workers and passes what is new in each to the file's taps. The
-console gets whole lines where possible, so that those of two workers are not mixed up; the file of
+console gets whole lines where possible, so that two workers' lines are not mixed up; the file of
 duplicates gets the lines with certain words. A file is read only as fast as its slowest sink takes
 it: a slow console loses nothing, and no worker waits.
 """
@@ -22,7 +22,7 @@ CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
 SHARE = 1 << 20  # bytes of one file at a time: the agent has other things to do
 PARTIAL = 0.1  # seconds after which an unfinished line is shown
 WITHOUT_INOTIFY = 0.2  # seconds between two looks if the kernel grants no more watches
-OVERFLOW = -1  # the kernel's sign that it has dropped news
+OVERFLOW = -1  # the kernel has dropped events
 
 
 class Sink(Protocol):
@@ -66,12 +66,12 @@ class Duplicates:
                 self._give_up(e)
 
     def complaint(self) -> str:
-        """Why nothing is written any more: returned once, otherwise ""."""
+        """Return why nothing is written any longer, and "" from then on."""
         complaint, self._complaint = self._complaint, ""
         return complaint
 
     def close(self) -> None:
-        """What is written later is dropped."""
+        """Close the file; later lines are dropped."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -83,7 +83,7 @@ class Duplicates:
 
 @dataclass(slots=True)
 class _Way:
-    """From a file to one tap. `partial` is an unfinished line, read at `since` and held back."""
+    """The way from a file to one tap. `partial` is an unfinished line, held back since `since`."""
 
     tap: Tap
     partial: bytes = b""
@@ -92,7 +92,7 @@ class _Way:
 
     @property
     def due(self) -> float:
-        """When to pass on the unfinished line; never, if it is to be searched for needles."""
+        """Return when to pass on the unfinished line; never, if it is searched for needles."""
         held = not self.partial or self.tap.needles
         return math.inf if held else self.since + self.tap.patience
 
@@ -129,9 +129,9 @@ class _Way:
         return b"".join(prefix + line.rstrip(b"\r\n") + b"\n" for line in found)
 
     def _prefixed(self, text: bytes) -> bytes:
-        """A line gets the prefix once, however many pieces it comes in.
+        """Put the prefix before each line, once for a line that is read in several pieces.
 
-        So does text after a carriage return, which is written over the line.
+        Text after a carriage return gets it, too: it overwrites the line.
         """
         begun = self.last not in b"\r\n" or (self.last == b"\r" and text.startswith(b"\n"))
         self.last = text[-1:]
@@ -165,47 +165,39 @@ class _Stream:
 class Mirror:
     """Follows files; `fileno` is readable when one has grown."""
 
-    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch descriptor
-    _inotify: Inotify | None = None
+    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; negative without one
+    _inotify: Inotify = field(default_factory=Inotify)
     _look_at: float = math.inf
 
-    def __post_init__(self) -> None:
-        try:
-            self._inotify = Inotify()
-        except OSError:
-            self._inotify = None
-
     def fileno(self) -> int:
-        """-1 without inotify."""
-        return self._inotify.fileno() if self._inotify is not None else -1
+        """Return the descriptor; -1 without inotify."""
+        return self._inotify.fileno()
 
     def follow(self, path: Path | str, *taps: Tap) -> None:
-        """Copy what is written to a file from now on. A missing file is created, which is all that
-        happens without a tap.
+        """Copy what is written to a file from now on. A missing file is created, even without a
+        tap.
         """
         fd = private_files.open_file(path, os.O_RDONLY | os.O_CREAT)
         if not taps:
             os.close(fd)
             return
         os.lseek(fd, 0, os.SEEK_END)
-        key = -fd - 1
-        if self._inotify is not None:
-            try:
-                here = f"/proc/self/fd/{fd}"  # whatever is at the path by now
-                key = self._inotify.add_watch(here, MODIFY)
-            except OSError:
-                self._look_at = 0.0
-        else:
-            self._look_at = 0.0
+        try:
+            here = f"/proc/self/fd/{fd}"  # whatever is at the path by now
+            key = self._inotify.add_watch(here, MODIFY)
+        except OSError:
+            key, self._look_at = -fd - 1, 0.0
         self._streams[key] = _Stream(fd, tuple(map(_Way, taps)))
 
     def feeds(self, sink: Sink) -> bool:
-        """Whether a followed file is copied to this sink."""
+        """Return whether a followed file is copied to this sink."""
         ways = (way for stream in self._streams.values() for way in stream.ways)
         return any(way.tap.sink is sink for way in ways)
 
     def next_deadline(self) -> float:
-        """Not for a console without room: its descriptor tells when there is room again."""
+        """Return when to call `wake`. A console without room does not count, since its descriptor
+        becomes writable when there is room again.
+        """
         if self._may_copy:
             return 0.0
         due = (way.due for s in self._streams.values() if not s.behind for way in s.ways)
@@ -216,11 +208,12 @@ class Mirror:
         return any(s.behind and s.room > 0 for s in self._streams.values())
 
     def wake(self, now: float) -> None:
-        """Something has grown, or a deadline has passed, or the console has room again."""
-        if self._inotify is not None:
-            grown = {*self._inotify.read()}
-            for key, stream in self._streams.items():
-                stream.behind = stream.behind or key in grown or OVERFLOW in grown
+        """Copy what is new. Call this when something has grown, when a deadline has passed, and
+        when the console has room again.
+        """
+        grown = {*self._inotify.read()}
+        for key, stream in self._streams.items():
+            stream.behind = stream.behind or key in grown or OVERFLOW in grown
         if now >= self._look_at:
             self._look_at = now + WITHOUT_INOTIFY
             for key, stream in self._streams.items():
@@ -251,7 +244,7 @@ class Mirror:
                 way.flush()
 
     def finish(self, now: float) -> None:
-        """The workers are gone: show the rest. What the console does not take is in the files."""
+        """Show the rest: the workers are gone. What the console does not take is in the files."""
         for stream in self._streams.values():
             stream.behind = True
         self.wake(now)
@@ -265,8 +258,7 @@ class Mirror:
         for stream in self._streams.values():
             os.close(stream.fd)
         self._streams.clear()
-        if self._inotify is not None:
-            self._inotify.close()
+        self._inotify.close()
 
     def forget(self) -> None:
         """Stop following files that were shown completely: the next round has its own."""
@@ -275,7 +267,6 @@ class Mirror:
                 continue
             stream.flush()
             del self._streams[key]
-            if key >= 0 and self._inotify is not None:
-                with contextlib.suppress(OSError):  # somebody has removed the file
-                    self._inotify.rm_watch(key)
+            with contextlib.suppress(OSError):  # it has none, or the file was removed
+                self._inotify.rm_watch(key)
             os.close(stream.fd)

@@ -1,17 +1,17 @@
-"""The index of the workers' output: when which bytes of their files came.
+"""The index of the workers' output: when the bytes of their files were written.
 
-Workers write to their files themselves, without times. The log service notes beside them when these
-files grew: one index for each agent and round, `index-agent-AGENT.txt`. Its lines are in order of
-time (seconds since the epoch, on the clock of the agent's node):
+Workers write to their files themselves, without times. The log service records when these files
+grew: one index for each agent and round, `index-agent-AGENT.txt`. Its lines are in order of time
+(seconds since the epoch, on the clock of the agent's node):
 
     1764025034.123 begin {"format": 2, "launch": "71.0", "host": "n1"}
     1764025034.520 0.000 rank-3.out 4711 520
     1764025099.004 0.000 rank-3.out 0 0
 
-The second line says that 520 bytes from byte 4711 on came within the last 0.000 seconds. The third
-line says that the file was emptied.
+The second line says that 520 bytes from byte 4711 on were written within the last 0.000 seconds.
+The third line says that the file was emptied.
 
-Some lines may be missing, torn, or there twice. What no index tells of is only without a time.
+Some lines may be missing, torn, or repeated. Bytes that no index mentions just have no time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hpclaunch.system.shared import bounded_json
 
 FORMAT = 2
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
-LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
-EMPTIED = b" 0 0"  # at the end of a line which says that a file was emptied
+LATEST = 1e11  # seconds since the epoch
+EMPTIED = b" 0 0"  # ends a line which says that a file was emptied
 LARGEST = 1 << 60  # bytes; longer than any file
-JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
+JOINED = 0.1  # seconds: a growth so soon after the last one is joined with it
 
 
 @dataclass(frozen=True, slots=True)
 class FileGrowth:
-    """A file has grown by `length` bytes from `begin` on, between `since` and `until`. If
-    `begin` and `length` are 0, the file was emptied.
+    """A file grew by `length` bytes from `begin` on, between `since` and `until`. If `begin` and
+    `length` are 0, it was emptied.
     """
 
     since: float
@@ -59,7 +59,7 @@ IndexLine = FileGrowth | IndexBegun
 
 
 def parse(line: bytes) -> IndexLine | None:
-    """None for a line of another version, or one that is torn or of no possible time or place."""
+    """Return what a line says; None if it is torn, impossible, or of another version."""
     words = line.decode(errors="replace").split(" ", 2)
     try:
         at, word, rest = float(words[0]), words[1], words[2]
@@ -88,7 +88,7 @@ def _number(word: str) -> int:
 
 
 def written(line: IndexLine) -> str:
-    """As `parse` reads it, with its end."""
+    """Return a line for `parse`, with its end."""
     match line:
         case FileGrowth(since, until, name, begin, length):
             return f"{until:.3f} {until - since:.3f} {name} {begin} {length}\n"

@@ -1,4 +1,4 @@
-"""Where workers were when they hung: `round-N/evidence/rank-R.txt` of the log directories."""
+"""The stacks of workers that hung: `round-N/evidence/rank-R.txt` in the log directories."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hpclaunch.worker import private_files
 from .log_directory import EVIDENCE, rounds
 
 STACKS = re.compile(r"rank-(\d+)(?:\.native)?\.txt")
-MOST_FILES = 8  # of a round: those of the rank at fault, and of the first ones
+MOST_FILES = 8  # of a round: of the rank at fault, and of the first ranks
 MOST_BYTES = 16_000  # of a file
 
 
 def read(directory: Path, faulty: Collection[tuple[int, int]]) -> list[HangStacks]:
-    """Of all rounds that have some and can be read. `faulty` are rounds, perhaps of several
-    launches, with their ranks at fault: these come first. Raises OSError for the directory itself.
+    """Return the stacks of all rounds that have readable ones. `faulty` are rounds, perhaps of
+    several launches, with their ranks at fault: these are first. Raises OSError for the directory
+    itself.
     """
     found = []
     for number, path in sorted(rounds(directory).items()):

@@ -20,7 +20,7 @@ from .log_directory import STATUS, of_all_launches
 
 
 def newest(which: str) -> LaunchSnapshot | None:
-    """That of a log directory, or of the launch, or the Slurm job, of this name whose logs are in
+    """Return the newest snapshot of a log directory, or of a launch or Slurm job whose logs are in
     the usual place below the working directory. None if there is none that can be read.
     """
     above = of_all_launches()

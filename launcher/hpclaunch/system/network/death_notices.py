@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from .route import begin_connection
 
 LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
-NO_PLACE = -1  # in the notice of an agent that does not know its index
+NO_PLACE = -1  # index in the notice of an agent that does not know its own
 RELEASE_LIMIT = 0.5  # seconds
 LONGEST = 512  # bytes of an answer
 _WORDS = "hpclaunch: dead:"
@@ -48,7 +48,7 @@ def proves_death(
     answer: bytes, question: bytes, key: bytes, agent: int, incarnation: str = ""
 ) -> bool:
     """Return whether an answer to this question proves that an agent is dead: the one with this
-    index, or if its incarnation is known, the one with that incarnation.
+    index, or if its incarnation is known, with that incarnation.
 
     Anybody may have sent the answer, so its text is used only after its signature is verified.
     """
@@ -72,8 +72,8 @@ def release_word(key: bytes, agent: int) -> str:
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
-    """Have the notice of an earlier agent in our place taken down: we are alive. Returns once
-    nobody hands it out any more.
+    """Have the notice of an earlier agent in this place taken down, since a new agent is alive.
+    Returns once nobody serves it any longer.
     """
     for port in ports:
         with contextlib.suppress(OSError), socket.socket() as s:
@@ -86,9 +86,7 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
 
 
 class Inquiries:
-    """After agents that may be dead. Call `receive` when `fileno` is readable or `next_deadline`
-    has come.
-    """
+    """Questions about agents that may be dead. Call `receive` when readable, and at the deadline."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -107,9 +105,9 @@ class Inquiries:
         *,
         number: int = 0,
     ) -> None:
-        """`targets` are the addresses and ports where the agent may have listened. The answer has
-        the `number` of the last inquiry after the agent. One that is open goes on, unless it was
-        after another start of the agent.
+        """Begin to ask at `targets`, the addresses and ports where the agent may have listened. An
+        open inquiry about the same start of the agent continues. The answer has the `number` of the
+        last call.
         """
         targets, known = tuple(targets), self._open.get(agent)
         if targets and (known is None or incarnation not in ("", known.incarnation)):
@@ -189,8 +187,9 @@ class _Inquiry:
             self._drop(epoll, fd)
 
     def _ask(self, epoll: select.epoll, fd: int, s: socket.socket) -> None:
-        """The connection is there. A living agent greets by itself, and takes this for a part of a
-        greeting."""
+        """Send the question over a connection that is now open. A living agent sends its own
+        greeting, and takes the question for a part of one.
+        """
         try:
             s.send(self._question)
             epoll.modify(fd, select.EPOLLIN)

@@ -1,7 +1,7 @@
-"""The launches of this user that run, here or in Slurm's jobs, and what the user asks of them.
+"""The running launches of this user, here or in Slurm's jobs, and the user's requests to them.
 
 In a Slurm job a short step asks, beside the job's own steps: first on one node, where the head
-usually is, then on the node that this one names, and only in need on all of them.
+usually is, then on the node that this one names, and only if necessary on all of them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -21,61 +21,58 @@ from hpclaunch.core.protocol.values import field, value
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 
 from ..shared import packing, slurm_steps
-from ..shared.helper import ROOT
 from ..shared.slurm_steps import SlurmJob
 from . import view_client
 from .view_socket import LOOK as LOOK_WORD
 
 MARK = "hpclaunch-view"  # begins each line of the step
-PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from hpclaunch.system.network.view_client import main; main(*sys.argv[2:])"
-)
 LOOK = LOOK_WORD.decode()
 AT_ONCE = 8  # jobs that are asked at the same time
 
 
 class NoLaunchError(Exception):
-    """There is none of this name, as far as can be told, or nobody can be asked: why."""
+    """No launch of this name was found, or none answers. The text says why."""
 
 
-class Told(NamedTuple):
+class LaunchList(NamedTuple):
+    """The launches of a user."""
+
     launches: Sequence[LaunchSnapshot]
-    others: Sequence[tuple[str, str]] = ()  # Slurm's jobs of which nobody tells, and their states
-    complaint: str = ""  # of Slurm's
+    others: Sequence[tuple[str, str]] = ()  # Slurm's jobs without an answer, and their states
+    complaint: str = ""  # of Slurm's commands
 
 
 @value(frozen=True)
 class FoundLaunches:
-    """Launches of one name, and how they are asked again."""
+    """Launches of one name, and how to ask them again."""
 
     which: str
     launches: Sequence[LaunchSnapshot]
-    step: Sequence[str] = ()  # how a command line begins that runs where they are led
+    step: Sequence[str] = ()  # how a command line begins that runs on the node of their head
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def only(self) -> LaunchSnapshot:
-        """The launch, if there is one of this name. Raises NoLaunchError, which names several."""
+        """Return the only launch of this name. Raises NoLaunchError, which names several."""
         if len(self.launches) > 1:
             names = ", ".join(launch.name for launch in self.launches)
             raise NoLaunchError(f"job {self.which} has several launches, name one: {names}")
         return self.launches[0]
 
     def request(self, request: Request) -> list[str]:
-        """Why not, for each launch; "" if it is done."""
+        """Send a request to each launch. Returns why each refuses it; "" for one that does it."""
         if not self.step:
             return view_client.request(request.value, self.which)
-        told = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
-        return [json.loads(answer) for answer in Answers().read(told.lines) if answer]
+        done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
+        return [json.loads(answer) for answer in Answers().read(done.lines) if answer]
 
     def watch(self, pause: float) -> LaunchStream:
         return LaunchStream([*self.step, *_reader(self.which, LOOK, pause)], self.env or None)
 
 
 class LaunchStream:
-    """Looks again and again, in a process of its own. It is `over` once none of the launches is led
-    from there any more: they have ended, or another agent leads.
+    """Snapshots again and again, by a process of its own. It is `over` once none of the launches is
+    led from that node: they have ended, or another agent leads.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None) -> None:
@@ -89,7 +86,7 @@ class LaunchStream:
         )
         self._text = b""
         self._answers = Answers()
-        self._said: list[bytes] = []  # since the last look was complete
+        self._said: list[bytes] = []  # since the last complete look
 
     def __enter__(self) -> LaunchStream:
         return self
@@ -103,7 +100,7 @@ class LaunchStream:
         return self._process.stdout.fileno()
 
     def receive(self) -> list[Sequence[LaunchSnapshot]]:
-        """What each look since the last time has found; waits if there was none."""
+        """Return the snapshots of each look since the last call; wait if there was none."""
         data = os.read(self.fileno(), 1 << 20)
         self.over = self.over or not data
         *lines, self._text = (self._text + data).split(b"\n")
@@ -119,8 +116,8 @@ class LaunchStream:
 
 
 def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
-    """The launches with this name, or of this Slurm job. NoLaunchError if there are none."""
-    if not which:  # such as a variable that is not set; it would stand for all launches
+    """Return the launches with this name, or of this Slurm job. Raises NoLaunchError for none."""
+    if not which:  # such as a variable that is not set; it would mean all launches
         raise NoLaunchError("the name of the job is empty: hpclaunch status lists them")
     if found := _leading(data for _, data in view_client.looked_patiently(which)):
         return FoundLaunches(which, found)
@@ -145,37 +142,31 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         raise NoLaunchError(f"cannot look at job {which}: {e}") from e
 
 
-def all_launches(environ: Mapping[str, str]) -> Told:
-    """This user's: those that are led from this machine, and those of all of the user's jobs."""
+def all_launches(environ: Mapping[str, str]) -> LaunchList:
+    """Return this user's launches: those that are led from this machine, and those of all jobs."""
     here, others = _known(data for _, data in view_client.looked_patiently(""))
     launches = {launch.name: launch for launch in here}
     env = slurm_steps.environment(environ)
     try:
         jobs, complaint = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
     except OSError:
-        return Told(here, others)
+        return LaunchList(here, others)
     known = {launch.slurm_id for launch in here}
     asked = [j for j in jobs if j.state == slurm_steps.RUNNING and j.id not in known]
-    for job, found in _each(asked, env):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(partial(_try, env=env), asked))
+    for job, found in zip(asked, answers, strict=True):
         if isinstance(found, NoLaunchError):
             others.append((job.id, f"{job.state.lower()}: {found}"))
         else:
             launches |= {launch.name: launch for launch in found.launches}
     others += [(job.id, job.state.lower()) for job in jobs if job.state != slurm_steps.RUNNING]
-    return Told(list(launches.values()), others, complaint)
+    return LaunchList(list(launches.values()), others, complaint)
 
 
 def of_process(pid: int) -> LaunchSnapshot | None:
-    """The launch of an agent on this machine; None if that does not answer."""
+    """Return the launch of an agent on this machine; None if that does not answer."""
     return next((_read(data) for _, data in view_client.looked_patiently(pid)), None)
-
-
-def _each(
-    jobs: Sequence[SlurmJob], env: Mapping[str, str]
-) -> list[tuple[SlurmJob, FoundLaunches | NoLaunchError]]:
-    """The launches of each of these jobs, several of which are asked at once."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(zip(jobs, pool.map(lambda job: _try(job, env), jobs), strict=True))
 
 
 def _try(job: SlurmJob, env: Mapping[str, str]) -> FoundLaunches | NoLaunchError:
@@ -186,47 +177,51 @@ def _try(job: SlurmJob, env: Mapping[str, str]) -> FoundLaunches | NoLaunchError
 
 
 def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
-    step = slurm_steps.srun(job.id, "1")
-    told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
-    launches = _launches(told)
-    if not launches and job.nodes != "1":  # it may be another node that has a step's tasks
-        everywhere = slurm_steps.srun(job.id, job.nodes)
-        told = slurm_steps.run([*everywhere, *_reader(which, LOOK)], env)
-        launches = _launches(told)
+    launches, complaint = _look(slurm_steps.srun(job.id, "1"), which, env)
+    if not launches and job.nodes != "1":  # the tasks of a step may be on other nodes
+        launches, complaint = _look(slurm_steps.srun(job.id, job.nodes), which, env)
     leading = [launch for launch in launches if launch.job is not None]
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
-        raise NoLaunchError(_first_error(told.complaint) or "no hpclaunch runs in it")
+        raise NoLaunchError(_first_error(complaint) or "no hpclaunch runs in it")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
     if not leading:
-        told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
-        leading = [launch for launch in _launches(told) if launch.job is not None]
+        launches, complaint = _look(step, which, env)
+        leading = [launch for launch in launches if launch.job is not None]
     if not leading:
-        silent = f"nobody answers on {heads[0]}, from where it is led"
-        raise NoLaunchError(_first_error(told.complaint) or silent)
+        silent = f"no answer from {heads[0]}, where its head is"
+        raise NoLaunchError(_first_error(complaint) or silent)
     return FoundLaunches(which, leading, step, env)
 
 
+def _look(
+    step: Sequence[str], which: str, env: Mapping[str, str]
+) -> tuple[list[LaunchSnapshot], str]:
+    """Return the launches that a step finds, and its complaint."""
+    done = slurm_steps.run([*step, *_reader(which, LOOK)], env)
+    return [_read(answer) for answer in Answers().read(done.lines) if answer], done.complaint
+
+
 def _first_error(complaint: str) -> str:
-    """What srun, or a program that it has started, says first: the others follow from it. There may
-    be warnings before.
+    """Return the first error of srun, or of a program that it has started: the others follow from
+    it. There may be warnings before.
     """
     lines = complaint.splitlines() or [""]
     return next((line for line in lines if "error" in line), lines[0])
 
 
 def _reader(which: str, word: str, pause: float = 0.0) -> Sequence[str]:
-    return (sys.executable, "-I", "-S", "-c", PROGRAM, ROOT, MARK, which, word, str(pause))
+    return slurm_steps.reader(view_client.__name__, MARK, which, word, str(pause))
 
 
 class Answers:
-    """What the steps print, put together: see `view_client.main`."""
+    """The answers in the output of steps, which `view_client.main` prints in pieces."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[str]] = {}  # by host
 
     def read(self, lines: Iterable[str]) -> Iterator[bytes]:
-        """Each answer once it is complete, and b"" where a host has no more of them."""
+        """Yield each answer once it is complete, and b"" after the last one of a host."""
         for line in lines:
             mark, host, said = (*line.split(" ", 2), "", "")[:3]
             if mark != MARK:
@@ -239,16 +234,14 @@ class Answers:
                 yield b""
 
 
-def _launches(told: slurm_steps.Ended) -> list[LaunchSnapshot]:
-    return [_read(answer) for answer in Answers().read(told.lines) if answer]
-
-
 def _leading(answers: Iterable[bytes]) -> list[LaunchSnapshot]:
     return [launch for launch in map(_read, answers) if launch.job is not None]
 
 
 def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[str, str]]]:
-    """The launches that are led from there; the names of those that cannot be read, and why not."""
+    """Return the launches that are led from here, and the names of launches that cannot be read,
+    with the reasons.
+    """
     leading: list[LaunchSnapshot] = []
     others: list[tuple[str, str]] = []
     for answer in answers:

@@ -1,4 +1,4 @@
-"""Whether another host can be reached, and if not, why: judged by connections to its ports."""
+"""Tests whether another host can be reached, and if not, why, by connections to its ports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ELSEWHERE = {  # the packet never left, or a router or firewall sent it back
 
 
 class Answer(Enum):
-    """Of one port; ordered by how much the answer says about the host."""
+    """Answer of one port, ordered by how much it says about the host."""
 
     OPEN = "open"  # somebody listens
     REFUSED = "refused"  # the host's kernel answers: nobody listens
@@ -40,7 +40,7 @@ class Answer(Enum):
 
 
 def explain(host: str, addresses: Iterable[str], ports: Iterable[int], timeout: float = 2.0) -> str:
-    """Why the head on `host` is not heard, in a sentence or two; "" if that cannot be told.
+    """Return why the head on `host` is silent, in a sentence or two; "" if that is not known.
 
     Takes up to `timeout` seconds, and never raises.
     """
@@ -98,7 +98,7 @@ def _answer(error: int) -> Answer | None:
 
 
 def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
-    """The best answer decides: an address in another network may well be silent."""
+    """Return what the answers mean. The best one counts: some addresses may be unreachable."""
     if not found:
         return ""
     best = min(found.values(), key=list(Answer).index)

@@ -1,4 +1,4 @@
-"""Addresses as other nodes see them: what a name resolves to, and the route to a peer."""
+"""Addresses as other nodes see them: the addresses of a name, and the route to a peer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PAUSE = 1.0  # seconds between two attempts
 
 
 def resolve(host: str, *, loopback: bool = False) -> list[str]:
-    """The numeric addresses of a host that others can use, in the resolver's order.
+    """Return the numeric addresses of a host that others can use, in the resolver's order.
 
     Many systems map a host's own name to 127.0.1.1, which is no address for others. Such addresses
-    are left out, or with `loopback` come last. OSError when the name is unknown.
+    are left out, or with `loopback` are last. Raises OSError if the name is unknown.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
@@ -41,8 +41,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def resolve_node(host: str) -> list[str]:
-    """Return the addresses of a node: those of its name, or if that has none here, those of the
-    NodeAddr that Slurm knows. OSError says why there is none.
+    """Return the addresses of a node: those of its name, or if that has none here, those of Slurm's
+    NodeAddr. Raises OSError, which says why there is none.
     """
     try:
         if addresses := resolve(host):
@@ -61,9 +61,9 @@ def resolve_node(host: str) -> list[str]:
 
 def resolve_patiently(host: str, attempts: int = ATTEMPTS, *, loopback: bool = False) -> list[str]:
     """Return the addresses of a node of Slurm or, with `loopback`, of any machine, also this one.
+    Raises OSError, which says why there is none.
 
-    OSError says why there is none. The look-up is repeated, since a name server that a thousand
-    tasks ask at once may not answer.
+    The look-up is repeated, since a name server that a thousand tasks ask at once may not answer.
     """
     look = partial(resolve, host, loopback=True) if loopback else partial(resolve_node, host)
     for _ in range(attempts - 1):
@@ -74,7 +74,7 @@ def resolve_patiently(host: str, attempts: int = ATTEMPTS, *, loopback: bool = F
 
 
 def source_address(peer: str) -> str:
-    """Our address on the route to a numeric address. Sends nothing; OSError without a route."""
+    """Return this host's address on the route to a numeric address. Raises OSError."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect((peer, 9))
@@ -82,8 +82,8 @@ def source_address(peer: str) -> str:
 
 
 def begin_connection(address: str, port: int) -> tuple[socket.socket | None, int]:
-    """A connection that is being made, and the error so far; None if it cannot be tried, as for an
-    address that is not numeric.
+    """Begin a connection, and return its socket and the error so far. The socket is None if it
+    cannot be tried, as for an address that is not numeric.
     """
     try:
         ((family, kind, _, _, sockaddr),) = socket.getaddrinfo(
@@ -96,7 +96,7 @@ def begin_connection(address: str, port: int) -> tuple[socket.socket | None, int
 
 
 def reserve_port() -> socket.socket:
-    """A socket that has a port of its own, at which nobody listens."""
+    """Return a socket that has a port of its own, at which nobody listens."""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind(("", 0))
@@ -104,7 +104,7 @@ def reserve_port() -> socket.socket:
 
 
 def networks_of_node(address: str) -> tuple[str, ...]:
-    """Return where connections of this node may come from, as "192.0.2.7" or "2001:db8::/64".
+    """Return where this node's connections may originate, as "192.0.2.7" or "2001:db8::/64".
 
     These are all addresses of its interfaces, since the route decides which one is used, and the
     `address` that the user has chosen ("" for none). A temporary IPv6 address is replaced by its
@@ -132,7 +132,7 @@ def _temporary() -> set[str]:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has a local address, "" when none has."""
+    """Return the network interface that has a local address; "" if none has it."""
     if address == LOOPBACK:
         return "lo"
     import psutil

@@ -23,11 +23,11 @@ TICK = 0.02
 
 
 def secret_path(environ: Mapping[str, str]) -> Path:
-    """UsageError when the user has no home here."""
+    """Return the path of the secret file. Raises UsageError if the user has no home here."""
     if path := environ.get(VARIABLE):
         return Path(path)
     state = environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # to be ignored, says its specification
+    if not os.path.isabs(state):  # its specification says to ignore it
         state = os.path.expanduser("~/.local/state")
     if not os.path.isabs(state):
         raise UsageError(
@@ -38,7 +38,9 @@ def secret_path(environ: Mapping[str, str]) -> Path:
 
 
 def load_or_create(path: Path) -> bytes:
-    """The secret at `path`, made on first use; UsageError when it is not the user's alone."""
+    """Return the secret at `path`, made on first use. Raises UsageError if it cannot be used, or
+    others can read it.
+    """
     try:
         try:
             return _read(path)
@@ -75,7 +77,7 @@ def _read(path: Path) -> bytes:
 def _create(path: Path) -> None:
     """Create the secret file, unless another agent does so first.
 
-    It appears complete, except where the file system has no hard links.
+    It appears with its content, except where the file system has no hard links.
     """
     import tempfile
 
@@ -99,7 +101,7 @@ def _create(path: Path) -> None:
 
 
 def fingerprint(secret: bytes) -> str:
-    """For people to compare: tells two secrets apart and nothing else about them."""
+    """Return a short text for people to compare, which shows only whether two secrets are equal."""
     import hmac
 
     return hmac.digest(secret, b"hpclaunch fingerprint", "sha256").hex()[:8]

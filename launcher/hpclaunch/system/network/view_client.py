@@ -41,10 +41,10 @@ def sockets() -> list[bytes]:
 
 
 def ask(question: bytes, names: list[bytes], within: float | None = None) -> dict[bytes, bytes]:
-    """Return the answers that came in time, by name: the bytes of their files. `within` replaces
+    """Return the answers that arrived in time, by name: the bytes of their files. `within` replaces
     LIMIT, in seconds.
 
-    Each answer has a connection of its own. So nobody but who was asked can answer, and nobody but
+    Each answer has a connection of its own. So only the agent that was asked can answer, and only
     this process gets the answer. A socket that does not read its questions blocks no others.
     """
     limit = time.monotonic() + (LIMIT if within is None else within)
@@ -74,7 +74,7 @@ def ask(question: bytes, names: list[bytes], within: float | None = None) -> dic
 
 
 def _sent(question: bytes, end: socket.socket) -> socket.socket:
-    """Send a question. Returns the connection over which its answer comes. Raises OSError."""
+    """Send a question, and return the connection for its answer. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, CONNECTION)
     with theirs:
         try:
@@ -97,8 +97,8 @@ def _answer(end: socket.socket) -> bytes | None:
 
 
 def looked(which: str | int, names: list[bytes] | None = None) -> list[tuple[bytes, bytes]]:
-    """The agents here, each with its answer: all of them (""), or those of the launch, or of the
-    Slurm job, with the name `which`, or the one with this pid. `names`: only look at these.
+    """Return the agents here, each with its answer. `which`: "" for all of them, the name of a
+    launch or of a Slurm job, or a pid. `names`: ask only these sockets.
     """
     found = []
     for name, data in sorted(ask(LOOK, sockets() if names is None else names).items()):
@@ -109,23 +109,25 @@ def looked(which: str | int, names: list[bytes] | None = None) -> list[tuple[byt
 
 
 def _launch(data: bytes) -> dict[str, Any]:
-    """{} if it is none: another version, or another program of this user, may answer anything."""
+    """Return the launch in an answer; {} if there is none: another version, or another program of
+    this user, may answer anything.
+    """
     try:
-        told = unpacked(data)
+        launch = unpacked(data)
     except ValueError:
         return {}
-    is_one = isinstance(told, dict) and {"name", "slurm_id", "pid", "job"} <= told.keys()
-    return told if is_one else {}
+    is_one = isinstance(launch, dict) and {"name", "slurm_id", "pid", "job"} <= launch.keys()
+    return launch if is_one else {}
 
 
 def unpacked(data: bytes) -> Any:
-    """As `shared/packing.py` has packed it. Raises ValueError."""
+    """Return the value that `shared/packing.py` has packed. Raises ValueError."""
     value = bounded_json.loads(data.decode())
     return bounded_json.loads(value) if isinstance(value, str) else value
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
-    """The same, once they know what agents are only asked for when somebody looks."""
+    """Do as `looked`, once the agents have collected what they need only for viewers."""
     found = looked(which)
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit and not all(_is_complete(data) for _, data in found):
@@ -135,7 +137,7 @@ def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
 
 
 def _is_complete(data: bytes) -> bool:
-    """Also what an agent tells that does not lead, or one of another version."""
+    """Return whether an answer has all; one of a member or another version never has more."""
     job = unpacked(data)["job"]
     try:
         lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])
@@ -145,19 +147,19 @@ def _is_complete(data: bytes) -> bool:
 
 
 def request(word: str, which: str | int) -> list[str]:
-    """Ask it of all launches that are led from here and have this name, or this pid: why not, for
-    each; "" if it is done.
+    """Send a request to all launches that are led from here and have this name or pid. Return why
+    each refuses it; "" for one that does it.
     """
     leading = [name for name, data in looked(which) if unpacked(data)["job"] is not None]
     return [data.decode(errors="replace") for data in ask(word.encode(), leading).values()]
 
 
 def main(mark: str, which: str, word: str, pause: str) -> None:
-    """Print the answers in JSON: the snapshots of the agents that are looked at, or why a request
-    cannot be granted. With a PAUSE, look again and again.
+    """Print the answers in JSON: the snapshots of agents, or why a request cannot be granted. With
+    a PAUSE, ask again and again.
 
-    Each line begins with MARK and the name of this host. Then comes a part of an answer after "+",
-    "." after its last part, or "=" after all answers of a look.
+    Each line begins with MARK and the name of this host. "+" is followed by a part of an answer;
+    "." ends an answer, and "=" all answers of a look.
     """
     begin = f"{mark} {socket.gethostname()}"
     look = looked_patiently

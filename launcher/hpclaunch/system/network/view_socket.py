@@ -1,17 +1,17 @@
-"""Where an agent is asked what its job does, by its own user, on its own machine.
+"""The socket at which an agent answers questions about its job, to its own user on its own machine.
 
-It is a socket without a file (`unix(7)`, abstract), whose name begins with the user's number, so
-that `view_client.py` finds it. The kernel tells who has sent a question, and one of anybody else is
-dropped. A question is one datagram, and brings along one end of a connection. The answer goes
-there, as a file in memory. So nothing here waits, nobody who asks keeps anything of the agent's
-open, and a late answer reaches nobody else: whoever asks has no name that others could take.
+It has no file (`unix(7)`, abstract), and a name that begins with the user's number, so that
+`view_client.py` finds it. The kernel says who has sent a question; other users' are dropped.
+A question is one datagram with one end of a connection. The answer is sent there, as a file in
+memory. So nothing here waits, no client keeps anything of the agent's open, and a late answer
+reaches nobody else: a client has no name that others could take.
 
     a question                    its answer
     look                          the file has a LaunchSnapshot
     ledger                        the file has a Launch; "" if the agent does not lead
     stop, restart, notice         the file has why not: "" if it is done
 
-Who asks too much waits: the kernel keeps few datagrams, and the agent reads some at a time.
+The socket's buffer throttles clients: it holds few datagrams, and the agent reads some at a time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LARGEST = 1 << 26  # bytes of an answer; that of ten thousand workers has about 
 
 
 def name_of(user: int) -> bytes:
-    """How the names of this user's agents' sockets begin."""
+    """Return how the names of the sockets of this user's agents begin."""
     return f"hpclaunch/{user}/".encode()
 
 
 def receive_own(end: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Return a message of this user's, of at most so many bytes, and the descriptors that have come
-    along; (b"", []) for a message of another user. Raises OSError if there is none.
+    """Return a message of this user's, of at most so many bytes, with its descriptors; (b"", [])
+    for a message of another user. Raises OSError if there is none.
 
     Another user's descriptors never reach this process: the kernel closes them, for lack of room.
     """
@@ -58,7 +58,7 @@ def receive_own(end: socket.socket, most: int) -> tuple[bytes, list[int]]:
 
 
 def _uid_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """Return the user of the process that has sent a message, as the kernel says."""
+    """Return the user whose process has sent a message, according to the kernel."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             return int(_CREDENTIALS.unpack(data)[1])
@@ -66,7 +66,7 @@ def _uid_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
 
 
 class ViewSocket:
-    """Raises OSError where there are no such sockets."""
+    """The agent's socket. Raises OSError where the system has no such sockets."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -82,9 +82,7 @@ class ViewSocket:
         return self._socket.fileno()
 
     def receive(self) -> list[tuple[bytes, socket.socket]]:
-        """Return some of the questions that are there, each with where its answer goes: `answer`
-        closes that.
-        """
+        """Return some of the questions, each with its connection, which `answer` closes."""
         questions = []
         for _ in range(MOST):
             try:
@@ -99,7 +97,7 @@ class ViewSocket:
         return questions
 
     def answer(self, end: socket.socket, file: int) -> None:
-        """`file` is a descriptor. Who does not take the answer gets none."""
+        """Send the file with this descriptor. A client that does not take it gets none."""
         with end, contextlib.suppress(OSError):
             socket.send_fds(end, [b"."], [file], socket.MSG_DONTWAIT)
 
@@ -108,7 +106,7 @@ class ViewSocket:
 
 
 def file_of(data: bytes) -> int:
-    """The descriptor of a file in memory that nobody can change."""
+    """Return the descriptor of a file in memory that nobody can change."""
     fd = os.memfd_create("hpclaunch view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

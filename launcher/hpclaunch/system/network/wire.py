@@ -24,11 +24,11 @@ _NAMES: dict[type[Message], Kind] = {kind: name for name, kind in _KINDS.items()
 
 
 class WireError(Exception):
-    """What arrived is not a message that this version understands."""
+    """These bytes are no message that this version understands."""
 
 
 class VersionError(WireError):
-    """It comes from another version of hpclaunch."""
+    """The message is of another version of hpclaunch."""
 
 
 class _Envelope(msgspec.Struct):
@@ -43,14 +43,13 @@ def encode(message: Message) -> bytes:
 
 
 def hello() -> bytes:
-    """Says nothing but our version, which every other version can read."""
+    """Return a message that contains only our version, which every other version can read."""
     return msgspec.json.encode(_Envelope(VERSION, "order", msgspec.Raw(b"{}")))
 
 
 def decode(data: bytes) -> Message:
-    """Raises WireError for anything that `encode` of this version could not have written.
-
-    VersionError where only the version differs.
+    """Return the message. Raises WireError for bytes that `encode` of this version could not have
+    written, and VersionError if only the version differs.
     """
     if len(data) > MAX_BYTES:
         raise WireError(f"a message of {len(data)} bytes, over the limit of {MAX_BYTES}")

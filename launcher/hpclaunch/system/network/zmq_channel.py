@@ -7,14 +7,14 @@ Whatever listens on the other ports is never spoken to.
 
 Every agent listens, since any may have to replace a lost head; each also connects to its head.
 
-An agent's routing id is its index. An agent without one (`index` None) brings a random name. Here
-it gets a number beyond those of all places, as one who asks the first head for a place. Where a
-member tries several addresses of a head, each connection has an id of its own, such as 3/1: of two
-with the same id the later one replaces the other, and if both come at the same moment, libzmq 4.3.5
-sometimes never reads from the one that stays.
+An agent's routing id is its index. An agent without one (`index` None) has a random name, and gets
+a number beyond those of all places until the first head gives it a place. Where a member tries
+several addresses of a head, each connection has an id of its own, such as 3/1: of two with the same
+id the later one replaces the other, and if both arrive at the same moment, libzmq 4.3.5 sometimes
+never reads from the one that is kept.
 
 Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
-and are sent again (`core/protocol/messages.py`). What they mean is not this module's business.
+and are sent again (`core/protocol/messages.py`). This module does not interpret them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CANDIDATES = 8
 NO_PLACE = b"?"  # begins the routing id of an agent without an index
 ADDRESS = b"/"  # in a routing id, before the number of the head's address, from the second one on
 MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
-LINGER = 2000  # milliseconds for the last words
+LINGER = 2000  # milliseconds for the last messages
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
 # A connection to the head that has not authenticated itself after this time is closed. A member
@@ -68,7 +68,7 @@ class Keys:
 
 
 def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
-    """The keys and ports of an agent in one job step; those of any other job are unrelated.
+    """Return the keys and ports of an agent in one job step; those of any other job are unrelated.
 
     `port` is the user's own choice, which is tried first.
     """
@@ -114,7 +114,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection to an agent was closed from its side."""
+    """The other side has closed the connection to an agent."""
 
     index: int
 
@@ -135,7 +135,7 @@ def _retransmit_soon(connection: int) -> None:
 
 
 class Channel(ABC):
-    """What both sides have in common: sockets to poll, and what arrives on them."""
+    """Base of both ends: sockets to poll, and what arrives on them."""
 
     def __init__(
         self, kind: int, max_bytes: int, refusals: int, context: zmq.Context[Any] | None
@@ -151,15 +151,15 @@ class Channel(ABC):
         self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
         self._connection_of: dict[int, int] = {}  # and back
         self._refusals = refusals
-        self.refused = 0  # handshakes that failed: somebody without the job's keys
-        self.reached = False  # somebody with them was there
+        self.refused = 0  # handshakes that failed: with somebody without the job's keys
+        self.reached = False  # a handshake has succeeded
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [self.socket, self.monitor]
 
     def receive(self, ready: Container[object]) -> list[Item]:
-        """Everything that is there on those of the sockets that are `ready`."""
+        """Return everything that is there on those of the sockets that are `ready`."""
         events: list[Item] = []
         while self.socket in ready:
             try:
@@ -187,7 +187,7 @@ class Channel(ABC):
         """Return the items of one message; none if it is not for this end."""
 
     def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
-        """Also remembers whose connection it is, for when it is closed."""
+        """Return an item, and remember whose connection it is, for when it is closed."""
         connection = int(frame.get(zmq.SRCFD))
         if self._peer_on.get(connection) != sender:
             before = self._connection_of.get(sender, -1)
@@ -200,7 +200,7 @@ class Channel(ABC):
         return Arrived(sender, frame.bytes, address)
 
     def close(self) -> None:
-        """Returns once the last messages are sent, or LINGER has passed."""
+        """Close it. Returns once the last messages are sent, or LINGER has passed."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()
@@ -267,7 +267,7 @@ class HeadChannel(Channel):
         routing_id = frames[0].bytes
         index = self._index_of(routing_id.partition(ADDRESS)[0])
         if len(frames) != 2 or index is None:
-            return []  # a task that Slurm did not announce, or one too many
+            return []  # a task that Slurm did not announce, or a surplus one
         self._heard_on[index] = routing_id
         return [self._arrived(frames[1], index)]
 
@@ -288,8 +288,7 @@ class HeadChannel(Channel):
 
 
 class MemberChannel(Channel):
-    """The end that reports to agent number `to`, whose keys these are. `addresses` are all those
-    that its name resolves to."""
+    """The end that reports to agent number `to`, whose keys and addresses these are."""
 
     def __init__(
         self,
@@ -317,12 +316,12 @@ class MemberChannel(Channel):
         self.connect(addresses)
 
     def connect(self, addresses: Iterable[str]) -> None:
-        """Try these addresses of the other end, too."""
+        """Try these addresses of the other end as well."""
         for address in addresses:
             if address not in self._addresses:
                 self._addresses.append(address)
             number = self._addresses.index(address)
-            # Counts for the connections that are made from here on.
+            # For the connections from here on.
             self.socket.routing_id = self._name + (ADDRESS + b"%d" % number if number else b"")
             for port in self._ports:
                 endpoint = f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
@@ -345,7 +344,7 @@ class MemberChannel(Channel):
         return list(self._candidates)
 
     def _settle_on(self, connection: int) -> list[Item]:
-        """The head has answered on one candidate: drop the others."""
+        """Drop the other candidates: the head has answered on one."""
         try:
             with socket.socket(fileno=os.dup(connection)) as s:
                 address, port = s.getpeername()[:2]

@@ -1,4 +1,4 @@
-"""The CPUs of this task, and their topology as the kernel tells it."""
+"""The CPUs of this task, and their topology according to the kernel."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _DATA = ("Data", "Unified")  # the caches that are not for instructions only
 
 
 def available() -> tuple[int, ...]:
-    """The CPUs that this process may run on, in order."""
+    """Return the CPUs that this process may run on, in order."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def topology(cpus: Iterable[int], root: Path = SYSTEM) -> dict[int, Cpu]:
-    """Of these CPUs and of all others that are online.
+    """Return the topology of these CPUs and of all others that are online.
 
-    Where a container or a kernel does not tell, every CPU is a core, all are in one socket and one
-    memory node, and each node has one cache. Cores and caches are numbered by their lowest CPU.
+    Where a container or a kernel does not show it, every CPU is a core, all are in one socket and
+    one memory node, and each node has one cache. Cores and caches are numbered by their lowest CPU.
     """
     everything = sorted({*cpus, *_list(f"{root}/cpu/online")})
     nodes = {
@@ -50,7 +50,7 @@ def topology(cpus: Iterable[int], root: Path = SYSTEM) -> dict[int, Cpu]:
 
 
 def _behind_last_cache(caches: str) -> tuple[int, ...]:
-    """The CPUs that share the last-level cache; () if that is not known."""
+    """Return the CPUs that share the last-level cache; () if that is not known."""
     last = index = 0
     shared: tuple[int, ...] = ()
     while (level := _number(f"{caches}/index{index}/level")) >= 0:

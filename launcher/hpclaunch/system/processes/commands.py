@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +25,7 @@ MOST = 4  # processes that py-spy reads at a time
 def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
     """Return what py-spy says of each process, the first ones first; "" where the time was over.
 
-    py-spy reads large libraries, and each process stands still meanwhile.
+    py-spy reads large libraries, and each process is stopped meanwhile.
     """
 
     def stack_of(pid: int) -> str:
@@ -33,20 +33,12 @@ def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
         if left <= 0:
             return ""
         with _file() as output, _file() as errors:
+            command = [py_spy, "dump", "--native", "--pid", str(pid)]
             try:
-                process = subprocess.Popen(
-                    [py_spy, "dump", "--native", "--pid", str(pid)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=errors,
-                    start_new_session=True,
-                )
+                code = _run(command, left, subprocess.DEVNULL, output, errors)
             except OSError as e:
                 return f"{py_spy}: {e.strerror}\n"
-            try:
-                process.wait(left)
-            except subprocess.TimeoutExpired:
-                _kill(process)
+            if code is None:
                 return ""
             return (_content(output) or _content(errors)).decode(errors="replace")
 
@@ -57,9 +49,9 @@ def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
 def notify(
     command: str, event: Mapping[str, Any], mask: Collection[int] = (), limit: float = LIMIT
 ) -> str:
-    """Run the user's command with the event. Returns what was wrong; "" if nothing.
+    """Run the user's command with the event. Return what was wrong; "" if nothing.
 
-    What it prints is dropped, but for the last line of its errors if it fails. `mask`: the signals
+    Its output is dropped, except for the last line of its errors if it fails. `mask`: the signals
     that are blocked for it.
     """
     me = os.getpid()
@@ -70,21 +62,12 @@ def notify(
 
     # A command need not read.
     with _file(json.dumps(event).encode() + b"\n") as event_file, _file() as errors:
+        shell = ["/bin/sh", "-c", command]
         try:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
-                stdin=event_file,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=prepare,
-            )
+            code = _run(shell, limit, event_file, subprocess.DEVNULL, errors, prepare)
         except OSError as e:
             return f"cannot be run: {e.strerror}"
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            _kill(process)
+        if code is None:
             return f"was killed: it took longer than {limit:g} s"
         if not code:
             return ""
@@ -95,17 +78,32 @@ def notify(
         return f"{how}: {said}" if said else how
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session, with what it has started there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILLED_LIMIT)  # a file system may hold it
+def _run(
+    command: Sequence[str],
+    limit: float,
+    stdin: Any,
+    stdout: Any,
+    stderr: Any,
+    prepare: Callable[[], None] | None = None,
+) -> int | None:
+    """Run a command in a session of its own. Return its exit code; None if it took longer than the
+    limit: then it was killed, with all that it has started there. Raises OSError.
+    """
+    streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=prepare, **streams)
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_LIMIT)  # a file system may hold it
+        return None
 
 
 def _file(content: bytes = b"") -> Any:
-    """Return a file in memory, to be read from its begin. Unlike a pipe, it keeps nobody waiting
-    for what a command leaves running.
+    """Return a file in memory, at its beginning. Unlike with a pipe, nobody waits for the end of
+    processes that a command leaves behind.
     """
     file = os.fdopen(os.memfd_create("hpclaunch", os.MFD_CLOEXEC), "w+b", buffering=0)
     file.write(content)

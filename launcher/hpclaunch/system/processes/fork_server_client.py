@@ -17,11 +17,13 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 
 class ForkServerClient(Helper):
+    """Commands out, events in."""
+
     has_children = True
     kind = ProcessKind.FORK_SERVER
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
-        """`handled` are signals beyond the usual ones on which the agent acts."""
+        """`handled`: signals beyond the usual ones on which the agent acts."""
         self.handled = tuple(handled)
         # Workers inherit our standard input.
         super().__init__("hpclaunch.worker.fork_server", numbers(self.handled), stdin=None)
@@ -43,12 +45,11 @@ class ForkServerClient(Helper):
         now: bool,
         steps: Sequence[Sequence[Any]] = (),
     ) -> None:
-        """How to start the template: `now`, or on the first connection to a store.
+        """Start the template, `now` or on the first connection to a store.
 
         `own` are variables that differ between workers: a module that depends on one of them when
-        it is imported cannot be imported for all.
-
-        The first successor of the template does these `steps`.
+        it is imported cannot be imported for all. The first successor of the template does these
+        `steps`.
         """
         self.send(
             messages.Prepare(
@@ -78,14 +79,16 @@ class ForkServerClient(Helper):
         size: tuple[int, int] = (0, 0),
         pipes: bool = False,
     ) -> None:
-        """`store` is the file for the errors of the round's store, "" if another node has it;
-        `peers` are the networks from which the nodes of the round connect to it.
+        """Start the workers of a round.
 
-        With `learn`, workers tell what they have imported, for the templates of the next rounds.
-        With `progress`, they tell how far they have come: "progress".
+        `store` is the file for the errors of the round's store, "" if another node has it; `peers`
+        are the networks from which the nodes of the round connect to it. With `learn`, workers
+        report what they have imported, for the templates of the next rounds; with `progress`, they
+        report their progress.
+
         `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
-        this `size` (rows, columns); what it writes there is copied to its file. With `pipes`, all
-        other streams are pipes, which are copied in the same way.
+        this `size` (rows, columns); its output is copied to its file. With `pipes`, all other
+        streams are pipes, which are copied in the same way.
         """
         self.send(
             messages.Start(
@@ -103,34 +106,34 @@ class ForkServerClient(Helper):
         )
 
     def resize(self, size: tuple[int, int]) -> None:
-        """The terminals of the workers, (rows, columns)."""
+        """Set the size of the workers' terminals: (rows, columns)."""
         self.send(messages.Resize(size))
 
     def keep(self, until: float) -> None:
-        """Until when the workers may run: their lease."""
+        """Extend the lease of the workers: they may run until then."""
         self.send(messages.Keep(until))
 
     def query(self, kind: str, number: int) -> None:
-        """Find something out about the workers: "answer"."""
+        """Ask the workers a question. Answered by "answer"."""
         self.send(messages.Query(kind, number))
 
     def await_stillness(self, seconds: Sequence[float]) -> None:
-        """Report at once when nothing has moved for one of these times: "progress"."""
+        """Report "progress" at once when nothing has moved for one of these times."""
         self.send(messages.AwaitStillness([*seconds]))
 
     def signal(self, signum: int) -> None:
         self.send(messages.Signal(signum))
 
     def offer(self, number: int, step: int, signum: int) -> None:
-        """A notice, which workers wait for at its step: "offered"."""
+        """Offer a notice, for which workers wait at its step. Answered by "offered"."""
         self.send(messages.Offer(number, step, signum))
 
     def withdraw(self) -> None:
-        """The notice that was offered."""
+        """Withdraw the notice that was offered."""
         self.send(messages.Withdraw())
 
     def give(self, number: int) -> None:
-        """The notice that was offered: "taken"."""
+        """Give the notice that was offered. Answered by "taken"."""
         self.send(messages.Give(number))
 
     def stop(self, signum: int = SIGTERM) -> None:
@@ -155,8 +158,8 @@ class ForkServerClient(Helper):
         self.send(messages.PostOnDeath(port, notice, secret.hex(), release))
 
     def close(self, *, in_order: bool = True) -> None:
-        """The end: the fork server kills whatever is left, and exits; unless all is `in_order`, it
-        first tells the others that this agent is dead, whose port must be free by now.
+        """End the fork server, which kills everything that is left. Unless all is `in_order`, it
+        first posts the death notice of this agent, whose port must be free by now.
         """
         if in_order:
             self.send(messages.Part())

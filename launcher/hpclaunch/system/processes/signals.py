@@ -13,7 +13,7 @@ class Signals:
     """A queue of the signals that this process receives. Its creator closes it."""
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
-        """`handled` are signals beyond those that are always handled."""
+        """`handled`: signals beyond those that are always handled."""
         self._all = {*END_SIGNALS, *FORWARDED, signal.SIGWINCH, *handled}
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -26,7 +26,8 @@ class Signals:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a helper has ended, or was stopped
 
     def ignore(self) -> None:
-        """From the verdict on nothing may change the exit code, the interpreter's own end included.
+        """Ignore all signals: after the verdict nothing may change the exit code, not even the
+        interpreter's own end.
 
         Slurm may end the step as soon as the first agent leaves (KillOnBadExit).
         """
@@ -50,7 +51,7 @@ class Signals:
 
 
 def wait_for_end(seconds: float) -> None:
-    """Until somebody wants this process to end. Call it after `Signals.ignore`."""
+    """Wait so long for a signal to end. Call it after `Signals.ignore`."""
     # A signal that is ignored is not seen unless it is blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     signal.sigtimedwait(END_SIGNALS, seconds)

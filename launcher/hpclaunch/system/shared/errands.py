@@ -1,4 +1,4 @@
-"""The errands that an agent gives to a helper, since they may take long or hang, and their answers.
+"""Errands that an agent leaves to a helper, since they may take long or hang, and their answers.
 
 `agent/errands.py` sends them, and `agent/errand_service.py` runs them. An answer has the number of
 its errand.
@@ -12,7 +12,7 @@ from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
 class FindJobEnd(Message):
-    """When does Slurm end the job? Answered by JobEndFound."""
+    """Find out when Slurm ends the job. Answered by JobEndFound."""
 
     limit = 120.0  # seconds; more than `scontrol` may take for all of its answers
     number: int
@@ -26,7 +26,7 @@ class FindJobEnd(Message):
 
 
 class JobEndFound(Message):
-    """When Slurm ends the job, and the other fields of an EndFound."""
+    """The end of a job: the fields of an EndFound."""
 
     number: int
     left: float | None
@@ -35,13 +35,13 @@ class JobEndFound(Message):
     requeued_if_killed: bool
     draining: tuple[str, ...]
     endless: bool
-    began: float | None  # when the job did, in seconds since 1970
-    has_answered: bool  # Slurm, by now
+    began: float | None  # when the job began, in seconds since 1970
+    has_answered: bool  # Slurm has, by now
     step_end: float  # when the step reaches its own time limit, in seconds since 1970; or infinite
 
 
 class Resolve(Message):
-    """Look up the addresses of a node; answered by Resolved."""
+    """Look up the addresses of a node. Answered by Resolved."""
 
     limit = 300.0  # seconds; resolvers have time-outs of their own
     number: int
@@ -54,7 +54,7 @@ class Resolved(Message):
 
 
 class Explain(Message):
-    """Why is nothing heard of the head on this host? Answered by Explained."""
+    """Find out why the head on this host is silent. Answered by Explained."""
 
     limit = 30.0
     number: int
@@ -69,12 +69,12 @@ class Explained(Message):
 
 
 class ReadStacks(Message):
-    """Have py-spy read the native stacks of processes; answered by Stacks."""
+    """Have py-spy read the native stacks of processes. Answered by Stacks."""
 
     limit = 3.0  # seconds; py-spy may read from the file system on which the workers hang
     number: int
     py_spy: str
-    pids: tuple[int, ...]  # the first ones first, should the time not be enough for all
+    pids: tuple[int, ...]  # in this order, if the time is not enough for all
     until: float  # monotonic time
 
 
@@ -84,7 +84,7 @@ class Stacks(Message):
 
 
 class Notify(Message):
-    """Run the user's command with an event on its standard input; answered by Notified."""
+    """Run the user's command with an event on its standard input. Answered by Notified."""
 
     limit = 60.0  # seconds; longer than the command may take before it is killed
     number: int

@@ -2,14 +2,14 @@
 
     python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
 
-calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment, but
-for the encoding of names, which have to be the same text at both ends, and for the PATHS of this
-package and of what it needs. FD is the process's end of the socket, BLOCKED the signals that the
-user had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end
-it.
+calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment,
+except for the encoding of names, which have to be the same text at both ends, and for the PATHS of
+this package and of the libraries that it needs. FD is the process's end of the socket, BLOCKED the
+signals that the user had blocked ("12,25"). All signals are blocked when it begins: one for the
+agent must not end it.
 
-For main, FD has another number. That of the agent may be too high for select(), and for the user's
-limit of open files.
+main gets another number for FD: the agent's may be too high for select(), and for the user's limit
+of open files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,7 +50,7 @@ _PROGRAM = (
     "low = os.dup(fd); os.close(fd); "
     "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
-_own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and the processes that they spare
+_own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes that are spared
 
 
 class Helper:
@@ -91,24 +93,21 @@ class Helper:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
         _own[self._process.pid] = self.kind
-        self.heard = False  # it has come up
+        self.heard = False  # it has answered
         self.lost = False
         self.survivors = False
 
     def fileno(self) -> int:
         return self._lines.fileno()
 
-    def ask(self, **request: Any) -> None:
-        """Send a request. A large one may have to wait for a process that somebody has stopped."""
-        with contextlib.suppress(OSError):  # it is gone: receive() tells
-            self._lines.send(request, wait=lambda: self._is_ready(select.POLLOUT, math.inf))
-
     def send(self, request: Message) -> None:
-        """Send a request, as `ask` does."""
-        self.ask(**request.encoded())
+        """Send a request. A large one may have to wait for a process that somebody has stopped."""
+        wait = partial(self._is_ready, select.POLLOUT, math.inf)
+        with contextlib.suppress(OSError):  # it is gone, as receive() shows
+            self._lines.send(request.encoded(), wait=wait)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The replies that are there; call it when the descriptor is readable."""
+        """Return the replies that are there. Call this when the descriptor is readable."""
         try:
             replies = self._lines.receive()
         except EOFError:
@@ -139,9 +138,7 @@ class Helper:
         self._leave()
 
     def abandon(self) -> None:
-        """Kill it at once, and all below it. If it hangs in a driver or a file system, it cannot be
-        killed for now, and is not waited for.
-        """
+        """Kill it at once, and all below it. One that hangs in a driver is not waited for."""
         limit = time.monotonic() + ABANDON_LIMIT
         below = descendants((), self._process.pid) if self.has_children else set()
         self._process.kill()
@@ -180,7 +177,7 @@ class Helper:
         _own.pop(self._process.pid, None)
 
     def _end_orphans(self) -> None:
-        """After its death: its children died with it, and their children are ours now."""
+        """Kill what is left after its death: its children died with it, and theirs are ours now."""
         self._process.wait()
         self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
 
@@ -188,7 +185,7 @@ class Helper:
         return descendants({*_own, *self._older})
 
     def _end_children(self, find: Callable[[], set[int]], limit: float) -> None:
-        """Kill and reap children of ours until none is found or the time `limit` has come."""
+        """Kill and reap children of ours until none is found or the time `limit` is reached."""
         while (left := find()) and time.monotonic() < limit:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -199,9 +196,7 @@ class Helper:
 
 
 class StoppedHelpers:
-    """A watch over helpers: one that somebody has stopped is made to continue, and `continued` is
-    called with its kind.
-    """
+    """A watch that continues stopped helpers, and calls `continued` with the kind of each."""
 
     def __init__(self, continued: Callable[[ProcessKind], None]) -> None:
         self._continued = continued
@@ -230,6 +225,14 @@ def say_now(text: str) -> None:
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"hpclaunch: {text}\n".encode(errors="replace"))
+
+
+def place_of(library: str) -> str:
+    """Return the directory in which an installed library lies, for `paths` of a helper."""
+    found = find_spec(library)
+    assert found is not None, "hpclaunch depends on it, or has used it"
+    assert found.origin is not None
+    return str(Path(found.origin).parents[1 if found.submodule_search_locations else 0])
 
 
 def numbers(signums: Iterable[int]) -> str:

@@ -5,6 +5,7 @@ Standard library only, and no search for the C library, which would start a prog
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,22 +14,26 @@ from collections.abc import Callable
 
 MODIFY = 0x2
 ONESHOT = 0x80000000
-_HEAD = struct.Struct("iIII")  # watch, what has happened, cookie, length of the name behind it
-_ROOM = 1 << 16  # bytes that are read at once; the kernel cuts no event in two
+_HEAD = struct.Struct("iIII")  # watch, what has happened, cookie, length of the name that follows
+_ROOM = 1 << 16  # bytes that are read at once; the kernel splits no event
 
 
 class Inotify:
-    """Watches, each with its number. Raises OSError where the kernel grants none."""
+    """Watches by number. Where the kernel grants none, `fileno` is -1, and each is refused."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = _call(self._libc.inotify_init1, os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = _call(self._libc.inotify_init1, os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fileno(self) -> int:
         return self._fd
 
     def add_watch(self, path: str | os.PathLike[str], mask: int) -> int:
-        """Return the number of the watch, which is the one from before if the file has one."""
+        """Watch a file, and return the number of its watch: the same again if it has one. Raises
+        OSError if the kernel grants no more watches.
+        """
         add = self._libc.inotify_add_watch
         return _call(add, self._fd, os.fsencode(path), ctypes.c_uint32(mask))
 
@@ -36,11 +41,11 @@ class Inotify:
         _call(self._libc.inotify_rm_watch, self._fd, watch)
 
     def read(self) -> list[int]:
-        """Return the watches of what has happened so far, one for each event; -1 if some of it was
-        lost because nobody has read for long.
+        """Return the watches of the events so far, one for each; -1 if the kernel has lost some,
+        because they were not read for long.
         """
         found: list[int] = []
-        data = b"?" * _ROOM
+        data = b"?" * _ROOM if self._fd >= 0 else b""
         while len(data) == _ROOM:  # there may be more
             try:
                 data = os.read(self._fd, _ROOM)
@@ -54,7 +59,9 @@ class Inotify:
         return found
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _call(function: Callable[..., int], *args: object) -> int:

@@ -1,8 +1,8 @@
-"""How many files this process may have open, connections included (`ulimit -n`).
+"""The limit of open files of this process, connections included (`ulimit -n`).
 
-An agent raises its limit to what it needs, up to the hard limit. What it starts has the user's own
-limit: some programs close every descriptor that they might have, and scripts are to see what the
-user has set.
+An agent raises its limit to what it needs, up to the hard limit. The processes that it starts have
+the user's own limit: some programs close every descriptor that they might have, and scripts are to
+see what the user has set.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def raise_to(needed: int) -> float:
 
 
 def restore(pid: int) -> None:
-    """The user's limit, for a process that was started after `raise_to`."""
+    """Restore the user's limit for a process that was started after `raise_to`."""
     if resource.getrlimit(resource.RLIMIT_NOFILE) != _USERS:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, _USERS)

@@ -1,7 +1,7 @@
-"""JSON for the journal and the wire, in which any file name may stand.
+"""JSON for the journal and the wire, with any file name in it.
 
-A file name is bytes. What cannot be decoded Python keeps as lone surrogates, which UTF-8 does not
-allow and msgspec neither writes nor reads. The standard library does both, but more slowly.
+A file name is bytes. Python keeps those that cannot be decoded as lone surrogates, which UTF-8 does
+not allow and msgspec neither writes nor reads. The standard library does both, but more slowly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def to_json(value: object) -> bytes:
-    """For readers with any library."""
+    """Return the JSON of a value, for readers with any library."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -25,7 +25,7 @@ def to_json(value: object) -> bytes:
 
 
 def pack(value: object) -> bytes:
-    """For `unpack`: JSON, or a string with the standard library's JSON in it."""
+    """Return JSON for `unpack`: of msgspec, or a string with the standard library's."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -33,7 +33,7 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Raises MsgspecError for what is no packed value of this type."""
+    """Return the value that was packed. Raises MsgspecError for anything else than this type."""
     try:
         if bytes(data)[:1] != b'"':
             return msgspec.json.decode(data, type=kind)

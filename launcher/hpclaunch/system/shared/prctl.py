@@ -1,6 +1,6 @@
 """prctl(2) for the agent and its helpers: who adopts orphans, and who dies with whom.
 
-Standard library only. `worker/processes.py` has its own: no file there imports from here.
+Standard library only. `worker/processes.py` has its own, since no file there imports from here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ _prctl = ctypes.CDLL(None).prctl  # found now: a child that has just been forked
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parents die become its children."""
+    """Make processes below this one whose parents die its own children."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> bool:
     """Have this process get the signal when its parent ends, or the thread that has started it,
-    however that happens. False when the parent has ended already, since then no signal comes any
-    more."""
+    however that happens. Return False if the parent has ended already, since then there is no
+    signal.
+    """
     _prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent

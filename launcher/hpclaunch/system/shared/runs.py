@@ -8,7 +8,7 @@ from hpclaunch.core.protocol.errors import UsageError
 
 
 def before(environ: Mapping[str, str]) -> int:
-    """How often Slurm has started this job again. Raises UsageError."""
+    """Return how often Slurm has started this job again. Raises UsageError."""
     text = environ.get("SLURM_RESTART_COUNT", "0")
     if not text.isdecimal():
         raise UsageError(f"SLURM_RESTART_COUNT={text} makes no sense: it is no number of restarts")
@@ -16,7 +16,7 @@ def before(environ: Mapping[str, str]) -> int:
 
 
 def elements_before(environ: Mapping[str, str]) -> int:
-    """How many elements of its array come before this one."""
+    """Return how many elements of its array are before this one."""
     first = _number(environ.get("SLURM_ARRAY_TASK_MIN", ""))
     return max(0, _number(environ.get("SLURM_ARRAY_TASK_ID", "")) - first)
 

@@ -1,4 +1,4 @@
-"""What `scontrol show` says. Standard library only: processes that start in no time use it."""
+"""The output of `scontrol show`. Standard library only: helpers that start quickly use it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ LIMIT = 10.0  # seconds for one question
 
 
 def shown(kind: str, name: str) -> dict[str, str]:
-    """The fields of one thing; {} if it does not answer."""
+    """Return the fields of one thing; {} if Slurm does not answer."""
     return fields_of(said(kind, "-o", name))
 
 
 def node_address(node: str) -> str:
-    """Return the address or name at which Slurm reaches a node; "" if Slurm does not answer, or
-    outside of a job.
-    """
+    """Return the address or name at which Slurm reaches a node; "" if that is not known."""
     if "SLURM_JOB_ID" not in os.environ:
         return ""
     for alias in os.environ.get("SLURM_NODE_ALIASES", "").split(","):
@@ -27,7 +25,7 @@ def node_address(node: str) -> str:
 
 
 def said(*words: str) -> str:
-    """What it answers; "" if it does not."""
+    """Return the answer of Slurm; "" if there is none."""
     env = os.environ | {"SLURM_TIME_FORMAT": "%s"}  # of times: seconds since 1970
     command = ["scontrol", "show", *words]
     try:
@@ -38,10 +36,10 @@ def said(*words: str) -> str:
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """Of the first line: a heterogeneous job has several.
+    """Return the fields of the first line: a heterogeneous job has several.
 
-    The name of a job, which comes before its user, and its command, comment and the like, which
-    come last, are words of the user's. Some look like fields.
+    The name of a job, before its user, and its command, comment and the like, at the end, are words
+    of the user's. Some look like fields.
     """
     line = text.partition("\n")[0]
     _, _, of_user = line.partition(" UserId=")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from .helper import ROOT
 
 LIMIT = 60.0  # seconds; srun waits for its nodes
 SQUEUE = ("squeue", "--noheader", "--format=%A %D %T %j")
@@ -23,11 +26,13 @@ SRUN = (
     "--kill-on-bad-exit=0",
     "--wait=0",
 )
-# Else the options of the job, or of the step that this is called in, would hold for srun as well.
+# All others are removed: options of the job, or of this step, would count as options of srun.
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
 class SlurmJob(NamedTuple):
+    """A job as squeue shows it."""
+
     id: str
     nodes: str  # how many
     state: str
@@ -35,18 +40,20 @@ class SlurmJob(NamedTuple):
 
 
 class Ended(NamedTuple):
+    """The output of a command that has ended."""
+
     lines: Sequence[str]
     complaint: str  # "" unless it failed
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """For Slurm's commands."""
+    """Return the environment for Slurm's commands."""
     return {k: v for k, v in environ.items() if k in KEPT or not k.startswith(("SLURM_", "SRUN_"))}
 
 
 def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
-    """The jobs that squeue shows with the option `which`, and the last line of its complaint. An
-    array has several. OSError without Slurm's commands.
+    """Return the jobs that squeue shows with the option `which`, of which an array has several, and
+    the last line of its complaint. Raises OSError without Slurm's commands.
     """
     known = run([*SQUEUE, which], env)
     words = (line.split(maxsplit=3) for line in known.lines)
@@ -54,20 +61,29 @@ def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
     return jobs, known.complaint.rpartition("\n")[2]
 
 
+def reader(module: str, *words: str) -> list[str]:
+    """Return a command line for `main` of a module, which has only Python's own library."""
+    program = (
+        f"import sys; sys.path.append(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", program, ROOT, *words]
+
+
 def srun(job: str, nodes: str, *options: str) -> list[str]:
-    """The beginning of a command line: one task on each of so many of its nodes."""
+    """Return how a command line begins that runs one task on each of so many nodes of a job."""
     return [*SRUN, f"--jobid={job}", f"--nodes={nodes}", f"--ntasks={nodes}", *options]
 
 
-def run(command: Sequence[str], env: Mapping[str, str] | None) -> Ended:
+def run(command: Sequence[str], env: Mapping[str, str] | None, limit: float = LIMIT) -> Ended:
+    """Run a command for at most `limit` seconds. Raises OSError if it cannot be started."""
     try:
         done = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit
         )
         out, complaint = done.stdout, ""
         if done.returncode:  # otherwise it has only warned
             complaint = done.stderr.decode(errors="replace").strip()
             complaint = complaint or f"exit code {done.returncode}"
     except subprocess.TimeoutExpired as e:
-        out, complaint = e.stdout or b"", f"{command[0]} did not end within {LIMIT:.0f} s"
+        out, complaint = e.stdout or b"", f"{command[0]} did not end within {limit:.0f} s"
     return Ended(out.decode(errors="replace").splitlines(), complaint)

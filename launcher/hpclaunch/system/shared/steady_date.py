@@ -1,4 +1,4 @@
-"""Dates of what an agent records: a clock that is set meanwhile makes no time longer or shorter."""
+"""Dates for an agent's records: setting the clock makes no period longer or shorter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class SteadyDate:
-    """The time since the epoch, by this machine's clock as it was when this was made."""
+    """The time since the epoch, by this machine's clock as it was when this object was made."""
 
     def __init__(self) -> None:
         self._ahead = time.time() - _awake_or_not()

@@ -5,23 +5,18 @@ checkpoints are directories by DCP.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from ..candidates import CheckpointCandidate, FileKind, Location, Part, Step
+from ..candidates import CheckpointCandidate, FileFormat, Location, Step
 
-NAME = re.compile(r"ep\d+-ba(\d+)-rank(\d+)(?:\.pt)?")
+NAME = re.compile(r"ep\d+-ba(\d+)-rank0(?:\.pt)?")
 
 
-class Composer:
+class Composer(FileFormat):
     name = "Composer"
     load = "Trainer(load_path=path)"
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        named = NAME.fullmatch(place.name)
-        if named is None or named[2] != "0":
+        if (named := NAME.fullmatch(place.name)) is None:
             return None
         step = Step(int(named[1]), "step", "its name")
         return CheckpointCandidate(place, self, place.entry, step)
-
-    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        yield Part(candidate.decides, FileKind.TORCH, "")

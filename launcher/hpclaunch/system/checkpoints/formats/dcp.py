@@ -2,7 +2,7 @@
 
 Every rank writes its shards, `__R_0.distcp`. When all have, the first writes `.metadata.tmp`, which
 names each part of each tensor in them, and renames it to `.metadata`. Without collectives
-(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and nothing comes last.
+(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and nothing is written last.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from ..candidates import (
     IncompleteError,
     Location,
     Part,
-    all_ranks,
     need,
     none_newer,
     step_of,
 )
 from ..confinement import UnansweredError
-from ..listing import Entry, Folder, Identity
+from ..listing import Folder, Identity
 
 METADATA = ".metadata"
 SHARD = ".distcp"
@@ -33,7 +32,7 @@ BEGINNING = 16 << 20
 OPTIMIZER = (b"optim", b"exp_avg", b"momentum_buffer", b"param_groups")
 OF_RANK = re.compile(r"__(\d+)\.metadata")
 SHARD_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
-Parts = tuple[tuple[int, int], ...]  # of a file: (start, length) in bytes
+Pieces = tuple[tuple[int, int], ...]  # (start, length) in bytes
 
 
 class Dcp:
@@ -48,12 +47,7 @@ class Dcp:
         if METADATA in folder.files or not any(map(OF_RANK.fullmatch, folder.files)):
             yield from sealed_shards(folder)
             return
-        files = folder.files
-        saved = {int(m[1]): files[name] for name in files if (m := OF_RANK.fullmatch(name))}
-        ranks = candidate.facts.without_left(saved, candidate.time)
-        world = candidate.facts.world_at(candidate.time)
-        candidate.world = all_ranks(ranks, world, "__{}.metadata")
-        for entry in ranks.values():
+        for entry in candidate.files_of_ranks(OF_RANK, "__{}.metadata").values():
             yield from sealed_shards(folder, entry.name)
 
 
@@ -72,52 +66,45 @@ def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
     return found
 
 
-def sealed_shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
-    """Yield the shards that the metadata name. IncompleteError where there are none, or one is of a
-    later save."""
+def sealed_shards(folder: Folder, metadata: str = METADATA) -> list[Part]:
+    """Return the shards that the metadata name. Raises IncompleteError if the metadata are missing,
+    or older than a shard.
+    """
     seal = need(folder.files, metadata, "which torch writes once all ranks have saved")
     found = list(shards(folder, metadata))
-    none_newer(((part.label, part.entry) for part in found), seal)
-    yield from found
+    none_newer(found, seal)
+    return found
 
 
 def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
-    files = folder.files
-    named_by = files[metadata].identity
-    found = _named(files[metadata])
+    """Yield the shards that the metadata name. Raises IncompleteError if one is missing."""
+    entry = folder.files[metadata]
+    try:
+        found = _pieces(entry.path, entry.identity)
+    except UnansweredError as e:
+        raise IncompleteError(f"{metadata} is not known to be whole ({e})") from e
+    except ValueError as e:
+        raise IncompleteError(f"{metadata} is cut short or damaged ({e})") from e
     if not found:
         raise IncompleteError(f"{metadata} names no shard")
-    seen = files.look()
-    for name, parts in found.items():
-        yield Part(need(seen, name), FileKind.PIECES, name, parts, named_by)
-
-
-def _named(metadata: Entry) -> dict[str, Parts]:
-    try:
-        found = _pieces(metadata.path, metadata.identity)
-    except UnansweredError as e:
-        raise IncompleteError(f"{metadata.name} is not known to be whole ({e})") from e
-    if isinstance(found, str):
-        raise IncompleteError(f"{metadata.name} is cut short or damaged ({found})")
-    return found
+    seen = folder.files.look()
+    for name, pieces in found.items():
+        yield Part(need(seen, name), FileKind.PIECES, name, pieces, entry.identity)
 
 
 @lru_cache(maxsize=1024)
 def _names_optimizer(path: str, _identity: Identity) -> bool:
-    """The names of all tensors come first; without one of these it may be a model alone."""
+    """Return whether the metadata name an optimizer, as far as their beginning shows: the names of
+    all tensors are there. Without one, it may be a model alone.
+    """
     data = archives.read_beginning(path, BEGINNING)
     return any(word in data for word in OPTIMIZER)
 
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
-def _pieces(path: str, _identity: Identity) -> dict[str, Parts] | str:
-    """Return the parts of each file, or what is wrong with the metadata. What may differ next time
-    is raised, and so not remembered: OSError and UnansweredError."""
+def _pieces(path: str, _identity: Identity) -> dict[str, Pieces]:
+    """Return the pieces of each file. Raises OSError, UnansweredError, and ValueError for damage."""
     with archives.opened(path) as window:
         if window.length > archives.MOST_PICKLE:
-            return f"larger than {archives.MOST_PICKLE >> 20} MiB"
-        try:
-            found = pickles.pieces(window)
-        except ValueError as e:
-            return str(e)
-    return {name: tuple(parts) for name, parts in found.items()}
+            raise ValueError(f"larger than {archives.MOST_PICKLE >> 20} MiB")
+        return {name: tuple(found) for name, found in pickles.pieces(window).items()}

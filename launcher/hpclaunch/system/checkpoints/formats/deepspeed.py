@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
 from .. import archives, pickles
 from ..candidates import (
@@ -24,14 +22,14 @@ from ..candidates import (
     SLACK,
     CheckpointCandidate,
     Facts,
-    FileKind,
+    Format,
     IncompleteError,
     Location,
     Part,
     none_newer,
     step_of,
 )
-from ..listing import Folder, Identity
+from ..listing import Folder
 
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -45,8 +43,7 @@ BY_FIRST = re.compile(
 )
 NUMBER = re.compile(r"\d+")
 STATES = re.compile(rf".*_(?:model|optim)_states\.pt|{LAYER.pattern}")
-LATE = 60 * SECOND  # after `latest`, for a rank that was slow; a later save comes later still
-T = TypeVar("T")
+LATE = 60 * SECOND  # after `latest`, for a slow rank; a later save writes even later
 TAG = 255  # bytes of a name: `latest` may also be a large file of another kind
 
 
@@ -55,29 +52,31 @@ class DeepSpeed:
     load = "engine.load_checkpoint(path.parent, path.name)"
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        if not (names := states(place.folder)):
-            return None
-        first = place.folder.files[min(models(place.folder) or names)]
-        return CheckpointCandidate(place, self, first, step_of(place.name))
+        return candidate(self, place, place.folder)
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        root = candidate.place.root
-        once = is_used_once(candidate.name, root)
-        found = tag_parts(candidate.folder, root, candidate.facts, once=once)
-        candidate.world = world_of(candidate.folder)
-        return found
+        return tag_parts(candidate.folder, candidate.place.root, candidate.facts, candidate)
+
+
+def candidate(form: Format, place: Location, tag: Folder) -> CheckpointCandidate | None:
+    """Return the checkpoint whose files are in the directory `tag`; None if there are none."""
+    if not (names := states(tag)):
+        return None
+    decides = tag.files[min(_models(tag) or names)]
+    return CheckpointCandidate(place, form, decides, step_of(place.name))
 
 
 def states(folder: Folder) -> list[str]:
+    """Return the names of the files that DeepSpeed has written in a tag's directory."""
     return [name for name in folder.files if STATES.fullmatch(name)]
 
 
-def models(folder: Folder) -> list[str]:
+def _models(folder: Folder) -> list[str]:
     return [name for name in folder.files if MODEL.fullmatch(name)]
 
 
 def named(root: Folder) -> str:
-    """The tag that is in `latest`; "" where there is none, or nothing in it."""
+    """Return the tag that is in `latest`; "" if there is none, or nothing in it."""
     if LATEST not in root.files:
         return ""
     try:
@@ -87,59 +86,68 @@ def named(root: Folder) -> str:
 
 
 def is_root(folder: Folder) -> bool:
-    """Whether tags are in this directory."""
+    """Return whether tags are in this directory."""
     return any(states(folder.folder(name)) for name in _plain(folder))
 
 
-def is_used_once(name: str, beside: Folder) -> bool:
-    """Whether no other save will be under this name: there is a step in it, or what is beside it
-    has the same name but for a number."""
+def _is_used_once(name: str, beside: Folder) -> bool:
+    """Return whether no other save will have this name: it contains a step, or something beside it
+    has the same name but for a number.
+    """
     form = NUMBER.sub("0", name)
     others = (other for other in beside.folders if other != name)
     return step_of(name) is not None or any(NUMBER.sub("0", other) == form for other in others)
 
 
-def root_parts(folder: Folder, facts: Facts, *, once: bool = True) -> Iterator[Part]:
-    """Yield the files of the tag that `latest` names, for a library that saves the rest beside it.
-    A file of this rest that is written later shows whether the tag was used again; where there is
-    none, `once` says it."""
+def root_parts(folder: Folder, facts: Facts, own: CheckpointCandidate | None = None) -> list[Part]:
+    """Return the files of the tag that `latest` names, for a library that saves DeepSpeed's
+    directory inside of its own. `own` is as for `tag_parts`.
+    """
     if not is_root(folder):
-        return
+        return []
     tag = named(folder)
     if tag not in _plain(folder):
         raise IncompleteError(
             f"{LATEST} names none of its directories: DeepSpeed had not saved all yet"
         )
-    for part in tag_parts(folder.folder(tag), folder, facts, once=once):
-        yield part._replace(label=f"{tag}/{part.label}")
+    return [part.within(tag) for part in tag_parts(folder.folder(tag), folder, facts, own)]
 
 
-def tag_parts(folder: Folder, root: Folder, facts: Facts, *, once: bool) -> list[Part]:
-    """The files of a tag, which are those of all ranks and of one save. If its name is not used
-    just `once`, a rank that is late may have begun with the next save."""
+def tag_parts(
+    folder: Folder, root: Folder, facts: Facts, own: CheckpointCandidate | None
+) -> list[Part]:
+    """Return the files of a tag, if they are those of all ranks and of one save.
+
+    `own` is the checkpoint that consists of them, whose world is noted. None: there are other
+    files, which are written later. If a name is used again, a late rank of one save may have begun
+    with the next, and without such other files nothing else shows it.
+    """
+    tag = os.path.basename(folder.path)
+    if own is not None:
+        own.world = world_of(folder)
     folder.files.look()
     if not (found := states(folder)):
-        raise IncompleteError(f"{os.path.basename(folder.path)}: it has no files, or no longer")
-    files = [folder.files[name] for name in found]
+        raise IncompleteError(f"{tag}: it has no files, or no longer")
+    parts = [Part.of(folder.files[name], name) for name in found]
     are_all = _check_ranks(folder, found)
     _check_experts(folder, found)
-    tag = os.path.basename(folder.path)
     latest = root.files.get(LATEST)
-    times = [entry.time for entry in files]
+    times = [part.entry.time for part in parts]
     one_round = facts.one_round(min(times), max(times))
     if one_round is False:
         raise IncompleteError("its files are of two rounds: neither save was finished")
     if latest is not None and named(root) == tag:
-        by_first = ((e.name, e) for e in files if BY_FIRST.fullmatch(e.name))
+        by_first = (part for part in parts if BY_FIRST.fullmatch(part.label))
         none_newer(by_first, latest, slack=0)  # which wrote `latest` when these were there
-        none_newer(((e.name, e) for e in files), latest, LATE if once else SLACK)
+        once = own is None or _is_used_once(own.name, own.place.root)
+        none_newer(parts, latest, LATE if once else SLACK)
     elif not are_all:
         raise IncompleteError(
             f"{LATEST} does not name it, and nothing else says that it is complete"
         )
     elif not one_round and (latest is None or max(times) > latest.time):
         raise IncompleteError(f"{LATEST} does not name it: DeepSpeed writes that last")
-    return [Part(entry, FileKind.TORCH, entry.name) for entry in files]
+    return parts
 
 
 def _plain(folder: Folder) -> list[str]:
@@ -147,12 +155,12 @@ def _plain(folder: Folder) -> list[str]:
 
 
 def _check_ranks(folder: Folder, found: list[str]) -> bool:
-    """Check that no rank's file is missing; IncompleteError if one is.
+    """Raise IncompleteError if a rank's file is missing.
 
     `found` are the names of the files that are there. Return whether they are known to be complete:
     the size of the world is known, and every file is of a known kind.
     """
-    sizes = _first_sizes(folder)
+    sizes = _sizes(folder)
     if sizes is None:
         return False
     unknown = set(found)
@@ -180,10 +188,12 @@ def _expected_names(data: int, model: int, with_optimizer: bool, found: list[str
 
 
 def _check_experts(folder: Folder, found: list[str]) -> None:
-    """Under tensor parallelism, any rank may have one."""
+    """Raise IncompleteError if an expert is missing, of those that a model says it has. Under
+    tensor parallelism, any rank may have written it.
+    """
     there = {(int(m[1]), int(m[2])) for name in found if (m := EXPERT.fullmatch(name))}
-    counts = _of_first_model(folder, _experts) if there else None
-    for layer, count in enumerate(counts or ()):
+    counts = _model_fields(folder).get("num_experts") if there else None
+    for layer, count in enumerate(counts if isinstance(counts, list) else ()):
         for expert in range(count):
             if (layer, expert) not in there:
                 raise IncompleteError(
@@ -192,49 +202,25 @@ def _check_experts(folder: Folder, found: list[str]) -> None:
 
 
 def world_of(folder: Folder) -> int | None:
-    sizes = _first_sizes(folder)
+    sizes = _sizes(folder)
     return sizes[0] * sizes[1] if sizes else None
 
 
-def _first_sizes(folder: Folder) -> tuple[int, int, bool] | None:
-    return _of_first_model(folder, _sizes)
-
-
-def _of_first_model(folder: Folder, ask: Callable[[str, Identity], T | None]) -> T | None:
-    """A file that a slow rank is still writing says nothing."""
-    found = (folder.files[name] for name in sorted(models(folder)))
-    return next(filter(None, (ask(e.path, e.identity) for e in found)), None)
-
-
-def _experts(path: str, identity: Identity) -> tuple[int, ...] | None:
-    """Return how many experts each layer that has some has, as a file with a model says it; None if
-    it does not."""
-    found = _fields(path, identity).get("num_experts")
-    return tuple(found) if isinstance(found, list) else None
-
-
-def _sizes(path: str, identity: Identity) -> tuple[int, int, bool] | None:
-    """Return how many ranks share the data, how many the model, and whether the optimizer is in
-    this file too (without ZeRO), as a file with a model says it; None if it does not."""
-    found = _fields(path, identity)
+def _sizes(folder: Folder) -> tuple[int, int, bool] | None:
+    """Return how many ranks share the data, how many the model, and whether files with a model
+    contain the optimizer too (without ZeRO); None if no file says it.
+    """
+    found = _model_fields(folder)
     match found.get("dp_world_size"), found.get("mp_world_size"):
         case int(of_data), int(of_model) if of_data > 0 and of_model > 0:
             return of_data, of_model, found.get("param_shapes", ...) is None
     return None
 
 
-def _fields(path: str, identity: Identity) -> dict[str, pickles.Field]:
-    """Return the entries of a file with a model that are about the ranks; none if it cannot be read
-    to its end."""
-    try:
-        return _read_fields(path, identity)
-    except (OSError, archives.DamagedError):
-        return {}
-
-
-@lru_cache(maxsize=1024)
-def _read_fields(path: str, _identity: Identity) -> dict[str, pickles.Field]:
-    """Raises OSError and DamagedError, which are not remembered: both may pass."""
+def _model_fields(folder: Folder) -> dict[str, pickles.Field]:
+    """Return what the first readable file with a model says about the ranks: one that a slow rank
+    is still writing says nothing.
+    """
     names = "dp_world_size", "mp_world_size", "param_shapes", "num_experts"
-    with archives.opened(path) as window:
-        return archives.fields(window, *names)
+    found = (archives.fields_of(folder.files[name], *names) for name in sorted(_models(folder)))
+    return next(filter(None, found), {})

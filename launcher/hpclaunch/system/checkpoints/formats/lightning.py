@@ -1,25 +1,23 @@
 """Lightning's checkpoints: a file by torch.save; under sharded FSDP a directory by DCP, to which
-the first rank adds `meta.pt` at last; under DeepSpeed a directory with `latest` in it.
+the first rank adds `meta.pt` last; under DeepSpeed a directory with `latest` in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
-from .. import archives, pickles
+from .. import archives
 from ..candidates import (
     SLACK,
     CheckpointCandidate,
-    FileKind,
+    FileFormat,
     IncompleteError,
     Location,
     Part,
     Step,
     need,
-    step_of,
 )
-from ..listing import Entry, Identity
+from ..listing import Entry
 from . import dcp, deepspeed
 
 SUFFIX = ".ckpt"
@@ -28,20 +26,13 @@ VERSION = "pytorch-lightning_version"
 LOAD = "trainer.fit(model, ckpt_path=path)"
 
 
-class Lightning:
+class Lightning(FileFormat):
     name = "Lightning"
     load = LOAD
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        if not place.name.endswith(SUFFIX):
-            return None
-        step = _global_step(place.entry.path, place.entry.identity)
-        if step is None:
-            return None
-        return CheckpointCandidate(place, self, place.entry, _step(place, step))
-
-    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        yield Part(candidate.decides, FileKind.TORCH, "")
+        step = _step(place.entry) if place.name.endswith(SUFFIX) else None
+        return None if step is None else CheckpointCandidate(place, self, place.entry, step)
 
 
 class LightningSharded:
@@ -49,19 +40,18 @@ class LightningSharded:
     load = LOAD
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        if not place.name.endswith(SUFFIX):
-            return None
-        found = dcp.candidate(self, place)
+        found = dcp.candidate(self, place) if place.name.endswith(SUFFIX) else None
         if found is not None and META in place.folder.files:
-            meta = place.folder.files[META]
-            found.step = _step(place, _global_step(meta.path, meta.identity))
+            found.step = _step(place.folder.files[META]) or found.step
         return found
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         yield from dcp.sealed_shards(candidate.folder)
         meta = need(candidate.folder.files, META, "which Lightning writes last")
-        _none_older(candidate, meta)
-        yield Part(meta, FileKind.TORCH, META)
+        if meta.time < candidate.time - SLACK:
+            older = f"{META} is older than {dcp.METADATA}"
+            raise IncompleteError(f"{older}: a later save was not finished")
+        yield Part.of(meta, META)
 
 
 class LightningDeepSpeed:
@@ -69,42 +59,22 @@ class LightningDeepSpeed:
     load = LOAD
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        if not place.name.endswith(SUFFIX):
-            return None
-        tags = [t for t in place.folder.folders if deepspeed.states(place.folder.folder(t))]
-        if not tags:
-            return None
-        tag = place.folder.folder(tags[0])
-        first = tag.files[min(deepspeed.models(tag) or deepspeed.states(tag))]
-        world = deepspeed.world_of(tag)
-        return CheckpointCandidate(place, self, first, step_of(place.name), world)
+        inner = map(
+            place.folder.folder, place.folder.folders if place.name.endswith(SUFFIX) else ()
+        )
+        found = (deepspeed.candidate(self, place, tag) for tag in inner)
+        return next(filter(None, found), None)
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        once = deepspeed.is_used_once(candidate.name, candidate.place.root)
-        return deepspeed.root_parts(candidate.folder, candidate.facts, once=once)
+        return deepspeed.root_parts(candidate.folder, candidate.facts, candidate)
 
 
-def _none_older(candidate: CheckpointCandidate, meta: Entry) -> None:
-    if meta.time < candidate.decides.time - SLACK:
-        raise IncompleteError(f"{META} is older than {dcp.METADATA}: a later save was not finished")
-
-
-def _step(place: Location, told: int | None) -> Step | None:
-    return step_of(place.name) if told is None else Step(told, "step", "what is in it")
-
-
-def _global_step(path: str, identity: Identity) -> int | None:
-    """Return None for a file that Lightning has not written, or that cannot be read to its end."""
-    try:
-        found = _fields(path, identity)
-    except (OSError, archives.DamagedError):
-        return None
-    step = found.get("global_step")
-    return step if VERSION in found and isinstance(step, int) else None
-
-
-@lru_cache(maxsize=1024)
-def _fields(path: str, _identity: Identity) -> dict[str, pickles.Field]:
-    """Raises OSError and DamagedError, which are not remembered: both may pass."""
-    with archives.opened(path) as window:
-        return archives.fields(window, VERSION, "global_step")
+def _step(file: Entry) -> Step | None:
+    """Return the step that Lightning has recorded in a file; None if it has not written it, or if
+    it cannot be read to its end.
+    """
+    found = archives.fields_of(file, VERSION, "global_step")
+    match found.get("global_step"):
+        case int(step) if VERSION in found:
+            return Step(step, "step", "what is in it")
+    return None

@@ -3,8 +3,8 @@ newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker o
 it empties it first, so that a kill at that moment leaves a tracker that names nothing.
 
 In the older form (`--ckpt-format torch`) each has a directory `mp_rank_TT[_PPP[_EEE]]` for every
-model-parallel rank; how many there are stands nowhere. In the newer ones all of it is by DCP;
-`torch_dist` adds `metadata.json` at last.
+model-parallel rank; their number is not recorded. In the newer ones all of it is by DCP;
+`torch_dist` adds `metadata.json` last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from .. import archives
 from ..candidates import (
     SLACK,
     CheckpointCandidate,
-    FileKind,
     IncompleteError,
     Location,
     Part,
@@ -45,58 +44,49 @@ class Megatron:
         source = "its name"
         if _read(place.root) == "":
             source += f"; Megatron ends at once until {TRACKER}, now empty, says {iteration}"
-        step = Step(iteration, "step", source)
-        if found := dcp.candidate(self, place):
-            found.step = step
-            return found
-        files = [f"{rank}/{name}" for rank, name in _legacy(place.folder)]
-        if not files:
-            return None
-        rank, name = _legacy(place.folder)[0]
-        return CheckpointCandidate(place, self, place.folder.folder(rank).files[name], step)
+        found = dcp.candidate(self, place)
+        if found is None and (legacy := _legacy(place.folder)):
+            found = CheckpointCandidate(place, self, legacy[0].entry)
+        if found is not None:
+            found.step = Step(iteration, "step", source)
+        return found
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder, root = candidate.folder, candidate.place.root
+        files = folder.files
         tracked = _tracked(root)
         step = candidate.step.value if candidate.step else 0
-        if dcp.METADATA in folder.files or any(n.endswith(dcp.SHARD) for n in folder.files):
-            yield from dcp.sealed_shards(folder)
-            if CONFIG in folder.files:
-                yield Part(folder.files[CONFIG], FileKind.JSON, CONFIG)
-            elif tracked is None or tracked < step:
+        is_tracked = tracked is not None and tracked >= step
+        if dcp.METADATA in files or any(name.endswith(dcp.SHARD) for name in files):
+            if CONFIG not in files and not is_tracked:
                 raise IncompleteError(f"neither {CONFIG} is in it, nor does {TRACKER} name it")
-            if "common.pt" in folder.files:
-                yield Part(folder.files["common.pt"], FileKind.TORCH, "common.pt")
-            return
-        if tracked is None or tracked < step:
+            names = [name for name in (CONFIG, "common.pt") if name in files]
+            return [*dcp.sealed_shards(folder), *(Part.of(files[name], name) for name in names)]
+        if not is_tracked:
             raise IncompleteError(f"{TRACKER} does not name it yet, which Megatron writes last")
-        names = _legacy(folder)
-        if tracked > step:  # was it finished, or given up?
-            last = root.folder(f"iter_{tracked:07d}")
-            wanted = _legacy(last) if last.path in _paths(root) else []
-            missing = [f"{rank}/{name}" for rank, name in wanted if (rank, name) not in names]
+        found = _legacy(folder)
+        if tracked != step:  # was it finished, or given up?
+            newest = f"iter_{tracked:07d}"
+            wanted = _legacy(root.folder(newest)) if newest in root.folders else []
+            there = {part.label for part in found}
+            missing = next((part.label for part in wanted if part.label not in there), "")
             if not wanted or missing:
-                what = f"{missing[0]} is missing" if missing else "nothing says that it has all"
-                raise IncompleteError(f"{what}: {TRACKER} names iter_{tracked:07d}")
-        entries = [(f"{rank}/{name}", folder.folder(rank).files[name]) for rank, name in names]
-        none_newer(entries, need(root.files, TRACKER))
-        for label, entry in entries:
-            yield Part(entry, FileKind.TORCH, label)
+                what = f"{missing} is missing" if missing else "nothing says that it has all"
+                raise IncompleteError(f"{what}: {TRACKER} names {newest}")
+        none_newer(found, need(root.files, TRACKER))
+        return found
 
 
-def _legacy(folder: Folder) -> list[tuple[str, str]]:
-    """(directory of a rank, file in it)."""
+def _legacy(folder: Folder) -> list[Part]:
+    """Return the files of all ranks in the older form."""
     ranks = sorted(name for name in folder.folders if RANK.fullmatch(name))
+    found = ((rank, folder.folder(rank).files) for rank in ranks)
     return [
-        (rank, name)
-        for rank in ranks
-        for name in sorted(folder.folder(rank).files)
+        Part.of(files[name], f"{rank}/{name}")
+        for rank, files in found
+        for name in sorted(files)
         if name.endswith(".pt")
     ]
-
-
-def _paths(root: Folder) -> set[str]:
-    return {root.folder(name).path for name in root.folders}
 
 
 def _read(root: Folder) -> str | None:
@@ -107,7 +97,7 @@ def _read(root: Folder) -> str | None:
 
 
 def _tracked(root: Folder) -> int | None:
-    """The iteration that the tracker names, or was to name when its writer was killed."""
+    """Return the iteration that the tracker names, or was to name when its writer was killed."""
     text = _read(root)
     if text == "":
         return _saved_last(root)
@@ -118,10 +108,11 @@ def _tracked(root: Folder) -> int | None:
 
 
 def _saved_last(root: Folder) -> int | None:
-    """The iteration that was saved just before the tracker was emptied: all ranks had finished it.
+    """Return the iteration that was saved just before the tracker was emptied: all ranks had
+    finished it.
 
-    The others may have begun with the next one since. The first rank has not: it was at the
-    tracker. What it wrote is compared without slack, since it has one clock.
+    The others may have begun with the next one since. The first rank has not, since it was at the
+    tracker. The times of its files are compared without slack, since it has one clock.
     """
     emptied = root.files[TRACKER].time
     saved = []

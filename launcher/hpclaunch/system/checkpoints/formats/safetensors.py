@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from ..candidates import (
     CheckpointCandidate,
+    FileFormat,
     FileKind,
     IncompleteError,
     Location,
@@ -23,18 +24,15 @@ SUFFIX = ".safetensors"
 PARTS = re.compile(r"(?:adapter_)?model(?:_\d+)?(?:\.\w+)?(?:-\d+-of-\d+)?\.safetensors")
 
 
-class Safetensors:
+class Safetensors(FileFormat):
     name = "safetensors"
     load = "safetensors.torch.load_file(path)"
+    kind = FileKind.TENSORS
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        name = place.name
-        if not name.endswith(SUFFIX) or PARTS.fullmatch(name):
+        if not place.name.endswith(SUFFIX) or PARTS.fullmatch(place.name):
             return None
         return CheckpointCandidate(place, self, place.entry, step_of(place.name), bare=True)
-
-    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        yield Part(candidate.decides, FileKind.TENSORS, "")
 
 
 class Exported:
@@ -53,8 +51,8 @@ class Exported:
         folder, name = candidate.folder, candidate.decides.name
         parts = weights.model(folder)
         if not parts and name.endswith(weights.INDEX):
-            parts = list(weights.sharded(folder, name))
+            parts = weights.sharded(folder, name)
         if not parts:
             raise IncompleteError("it has no model")
-        none_newer(((p.label, p.entry) for p in parts), candidate.decides)
-        yield from parts
+        none_newer(parts, candidate.decides)
+        return parts

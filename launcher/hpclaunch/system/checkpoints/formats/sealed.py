@@ -36,13 +36,13 @@ class Sealed:
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         for prefix, folder in candidate.folder.tree():
-            folder.files.look()
-            none_newer(((prefix + n, e) for n, e in folder.files.items()), candidate.decides)
+            found = folder.files.look().items()
+            none_newer((Part.of(entry, prefix + name) for name, entry in found), candidate.decides)
         yield from _structured(candidate.folder)
 
 
 class Unsealed:
-    """The rest: files that look saved, and nothing that says that they are all."""
+    """Any other directory with files that look saved: nothing says that they are all."""
 
     name = "directory"
     load = Sealed.load
@@ -58,10 +58,8 @@ class Unsealed:
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         if complete := candidate.facts.complete:
             raise IncompleteError(f"no {complete} in it (--checkpoint-complete)")
-        several = len([name for name in candidate.folder.files if step_of(name)]) > 1
-        hint = (
-            f"; if each file in it is one: --checkpoint-dir '{candidate.path}'" if several else ""
-        )
+        several = sum(step_of(name) is not None for name in candidate.folder.files) > 1
+        hint = f"; if each file in it is one: --checkpoint-dir '{candidate.path}'" * several
         raise IncompleteError(
             f"nothing says that it is complete: no format that is known here, and no {COMPLETE}, "
             f"which a script writes once all ranks have saved{hint}"
@@ -89,7 +87,7 @@ def _structured(root: Folder) -> Iterator[Part]:
         for part in dcp.shards(folder) if shards else ():
             yield part._replace(label=prefix + part.label)
         for name in folder.files:
-            if name.endswith(".safetensors"):
-                yield Part(folder.files[name], FileKind.TENSORS, prefix + name)
-            elif name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
-                yield Part(folder.files[name], FileKind.ANY, prefix + name)
+            if name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
+                part = Part.of(folder.files[name], prefix + name)
+                of_torch = part.kind is FileKind.TORCH  # as its name says; it may be of any kind
+                yield part._replace(kind=FileKind.ANY) if of_torch else part

@@ -5,15 +5,14 @@ cut short while it is written, and there is no other: see docs/checkpoints.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 from .. import archives
-from ..candidates import CheckpointCandidate, FileKind, Location, Part, step_of
+from ..candidates import CheckpointCandidate, FileFormat, Location, step_of
 from ..listing import Identity
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-# What others divide a checkpoint into; the directory that it lies in may be one.
+# Parts of other formats' checkpoints: the directory of such a file may be one.
 PARTS = re.compile(
     r"(?:training_args|(?:optimizer|scheduler|sampler|dl_state_dict|pytorch_model|adapter_model)"
     r"(?:_fsdp)?(?:_\d+)?(?:_rank\d+)?(?:-\d+-of-\d+)?)\.bin|"
@@ -30,7 +29,7 @@ MOST_SEARCHED = 64 << 20
 OPTIMIZER = (b"param_groups", b"optimizer", b"optim_state", b"exp_avg", b"momentum_buffer")
 
 
-class TorchSave:
+class TorchSave(FileFormat):
     name = "torch.save"
     load = "torch.load(path)"
 
@@ -47,9 +46,6 @@ class TorchSave:
             found.bare = None
         return found
 
-    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        yield Part(candidate.decides, FileKind.TORCH, "")
-
 
 @lru_cache(maxsize=4096)
 def _is_archive(path: str, _identity: Identity) -> bool:
@@ -65,7 +61,7 @@ def _is_bare(path: str, _identity: Identity) -> bool | None:
             try:
                 found = archives.pickled(window).window
                 data, whole = found.read(0, min(found.length, MOST_SEARCHED)), True
-            except archives.DamagedError:  # the pickle comes first, and may be there all the same
+            except archives.DamagedError:  # the pickle is at the beginning, and may still be there
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
     except archives.DamagedError:
         return None
