@@ -19,7 +19,8 @@ pytestmark = pytest.mark.starts
 CALLS = """
 import ctypes, os, sys, threading
 sys.path.append({site!r})
-import _hpclaunch_progress as progress
+from _hpclaunch_hooks import beside
+responder = beside("_hpclaunch_responder")
 
 libc = ctypes.CDLL(None)
 
@@ -38,7 +39,7 @@ def main():
     {body}
 
 def hear():
-    print(progress.called(), flush=True)
+    print(responder.called(), flush=True)
     os._exit(0)
 
 threading.Timer(0.2, hear).start()
@@ -84,14 +85,14 @@ def test_the_name_of_what_the_main_thread_waits_in(body, name):
 ALLOCATES = """
 import sys, time, types
 sys.path.append({site!r})
-import _hpclaunch_progress as progress
+from _hpclaunch_hooks import progress
 
 stats = lambda device: {{"allocation": {{"all": {{"allocated": {count}}}}}}}
 sys.modules["torch.cuda"] = types.SimpleNamespace(
     is_initialized=lambda: True, device_count=lambda: 1, memory_stats_as_nested_dict=stats
 )
-progress.progress.begin()
-progress.progress.answer()
+progress.begin()
+progress.answer()
 print(flush=True)
 while True:
     time.sleep(600)
@@ -113,7 +114,7 @@ def test_who_allocates_memory_of_a_gpu_does_something(watch, count, moves):  # n
     )
     worker.stdout.readline()
     try:
-        stills = [told["still"] for told in looks(watch, worker, number=12)]
+        stills = [told.still for told in looks(watch, worker, number=12)]
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.communicate()

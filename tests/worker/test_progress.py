@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from progress_server import HOOKS, LIMIT, python
 
+from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.progress_watch import ProgressWatch
 from surroundings import LIGHT_TORCH, environment
 
@@ -397,8 +398,9 @@ def test_a_fork_server_without_descriptors_goes_on(monkeypatch):
     assert watch.begin([0]) == {}
     assert watch.due() == math.inf
     assert watch.look({0: 1}) is None
-    assert list(watch.ask({0: 1})) == []
-    assert watch.evidence({0: 1}) == []
+    evidence = Evidence(watch)
+    assert list(evidence.ask({0: 1})) == []
+    assert evidence.found({0: 1}) == []
     watch.end()
 
 

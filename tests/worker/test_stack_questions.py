@@ -8,9 +8,9 @@ import pytest
 from progress_server import HOOKS, python
 
 from hpclaunch.agent.evidence import state_of
-from hpclaunch.worker import progress_watch
-from hpclaunch.worker.progress_watch import is_traced
-from hpclaunch.worker.site._hpclaunch_progress import HEARER, SIGNAL
+from hpclaunch.worker import evidence
+from hpclaunch.worker.site._hpclaunch_layout import RESPONDER, SIGNAL
+from hpclaunch.worker.worker_processes import is_traced
 from surroundings import LIGHT_TORCH
 
 pytestmark = pytest.mark.torch
@@ -24,13 +24,14 @@ def stacks_of(server, command, cwd, forks=None):
 
 
 # A worker that answers, once its thread for that has begun.
-HEARS = f"""import sys, time, torch
+ANSWERS = f"""import sys, time, torch
 torch.optim.SGD([torch.ones(1)], lr=0.1)
-while not sys.modules["_hpclaunch_progress"].progress._steps[{HEARER}]: time.sleep(0.001)
+progress = sys.modules["_hpclaunch_progress"].progress
+while not progress._slot.numbers[{RESPONDER}]: time.sleep(0.001)
 """
 
 
-@pytest.mark.parametrize("before", ["", HEARS], ids=["does not answer", "answers"])
+@pytest.mark.parametrize("before", ["", ANSWERS], ids=["does not answer", "answers"])
 def test_stacks_of_all_threads_while_native_code_holds_the_lock(
     server, forks_or_none, tmp_path, before
 ):
@@ -65,7 +66,7 @@ def is_held_up():
     libc.clone(libc.sem_wait, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, never)
 is_held_up()
 """
-    found = stacks_of(server, HEARS + text, tmp_path, forks)
+    found = stacks_of(server, ANSWERS + text, tmp_path, forks)
     assert found["processes"][0]["state"] == "D"
     assert " in is_held_up\n" in found["stacks"]
     assert found["stacks"].rstrip().endswith("in <module>")
@@ -96,9 +97,9 @@ def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trai
     at any moment, such a worker dies within a few questions."""
     text = RUNNING
     if trains:
-        text += HEARS
+        text += ANSWERS
     text = text.replace("PAUSE", str(pause)) + "waits()"
-    monkeypatch.setattr(progress_watch, "GATHERING", progress_watch.SPINNING)
+    monkeypatch.setattr(evidence, "GATHERING", evidence.SPINNING)
     process = server.start(text, tmp_path, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     for _ in range(20):
@@ -148,7 +149,7 @@ for _ in range(120):
     threading.Thread(target=pool, daemon=True).start()
 waits()
 """
-    found = stacks_of(server, HEARS + text, tmp_path, forks)
+    found = stacks_of(server, ANSWERS + text, tmp_path, forks)
     assert state_of(found).place == "train.py:9, waits"
 
 

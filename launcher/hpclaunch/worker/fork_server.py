@@ -201,13 +201,13 @@ class ForkServer:
                     if rank in watched:
                         to_group(pid, signal.SIGWINCH)
             case AwaitStillness(seconds):
-                self.watch.await_stillness(seconds)
+                self.watch.progress.await_stillness(seconds)
             case Query(kind, number) if runs:
                 self.watch.ask(kind, number)
             case Offer(number, step, signum) if runs and self.births.is_done:
-                self.watch.offer(number, step, signum)
+                self.report(self.watch.notices.offer(number, step, signum))
             case Withdraw():
-                self.watch.withdraw()
+                self.watch.notices.withdraw()
             case Give(number) if runs:
                 self.watch.give(number)
             case Query(kind):
@@ -219,7 +219,7 @@ class ForkServer:
                     self.report(Unhandled(signum, without))
             case Keep(until):
                 if self.lease.keep(until):
-                    self.watch.go_on()
+                    self.watch.progress.begin_anew()
                     self.births.proceed()
             case Stop(signum):
                 self.on_stop(signum)
@@ -268,12 +268,12 @@ class ForkServer:
     def on_birth(self, worker: Worker, pid: int) -> None:
         take_pending(self.spared)  # signals from before the worker began
         self.workers.born(worker.rank, pid, worker.argv)
-        self.watch.born(worker.rank, pid)
+        self.watch.progress.born(worker.rank, pid)
         self.report(Started(worker.rank, pid))
 
     def on_end(self, pid: int, code: int, signum: int) -> None:
         rank = self.workers.ended(pid)
-        self.watch.ended(rank)
+        self.watch.progress.ended(rank)
         self.stop.ended(pid)
         killed = signum == signal.SIGKILL and not self.stop.is_asked_for
         oom = killed and self.memory_kills.happened()

@@ -1,8 +1,8 @@
-"""What an agent asks of its fork server (`fork_server.py`), and what it learns from it."""
+"""The messages between an agent and its fork server (`fork_server.py`)."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypedDict, get_args
 
 from .messages import Kinds, Message, by_op
 
@@ -268,11 +268,76 @@ class Progress(Message):
 
 
 class Answer(Message):
-    """The answer to the Query of this kind and number."""
+    """The answer to the Query of this kind and number.
+
+    The body is {"ranks": [...]}, with a RankEvidence, RankSample or RankVitals for each living
+    worker. In that of a sample, "ways" has {address of another node: seconds there and back}.
+    """
 
     kind: str
     number: int
-    body: dict[str, Any]  # of each kind as whoever finds it out describes it
+    body: dict[str, Any]
+
+
+class Described(TypedDict):
+    """A process as evidence of a hang shows it."""
+
+    pid: int
+    name: str
+    state: str
+    wchan: str
+    threads: int
+
+
+class RankEvidence(TypedDict):
+    """Where one worker is."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: str
+    busy: bool  # used the CPU while it was asked
+    stacks: str
+    forked: list[tuple[int, str]]  # (pid, stacks) of processes that it has forked
+    records: dict[str, Any] | None  # of torch's flight recorder, as the worker has written them
+    processes: list[Described]
+
+
+class Arrivals(TypedDict):
+    """When a worker began its last collectives; nothing if it has not answered."""
+
+    arrivals: Any  # {process group: {number: time}}, as the worker has written it
+    steps: Any  # {number: time}, on GPUs, likewise
+    blind: bool  # torch records none
+
+
+class Pace(TypedDict, total=False):
+    """What a worker has done since its last sample; all of it is missing in the first one. It is
+    the share of the time, except where noted."""
+
+    pace: float  # the seconds that a step took; 0: it made none
+    cpu: float
+    queued: float
+    throttled: float
+    blocked: float  # the share of looks in which it waited for storage
+    clock: float  # GHz of its CPU; 0: not known
+
+
+class RankSample(Arrivals, Pace):
+    """How one worker keeps pace."""
+
+    rank: int
+
+
+class RankVitals(TypedDict):
+    """What one worker does and uses, as in core/protocol/model.py."""
+
+    rank: int
+    phase: str
+    steps: int
+    step: int
+    cpu: float
+    memory: int
 
 
 class Unhandled(Message):

@@ -119,8 +119,10 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
 
 NS = 1e9
 SMALL = 1 << 16  # bytes
-# Fields of /proc/PID/stat after the name. STARTED is in clock ticks since the boot.
+TICKS = os.sysconf("SC_CLK_TCK")  # in a second
+# Fields of /proc/PID/stat after the name. CPU_TIMES and STARTED, since the boot, are in ticks.
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
+CPU_TIMES = slice(11, 13)
 
 
 def all_pids() -> Iterable[int]:

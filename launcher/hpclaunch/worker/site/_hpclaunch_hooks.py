@@ -185,35 +185,6 @@ def own_backends(c10d: "Any") -> None:
             setattr(c10d, name, choosing(create))
 
 
-def told_of_groups(c10d: "Any") -> None:
-    progress.watch_groups(c10d)
-
-
-def told_of_optimizers(optimizer: "Any") -> None:
-    progress.watch_optimizers(optimizer)
-
-
-def told_of_scalers(scaler: "Any") -> None:
-    progress.watch_scalers(scaler)
-
-
-def told_of_engines(engine: "Any") -> None:
-    progress.watch_engines(engine)
-
-
-def told_of_requests(trainer: "Any") -> None:
-    progress.watch_requests(trainer)
-
-
-def told_of_graphs(graphs: "Any") -> None:
-    progress.watch_graphs(graphs)
-
-
-def told_of_saves(serialization: "Any") -> None:
-    if hasattr(serialization, "save"):
-        serialization.save = progress.saves(serialization.save)
-
-
 def ends_in_order(c10d: "Any") -> None:
     """Before a group is destroyed, its threads have done what they need the interpreter's lock for.
 
@@ -350,13 +321,13 @@ def remove_earlier(stem: str, restarts: int) -> None:
 
 PATCHES = {
     RENDEZVOUS: (own_stores, own_files, own_ranks),
-    C10D: (own_backends, told_of_groups, ends_in_order),
-    OPTIMIZER: (told_of_optimizers,),
-    SCALER: (told_of_scalers,),
-    GRAPHS: (told_of_graphs,),
-    ENGINE: (told_of_engines,),
-    REQUESTS: (told_of_requests,),
-    SERIALIZATION: (told_of_saves,),
+    C10D: (own_backends, progress.watch_groups, ends_in_order),
+    OPTIMIZER: (progress.watch_optimizers,),
+    SCALER: (progress.watch_scalers,),
+    GRAPHS: (progress.watch_graphs,),
+    ENGINE: (progress.watch_engines,),
+    REQUESTS: (progress.watch_requests,),
+    SERIALIZATION: (progress.watch_saves,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())

@@ -204,7 +204,7 @@ class Template:
                 (1, 2), torchs.sizes, parking.sizes(), torchs.written, strict=True
             )
         )
-        for name in ("_hpclaunch_lesson", "_hpclaunch_restart"):
+        for name in ("_hpclaunch_lesson", "_hpclaunch_responder", "_hpclaunch_restart"):
             _hpclaunch_hooks.beside(name)
         self.parking = parking.Parking(self.startup.modules, torchs)
         finalizing().left_out.append(self.parking)
