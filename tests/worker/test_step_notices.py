@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from hpclaunch.worker import step_notices
-from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.fork_server_messages import Offered
+from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site._hpclaunch_layout import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
 from surroundings import environment
