@@ -112,7 +112,7 @@ class ForkServer:
         self.channel = channel
         self.spared = spared
         spawner = Spawner(handlers, blocked)
-        self.template = TemplateClient(spawner, deaf=spared)
+        self.template = TemplateClient(spawner, blocked=spared)
         self.store = Store()
         self.terminals = Terminals()
         self.events = OrderedEvents(self.terminals, self.report)

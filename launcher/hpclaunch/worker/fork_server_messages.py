@@ -21,15 +21,23 @@ class Worker(Message):
     cpus: list[int] = []  # noqa: RUF012 frozen. That it is bound to; none: those of its agent
 
 
+class Step(Message):
+    """What a script does before its training: a step of a lesson (`site/_hpclaunch_lesson.py`)."""
+
+    kind: str  # "import", "from", "set" or "seed"
+    name: str  # a module, a variable, or a generator of random numbers
+    more: str | None  # the module's file, the name that is taken from it, the variable's value
+
+
 class Prepare(Message):
-    """Prepare the template. `now`: start it at once, or else on the first connection to a store."""
+    """Prepare the template."""
 
     argv: list[str]
     env: dict[str, str]
     modules: list[str]  # to import beside torch
     own: list[str]  # variables that differ between workers
-    now: bool
-    steps: list[list[str | None]]  # of a lesson (`template_client.py`), for its first successor
+    now: bool  # start it at once; otherwise on the first connection to a store
+    steps: list[Step]  # for its first successor
 
 
 class Listen(Message):

@@ -4,8 +4,8 @@ In a directory that a group shares, others can put a link, a file or a directory
 ours is going to be. So no link is followed but the user's own to a directory, and what is already
 there has to belong to this user (`site/_hpclaunch_ownership.py`).
 
-Everything here raises OSError with a reason for the user. `site/_hpclaunch_template.py` and
-`site/_hpclaunch_errors.py` open files in their own way, since they can import nothing from here.
+Everything here raises OSError with a reason for the user. `site/_hpclaunch_errors.py` opens a
+file in its own way, since a worker can import nothing from here.
 """
 
 from __future__ import annotations

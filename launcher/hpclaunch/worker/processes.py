@@ -340,12 +340,12 @@ class Spawner:
         *,
         stdin: str = "",
         cpus: Iterable[int] = (),
-        deaf: Iterable[int] = (),
+        blocked: Iterable[int] = (),
     ) -> int:
         """Start a program and return its pid. `out` and `err` are descriptors or paths, to append
         to; `stdin` is a path, or "" for that of this process.
 
-        A program that cannot be started ends with a shell's exit code, 126 or 127. `deaf` are
+        A program that cannot be started ends with a shell's exit code, 126 or 127. `blocked` are
         signals to block beside those that the user has blocked.
         """
         parent = os.getpid()
@@ -361,12 +361,12 @@ class Spawner:
                 os.dup2(os.open(stdin, os.O_RDONLY), 0)
             os.dup2(append_to(out), 1)
             os.dup2(append_to(err), 2)
-            signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+            signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             for s, handler in self.handlers.items():
                 signal.signal(s, handler)
             for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(s, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.blocked, *deaf})
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.blocked, *blocked})
             if cpus:
                 try:
                     os.sched_setaffinity(0, cpus)

@@ -20,11 +20,13 @@ if not _atexit_was_there and sys.version_info >= (3, 10):
     # The callbacks are the interpreter's; in older Pythons they are the module's.
     del sys.modules["atexit"]
 
-from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # noqa: E402 - beside this
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from types import TracebackType
+
+    from ._hpclaunch_ownership import is_ours
+else:
+    from _hpclaunch_ownership import is_ours
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported

@@ -19,13 +19,18 @@ The hooks patch private names of torch, from 2.4 on. If one is missing, torch st
 import os
 import sys
 
-from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  # beside this
-from _hpclaunch_output import keep_writing  # type: ignore[import-not-found]
-from _hpclaunch_progress import progress  # type: ignore[import-not-found]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Callable
     from typing import Any
+
+    from ._hpclaunch_errors import record_errors
+    from ._hpclaunch_output import keep_writing
+    from ._hpclaunch_progress import progress
+else:
+    from _hpclaunch_errors import record_errors
+    from _hpclaunch_output import keep_writing
+    from _hpclaunch_progress import progress
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
@@ -39,7 +44,7 @@ HOROVOD = "horovod.common.basics"  # which all its bindings import
 RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
-_loaded = {}  # type: ignore[var-annotated]  # name of a file beside this: its module
+_loaded: "dict[str, Any]" = {}  # name of a file beside this: its module
 
 
 class Finder:
@@ -319,7 +324,7 @@ def remove_earlier(stem: str, restarts: int) -> None:
         pass  # no reason to fail; if the directory is at fault, torch says so
 
 
-PATCHES = {
+PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
     RENDEZVOUS: (own_stores, own_files, own_ranks),
     C10D: (own_backends, progress.watch_groups, ends_in_order),
     OPTIMIZER: (progress.watch_optimizers,),

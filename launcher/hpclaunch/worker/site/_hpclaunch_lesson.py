@@ -16,15 +16,17 @@ import json
 import os
 import sys
 
-from _hpclaunch_progress import progress  # type: ignore[import-not-found]  # loaded before
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any, TypeAlias
 
-    Step: "TypeAlias" = list[str | None]  # [op, name, origin or value]
+    from ._hpclaunch_progress import progress
+
+    Step: "TypeAlias" = list[str | None]  # [kind, name, origin or value]
+else:
+    from _hpclaunch_progress import progress  # loaded before
 
 STEPS = 2  # of an optimizer; the first may import what only the second needs
 MOST = 1 << 20  # bytes of that line
