@@ -226,7 +226,7 @@ def test_stacks_that_anybody_asks_for_are_no_sign_of_life(watch, worker):
     process = worker(f"{writes}\n file.truncate(0)")
     process.stdin.write(f"/proc/{os.getpid()}/fd/{watch.pages[0].place.stacks}\n".encode())
     process.stdin.flush()
-    while not watch.pages[0].size_of_stacks:
+    while not watch.pages[0].size_of_answers:
         time.sleep(0.01)
     assert all(each.still > 0 for each in looks(watch, process))
 

@@ -24,9 +24,8 @@ def stacks_of(server, command, cwd, forks=None):
 
 
 # A worker that answers, once its thread for that has begun.
-ANSWERS = f"""import sys, time, torch
+ANSWERS = f"""import sys, time, torch; from _hpclaunch_hooks import progress
 torch.optim.SGD([torch.ones(1)], lr=0.1)
-progress = sys.modules["_hpclaunch_progress"].progress
 while not progress._slot.numbers[{RESPONDER}]: time.sleep(0.001)
 """
 
@@ -99,7 +98,7 @@ def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trai
     if trains:
         text += ANSWERS
     text = text.replace("PAUSE", str(pause)) + "waits()"
-    monkeypatch.setattr(evidence, "GATHERING", evidence.SPINNING)
+    monkeypatch.setattr(evidence, "TRYING", evidence.SPINNING)
     process = server.start(text, tmp_path, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     for _ in range(20):

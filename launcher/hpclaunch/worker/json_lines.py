@@ -1,5 +1,5 @@
-"""JSON objects over a stream socket, one per line. The agent and its helpers, the fork server and its
-template, and the copier of terminals use it."""
+"""JSON objects over a stream socket, one per line. The agent and its helpers, the fork server and
+its template, and the copier of terminals use it."""
 
 from __future__ import annotations
 

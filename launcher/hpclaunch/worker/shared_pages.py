@@ -16,7 +16,6 @@ from typing import Any
 
 from .site import _hpclaunch_layout as layout
 
-MOST = 1 << 20  # bytes of a worker's stacks, or of its records
 LEVELS = 10  # of lists and objects in each other; torch's recorder has 5
 MOST_READS = 100  # of a slot that changes while it is read
 
@@ -88,23 +87,12 @@ class WorkerPage(layout.Slot):
             os.ftruncate(self.place.stacks, 0)
 
     @property
-    def path_of_stacks(self) -> str:
-        return f"/proc/self/fd/{self.place.stacks}"
-
-    @property
-    def size_of_stacks(self) -> int:
-        return os.fstat(self.place.stacks).st_size
-
-    @property
     def size_of_answers(self) -> int:
-        return self.size_of_stacks + os.fstat(self.place.records).st_size
-
-    def stacks(self) -> bytes:
-        return os.pread(self.place.stacks, MOST, 0)
+        return sum(os.fstat(fd).st_size for fd in (self.place.stacks, self.place.records))
 
     def answer(self, name: str) -> dict[str, Any] | None:
         """Return the newest line of the records that has this name; None if there is none yet."""
-        for line in reversed(os.pread(self.place.records, MOST, 0).splitlines()):
+        for line in reversed(os.pread(self.place.records, layout.MOST, 0).splitlines()):
             try:
                 found = json.loads(line)
             except (ValueError, RecursionError):

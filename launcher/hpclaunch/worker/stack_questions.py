@@ -14,7 +14,7 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from .processes import catches, ran, stat, status_of, threads_of
@@ -22,6 +22,7 @@ from .site import _hpclaunch_layout as layout
 
 PATIENCE = 0.3  # seconds until a request is answered, unless something holds Python's lock
 LONGEST = 2.0  # seconds for a responder that others may keep from running
+TRYING = 0.5  # seconds to find a moment in which a process without a responder can be asked
 APART = 0.02  # seconds between two looks at the threads of a process
 # A responder that waits for the lock asks for it every 5 ms, and does nothing else.
 ASKED_FOR = 10  # times
@@ -49,6 +50,7 @@ class Questioned:
     def __init__(self, pid: int, responder: int) -> None:
         self.pid = pid
         self.responder = responder if responder and stat(f"{pid}/task/{responder}") else 0
+        self.has_responded = False
         self._seen_at = 0.0
         self._seen: dict[int, Thread] = {}
         self._ran: dict[int, float] = {}
@@ -117,6 +119,47 @@ class Questioned:
         except OSError:
             return False  # it has ended, or is another user's
         return True
+
+
+def ask(
+    process: Questioned, fd: int, request: Callable[[], None], trying: float = TRYING
+) -> Generator[None, None, str]:
+    """Ask a process for its stacks, which it appends to the file `fd`; `request` is for its
+    responder. Return them; "" if it ends, or cannot be asked without harm.
+
+    Yield whenever there is nothing to do but wait for a moment. The caller limits the time: a
+    process that has got SIGNAL may never answer.
+    """
+    pid = process.pid
+    while is_answering(pid):  # an earlier question
+        yield
+    begin = os.fstat(fd).st_size
+    if begin > layout.MOST:
+        os.ftruncate(fd, begin := 0)
+    late = time.monotonic()
+    limit = late + trying
+    if process.responder:
+        request()
+        late, limit = late + PATIENCE, late + LONGEST
+    text, is_signalled = b"", False
+    while not (is_signalled and by_handlers(text)):
+        if process.responder and (found := by_responder(text)) is not None:
+            process.has_responded = True
+            return found
+        now = time.monotonic()
+        if not is_signalled and now >= late and layout.BEGUN not in text:
+            is_signalled = process.signal(f"/proc/self/fd/{fd}")
+            if not is_signalled and now >= limit:
+                return ""
+        yield
+        while is_signalled and is_answering(pid):
+            yield
+        if not os.path.exists(f"/proc/{pid}"):
+            return ""
+        if os.fstat(fd).st_size < begin:
+            begin = 0  # somebody else has emptied the file, to ask for itself
+        text = os.pread(fd, layout.MOST, begin)
+    return by_handlers(text)
 
 
 def is_answering(pid: int) -> bool:

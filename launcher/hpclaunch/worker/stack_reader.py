@@ -25,21 +25,11 @@ from typing import TypedDict
 from .fork_server_messages import Described
 from .json_lines import in_pieces
 from .processes import PARENT, all_pids, stat, status_of
-from .shared_pages import MOST
 from .site import _hpclaunch_layout as layout
-from .stack_questions import (
-    LONGEST,
-    PATIENCE,
-    Questioned,
-    by_handlers,
-    by_responder,
-    is_answering,
-    prints,
-)
+from .stack_questions import Questioned, ask, prints
 from .worker_processes import described, tree
 
 LIMIT = 3.0  # seconds for all answers
-TRYING = 0.3  # seconds to find a moment in which a process without a responder can be asked
 POLL = 0.005
 FORK_SERVER = b"hpclaunch.worker.fork_server"
 STOPPED = ("T", "t")
@@ -117,42 +107,13 @@ class FoundWorker:
                 while not locked(file):
                     yield
                 for process in able:
-                    yield from self._ask(process, file)
+                    process["stacks"] = ""
+                    is_own = process["pid"] == self.slot.number(layout.ANSWERER)
+                    responder = self.slot.number(layout.RESPONDER) if is_own else 0
+                    asked = Questioned(process["pid"], responder)
+                    process["stacks"] = yield from ask(asked, fd, self._request)
         except OSError:
             pass  # it has ended
-
-    def _ask(self, process: Process, file: FileIO) -> Iterator[None]:
-        pid = process["pid"]
-        process["stacks"] = ""
-        while is_answering(pid):  # the fork server, or an earlier question
-            yield
-        begin = os.fstat(file.fileno()).st_size
-        if begin > MOST:
-            file.truncate(begin := 0)
-        is_own = pid == self.slot.number(layout.ANSWERER)
-        asked = Questioned(pid, self.slot.number(layout.RESPONDER) if is_own else 0)
-        late = time.monotonic()
-        limit = late + TRYING
-        if asked.responder:
-            self._request()
-            late, limit = late + PATIENCE, late + LONGEST
-        text, signalled = b"", False
-        while not (signalled and by_handlers(text)):
-            if asked.responder and by_responder(text) is not None:
-                break
-            if not signalled and time.monotonic() >= late and layout.BEGUN not in text:
-                signalled = asked.signal(self.file)
-                if not signalled and time.monotonic() >= limit:
-                    return
-            yield
-            while signalled and is_answering(pid):
-                yield
-            if not os.path.exists(f"/proc/{pid}"):
-                return
-            if os.fstat(file.fileno()).st_size < begin:
-                begin = 0  # the fork server has emptied it, to ask for itself
-            text = os.pread(file.fileno(), MOST, begin)
-        process["stacks"] = by_responder(text) or by_handlers(text)
 
     def _request(self) -> None:
         pipe = self.slot.number(layout.ASKED_AT)
@@ -212,7 +173,7 @@ def _slots(server: int) -> list[layout.Slot]:
         path = f"/proc/{server}/fd/{fd}"
         if os.readlink(path).startswith(f"/memfd:{layout.NAMES[0]} "):
             with open(path, "rb") as f:
-                data = memoryview(f.read(MOST))
+                data = memoryview(f.read(layout.MOST))
             if len(data) % layout.SLOT:
                 return []
             begins = range(0, len(data), layout.SLOT)

@@ -78,6 +78,7 @@ SIGNAL = 58
 # They are high, since scripts may rely on the lowest numbers.
 HIGH, HIGH_TOO = (900, 200, 60), (901, 201, 61)
 
+MOST = 1 << 20  # bytes that are read of a file
 LARGEST = 1 << 60  # number in a slot; sums of some of them still fit into 64 bits
 LATEST = 1e9  # seconds, on the monotonic clock
 
