@@ -967,4 +967,4 @@ def test_any_answer_of_a_daemon(answers):
     front.ask = lambda _: lines.pop() if lines else None
     assert front.clients() is None or isinstance(front.clients(), set | None)
     front.another_user()
-    assert front.tells_our_pids() in (True, False)
+    assert front.reports_our_pids() in (True, False)

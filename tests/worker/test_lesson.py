@@ -14,12 +14,12 @@ SEEDS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import random, _hpclaunch_lesson
-telling = _hpclaunch_lesson.Telling(sys.argv[2])
+lesson = _hpclaunch_lesson.Lesson(sys.argv[2])
 from random import seed
 for _ in range(5):
     seed(1)
-    telling.stepped(None)
-print(len(telling.changes))
+    lesson.stepped(None)
+print(len(lesson.changes))
 """
 
 

@@ -1,13 +1,13 @@
 """The streams of workers that are not files: terminals and pipes.
 
 A worker whose output the user watches on a terminal has a pseudo-terminal: a script that asks
-whether it writes to one, and how wide it is, gets the same answer as without a launcher. A program
-that is not Python has pipes: shell scripts open /dev/stderr for writing, which would truncate a
-file.
+whether it writes to a terminal, and how wide that is, gets the same answer as without a launcher. A
+program that is not Python has pipes: shell scripts open /dev/stderr for writing, which would
+truncate a file.
 
-A separate process, the copier, copies what is written there to the worker's file, unchanged. It
-depends on no other process: a stopped launcher holds up no worker, and what is in a stream when the
-launcher or the fork server is killed still reaches the file. It ends once all streams are closed.
+A separate process, the copier, copies their content to the worker's file, unchanged. It depends on
+no other process: a stopped launcher delays no worker, and when the launcher or the fork server is
+killed, the rest of a stream still reaches the file. It ends once all streams are closed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .private_files import open_file
 
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
-LINGER = 10.0  # seconds that copying goes on for processes that outlive their fork server
+LINGER = 10.0  # seconds for which it copies for processes that outlive their fork server
 
 Size = tuple[int, ...]  # rows, columns
 
 
 class Streams(TypedDict):
-    """What a worker writes to: a file, the name of a terminal, or the descriptor of a pipe."""
+    """The streams of a worker: each is a file, the name of a terminal, or a pipe's descriptor."""
 
     out: str | int
     err: str | int
@@ -43,12 +43,13 @@ class Terminals:
     """The fork server's side. It keeps a worker's streams open until the worker has ended."""
 
     def __init__(self) -> None:
-        self.pid = 0  # of the process that copies
+        self.pid = 0  # of the copier
         self._channel: JsonLines | None = None
         self._streams: dict[int, list[int]] = {}  # rank -> our descriptors of its streams
 
     def fileno(self) -> int:
-        """Readable once a flush is done, or the process that copies is gone; -1 without one."""
+        """Return a descriptor that is readable once a flush is done, or the copier is gone; -1
+        without a copier."""
         return -1 if self._channel is None else self._channel.fileno()
 
     def open(
@@ -86,8 +87,8 @@ class Terminals:
         ends: tuple[int, int],
         prepare: Callable[[int], str | int],
     ) -> str | int:
-        """Have what comes out of one end copied to the file; return what `prepare` makes of the
-        other end: the name or the descriptor to which the worker writes."""
+        """Have one end copied to the file. Return what `prepare` makes of the other end: the name
+        or the descriptor to which the worker writes."""
         ours, theirs = ends
         try:
             stream = prepare(theirs)
@@ -109,10 +110,8 @@ class Terminals:
         return {rank for rank, _ in terminals}
 
     def flush(self, rank: int | None = None) -> bool:
-        """Have all that was written so far copied to the files; True if that is to be waited for.
-
-        The worker of this `rank` has ended, or all workers have.
-        """
+        """Have all output of a rank, which has ended, copied to its files; without a rank, of all
+        ranks. Return whether this is to be waited for."""
         for ended in [*self._streams] if rank is None else [rank]:
             for fd in self._streams.pop(ended, ()):
                 os.close(fd)
@@ -121,11 +120,11 @@ class Terminals:
         try:
             self._ask([])
         except OSError:
-            return False  # the process that copies is gone; fileno() tells
+            return False  # the copier is gone, and fileno() is readable
         return True
 
     def flushed(self) -> int | None:
-        """How many flushes are done; None if the process that copies is gone."""
+        """Return how many flushes are done; None if the copier is gone."""
         assert self._channel is not None, "fileno() has its descriptor"
         try:
             return len(self._channel.receive())
@@ -133,7 +132,7 @@ class Terminals:
             return None
 
     def ended(self) -> None:
-        """The process that copies has ended."""
+        """Record that the copier has ended."""
         self.pid = 0
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ class Terminals:
 
 
 def _prepare_terminal(fd: int, size: Size) -> str:
-    """Return its name."""
+    """Set the modes and the size of a terminal. Return its name."""
     import termios
 
     modes = termios.tcgetattr(fd)
@@ -181,7 +180,7 @@ def _set_size(fd: int, size: Size) -> None:
 
 
 def _become_copier(channel: socket.socket) -> None:
-    """In a fork of the fork server, from which nothing is kept."""
+    """Run as the copier, in a fork of the fork server of which nothing is kept."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -200,8 +199,7 @@ class Copier:
     def __init__(self, channel: socket.socket) -> None:
         self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
         self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
-        # Of this process at the latest, once the fork server is gone
-        self._end: float | None = None
+        self._end: float | None = None  # the time of its end, once the fork server is gone
 
     def run(self) -> None:
         while self._channel is not None or self._files:
@@ -239,13 +237,13 @@ class Copier:
             channel.send({"flushed": True})
 
     def _copy(self, stream: int, most: int) -> None:
-        """At most so many bytes. What cannot be written to the file is lost: nobody waits."""
+        """Copy at most so many bytes. Data that cannot be written to the file is lost."""
         while most > 0:
             try:
                 data = os.read(stream, CHUNK)
             except BlockingIOError:
                 return
-            except OSError:  # no process has this terminal open any more
+            except OSError:  # no process has this terminal open any longer
                 data = b""
             if not data:
                 os.close(stream)

@@ -485,7 +485,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     progress.begin()
     lesson = template.lesson_of(worker, request)
     if lesson is not None:
-        beside("_hpclaunch_lesson").Telling(lesson)
+        beside("_hpclaunch_lesson").Lesson(lesson)
     report = template.of_server(request.restarts)
     restarts = beside("_hpclaunch_restart").Restarts
     restarts = restarts(template.parking, environ, worker, template.blocked, report)

@@ -35,4 +35,4 @@ try:
     __import__("sitecustomize")
 finally:
     if _startup is not None:
-        _startup.go_on()  # returns in the workers that are forked
+        _startup.serve_next()  # returns in the workers that are forked
