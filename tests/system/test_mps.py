@@ -714,7 +714,7 @@ def test_a_foreign_daemon_that_ends_between_two_rounds(agents, foreign):
     agent = agents()
     agent.prepare(0, foreign=pipes)
     daemon_of(pipes).kill()
-    assert agent.fails(1, foreign=pipes) == f"the MPS daemon at {pipes} does not answer any more"
+    assert agent.fails(1, foreign=pipes) == f"the MPS daemon at {pipes} no longer answers"
 
 
 STRANGER = pwd.getpwuid(65534).pw_name

@@ -52,7 +52,7 @@ WITHOUT_DISK = (b"pipe:[", b"socket:[", b"anon_inode:", b"/dev/pts/", b"/dev/tty
 
 
 class Work(NamedTuple):
-    """What a process has done so far."""
+    """The work of a process so far."""
 
     cpu: float  # seconds
     bytes: int

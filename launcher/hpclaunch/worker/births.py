@@ -44,7 +44,7 @@ class NewWorkers(NamedTuple):
 
 
 class Callbacks(NamedTuple):
-    """What Births calls."""
+    """The functions that Births calls."""
 
     report: Callable[[messages.Event], None]
     born: Callable[[Worker, int], None]  # a worker, its pid

@@ -22,7 +22,7 @@ class Worker(Message):
 
 
 class Step(Message):
-    """What a script does before its training: a step of a lesson (`site/_hpclaunch_lesson.py`)."""
+    """A step of a lesson, which a script does before its training (`site/_hpclaunch_lesson.py`)."""
 
     kind: str  # "import", "from", "set" or "seed"
     name: str  # a module, a variable, or a generator of random numbers
@@ -55,7 +55,7 @@ class Start(Message):
     peers: list[str]  # the networks from which the nodes of the round connect to the store
     warm: bool  # fork them from the template; otherwise they are fresh interpreters
     learn: bool  # have the next round's template import what the script imports
-    progress: bool  # watch how far they have come
+    progress: bool  # watch their progress
     terminals: dict[int, list[str]]  # rank -> which of "out" and "err" are terminals
     size: tuple[int, ...]  # of terminals: rows, columns
     pipes: bool  # all other streams are pipes
@@ -246,7 +246,7 @@ class StoreExit(Message):
 
 
 class Progress(Message):
-    """How far the workers have come (`progress_watch.py`)."""
+    """The progress of the workers (`progress_watch.py`)."""
 
     steps: list[int]  # of each worker, by rank
     still: float  # seconds for which nothing has moved
@@ -306,8 +306,8 @@ class Arrivals(TypedDict):
 
 
 class Pace(TypedDict, total=False):
-    """What a worker has done since its last sample; all of it is missing in the first one. It is
-    the share of the time, except where noted."""
+    """The work of a worker since its last sample, as shares of the time if nothing else is noted;
+    nothing in its first sample."""
 
     pace: float  # the seconds that a step took; 0: it made none
     cpu: float
@@ -324,7 +324,7 @@ class RankSample(Arrivals, Pace):
 
 
 class RankVitals(TypedDict):
-    """What one worker does and uses, as in core/protocol/model.py."""
+    """The activity of one worker and its use of resources, as in core/protocol/model.py."""
 
     rank: int
     phase: str

@@ -54,10 +54,10 @@ class JsonLines:
         """Wait for some bytes, and return the messages that are complete. Raises EOFError when the
         other end is closed."""
         try:
-            data, came, _, _ = socket.recv_fds(self._socket, CHUNK, MOST_DESCRIPTORS)
+            data, fds, _, _ = socket.recv_fds(self._socket, CHUNK, MOST_DESCRIPTORS)
         except ConnectionResetError:  # it died without reading what was sent last
-            data, came = b"", []
-        self.descriptors += came
+            data, fds = b"", []
+        self.descriptors += fds
         if not data:
             raise EOFError
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -72,12 +72,12 @@ class AgentGoneError(Exception):
 
 
 class AgentChannel:
-    """A helper's end of the socket to its agent: requests come in, events go out. It stays open
+    """A helper's end of the socket to its agent: it reads requests and sends events. It stays open
     until the helper ends."""
 
     def __init__(self, fd: str) -> None:
         end = socket.socket(fileno=int(fd))
-        end.set_inheritable(False)  # it came by inheritance; no child may have it
+        end.set_inheritable(False)  # it was inherited, but no child may have it
         atexit.register(end.close)
         self._lines = JsonLines(end)
 

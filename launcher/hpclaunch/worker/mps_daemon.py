@@ -38,7 +38,7 @@ NAME = "nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
 
 
 class MpsError(Exception):
-    """What is wrong, in one line for the user."""
+    """A problem with MPS, in one line for the user."""
 
 
 # Directories
@@ -176,7 +176,7 @@ def end_users(directory: str) -> bool:
 
 
 class FrontEnd:
-    """A client of the daemon of one pipe directory, whoever has started it."""
+    """A client of the daemon of one pipe directory, which anybody may have started."""
 
     def __init__(self, control: str, pipes: str) -> None:
         self.control = control

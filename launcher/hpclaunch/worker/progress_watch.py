@@ -1,10 +1,10 @@
-"""How far the workers of a round have come, and whether they do anything at all.
+"""The progress of the workers of a round, and whether they do anything at all.
 
-A worker writes how far it has come to shared memory (`shared_pages.py`). As long as that changes,
-nothing else is read. While it does not, a sign of life is whatever a hanging worker does not do:
-its processes write, except for answers to us, or read more than a little, also from a connection;
-one of them has started or ended; or the worker has allocated memory of a GPU. CPU time is a weaker
-sign, which is reported apart: ranks that wait for others, or for a GPU, may use it too.
+A worker writes its progress to shared memory (`shared_pages.py`). As long as that changes, nothing
+else is read. While it does not, a sign of life is whatever a hanging worker does not do: its
+processes write, except for answers to this process, or read more than a little, also from a
+connection; one of them has started or ended; or the worker has allocated memory of a GPU. CPU time
+is a weaker sign, which is reported apart: ranks that wait for others, or for a GPU, may use it too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOK = 1.0  # seconds between two looks
 # than one at the shared memory.
 PACE, STILL_LOOK = 0.25, 5.0
 LATE = 2.0  # seconds; a look that is as late as this means that this process was suspended
-REPORT = 5.0  # seconds between two reports while all goes on as before
+REPORT = 5.0  # seconds between two reports while nothing changes but the steps
 SAVES = 1 << 20  # bytes written in a second by a worker that makes no step
 READ = 1 << 12  # bytes in a second; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
@@ -37,7 +37,7 @@ COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
 
 
 class Activity(NamedTuple):
-    """What the processes of workers that do not move do."""
+    """The activity of workers that make no progress."""
 
     busy: bool = False  # they use the CPU
     traced: bool = False  # they are being debugged
@@ -45,7 +45,7 @@ class Activity(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a worker has written to its slot."""
+    """The fields of its slot that a worker writes."""
 
     steps: int
     at: float  # the time of the last step
@@ -92,7 +92,7 @@ class ProgressWatch:
         self._allocated: dict[int, int] | None = None
         self._moved_at = 0.0
         self._looked_at = 0.0
-        self._ran_at = 0.0  # when this process last came here, be it to look or not
+        self._ran_at = 0.0  # when this was last called, be it to look or not
         self._anew_at = 0.0  # when it began to look, or began anew
         self._awaited: tuple[float, ...] = ()  # seconds of stillness for which somebody waits
         self._reported_at = 0.0
@@ -237,7 +237,7 @@ class ProgressWatch:
         """Return (the milliseconds since their birth that the workers have spent on each of
         layout.SPENDING, as a mean of them; on which of it they spend their time now).
 
-        If they do different things, the others wait for those that have not come as far, or save.
+        If they do different things, those that are ahead wait for the others, or for a save.
         """
         if not self._workers:
             return [0] * len(layout.SPENDING), layout.TRAINING
@@ -301,7 +301,7 @@ class ProgressWatch:
         before, work = worker.work, work_of(pid)
         worker.work = work
         known, written = worker.bytes, sum(each.written for each in work.values())
-        # An answer that comes in between is no sign of life, now or at the next look.
+        # An answer that is written in between is no sign of life, now or at the next look.
         worker.answer_bytes = worker.page.size_of_answers
         if before is None or worker.answer_bytes < answers_before:
             worker.bytes = written - answers

@@ -89,7 +89,7 @@ class Sampler:
 
 
 class Used:
-    """What a worker and the processes below it have done and used so far."""
+    """The work of a worker and the processes below it, and the resources used so far."""
 
     def __init__(self, pid: int, processes: Iterable[int], steps: int, stepped_at: float) -> None:
         self.pid = pid

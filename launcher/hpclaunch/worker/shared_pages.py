@@ -21,7 +21,7 @@ MOST_READS = 100  # of a slot that changes while it is read
 
 
 class SharedPages:
-    """What all workers of a round share with this process."""
+    """The memory and files of all workers of a round."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         """Raises OSError if there are too many open files."""
@@ -46,7 +46,7 @@ class SharedPages:
 
 
 class WorkerPage(layout.Slot):
-    """What one worker shares with this process: its slot, its files, and the pipe for requests."""
+    """The slot and the files of one worker, and the pipe for requests to it."""
 
     def __init__(self, memory: memoryview, rank: int, place: layout.Place, requests: int) -> None:
         super().__init__(memory)

@@ -67,7 +67,7 @@ class Questioned:
             return False
         if not (self._lacks_lock(now) if self.responder else self._is_idle(now)):
             return False
-        # It may have come to its end since it was listed, where the signal would kill it.
+        # It may be about to end by now, when the signal would kill it.
         return prints(self.pid, stacks) and self._send()
 
     def _look(self, now: float) -> None:

@@ -55,7 +55,7 @@ class Process(Described):
 
 
 class Report(TypedDict):
-    """What is printed of a worker."""
+    """A worker as it is printed."""
 
     launch: str
     rank: int

@@ -321,7 +321,7 @@ class Pipe:
 
     @property
     def lesson(self) -> Lesson | None:
-        """The steps once all of them have come, else None. A broken worker may write anything: its
+        """The steps once all of them are there, else None. A broken worker may write anything: its
         lesson has no steps.
         """
         if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
@@ -360,7 +360,7 @@ class RestartReports:
         return self._reading
 
     def read(self) -> list[Restart]:
-        """Return the reports that have come. A broken worker may write anything."""
+        """Return the reports that are there. A broken worker may write anything."""
         *lines, self._data = (self._data + os.read(self._reading, 1 << 16)).split(b"\n")
         self._data = self._data[-select.PIPE_BUF :]
         found = []
@@ -372,7 +372,7 @@ class RestartReports:
 
 
 class Lessons:
-    """What one or two workers of the round have imported."""
+    """The lessons of one or two workers of the round."""
 
     def __init__(self) -> None:
         self.pipes: list[Pipe] = []

@@ -20,8 +20,8 @@ class Load(Message):
 
 
 class Fork(Message):
-    """Fork workers, the store process, or both. A listening socket comes along for the store.
-    Answered by Forked, with the same `what`."""
+    """Fork workers, the store process with a listening socket, or both. Answered by Forked, with
+    the same `what`."""
 
     what: str
     store: str  # the file for errors of the store process; "": none is wanted
@@ -32,8 +32,8 @@ class Fork(Message):
 
 
 class Renew(Message):
-    """Fork a successor that does the steps of a lesson. A channel and two files for its output come
-    along. Answered on that channel, by Begun and then Ready or Unsafe."""
+    """Fork a successor that does the steps of a lesson, with a channel and two files for its
+    output. Answered on that channel, by Begun and then Ready or Unsafe."""
 
     steps: list[Step]
     own: list[str]

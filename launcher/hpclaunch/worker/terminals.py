@@ -19,10 +19,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import TypeAlias, TypedDict, get_args
 
 from .fork_server_messages import Worker
 from .json_lines import JsonLines
+from .messages import Kinds, Message, by_op, decode, never
 from .private_files import open_file
 
 CHUNK = 1 << 16
@@ -30,6 +31,24 @@ MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer ho
 LINGER = 10.0  # seconds for which it copies for processes that outlive their fork server
 
 Size = tuple[int, ...]  # rows, columns
+
+
+class Copy(Message):
+    """Have the copier copy a stream, a descriptor with this message, to this file."""
+
+    file: str
+
+
+class Flush(Message):
+    """Have the copier copy all that is in the streams. Answered by Flushed."""
+
+
+class Flushed(Message):
+    """All that was in the streams is in the files."""
+
+
+Request: TypeAlias = Copy | Flush
+REQUESTS: Kinds[Request] = by_op(get_args(Request))
 
 
 class Streams(TypedDict):
@@ -70,7 +89,7 @@ class Terminals:
     def _open(self, worker: Worker, wanted: Container[str], size: Size, *, pipes: bool) -> Streams:
         streams: dict[str, str | int] = {}  # by file; both may have the same
         for kind, file in (("out", worker.out), ("err", worker.err)):
-            with contextlib.suppress(OSError):  # no more can be opened: the file remains
+            with contextlib.suppress(OSError):  # too many open files: the worker has the file
                 if file not in streams and kind in wanted:
                     streams[file] = self._open_stream(
                         worker.rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
@@ -92,7 +111,7 @@ class Terminals:
         ours, theirs = ends
         try:
             stream = prepare(theirs)
-            self._ask([ours], file=file)
+            self._ask(Copy(file), ours)
         except BaseException:
             os.close(theirs)
             raise
@@ -118,7 +137,7 @@ class Terminals:
         if self._channel is None:
             return False
         try:
-            self._ask([])
+            self._ask(Flush())
         except OSError:
             return False  # the copier is gone, and fileno() is readable
         return True
@@ -141,10 +160,10 @@ class Terminals:
             self._channel.close()
         self._channel = None
 
-    def _ask(self, fds: list[int], **request: str) -> None:
+    def _ask(self, request: Request, *fds: int) -> None:
         if self._channel is None:
             self._channel = self._start()
-        self._channel.send(request, fds)
+        self._channel.send(request.encoded(), fds)
 
     def _start(self) -> JsonLines:
         ours, theirs = socket.socketpair()
@@ -208,8 +227,8 @@ class Copier:
                 self._copy(stream, CHUNK)
             if self._channel is not None and self._channel.fileno() in ready:
                 try:
-                    for request in self._channel.receive():
-                        self._do(self._channel, request)
+                    for raw in self._channel.receive():
+                        self._do(self._channel, decode(REQUESTS, raw))
                 except EOFError:
                     self._channel, self._end = None, time.monotonic() + LINGER
 
@@ -224,17 +243,19 @@ class Copier:
             os._exit(0)
         return {fd for fd, _ in poll.poll(left)}
 
-    def _do(self, channel: JsonLines, request: dict[str, Any]) -> None:
-        if "file" in request:
-            stream = channel.descriptors.pop(0)
-            os.set_blocking(stream, False)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._files[stream] = open_file(request["file"], flags)
-            return
-        for stream in [*self._files]:
-            self._copy(stream, MOST)
-        with contextlib.suppress(OSError):
-            channel.send({"flushed": True})
+    def _do(self, channel: JsonLines, request: Request) -> None:
+        match request:
+            case Copy(file):
+                stream = channel.descriptors.pop(0)
+                os.set_blocking(stream, False)
+                self._files[stream] = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            case Flush():
+                for stream in [*self._files]:
+                    self._copy(stream, MOST)
+                with contextlib.suppress(OSError):
+                    channel.send(Flushed().encoded())
+            case _:
+                never(request)
 
     def _copy(self, stream: int, most: int) -> None:
         """Copy at most so many bytes. Data that cannot be written to the file is lost."""

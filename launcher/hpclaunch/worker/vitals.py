@@ -1,4 +1,4 @@
-"""What the workers do and use, for people who look at the job: only read while somebody does."""
+"""The activity and resources of the workers, which are only read while somebody watches the job."""
 
 from __future__ import annotations
 

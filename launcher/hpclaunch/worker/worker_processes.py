@@ -1,4 +1,4 @@
-"""What the processes of a worker do, as /proc shows it."""
+"""The activity of a worker's processes, as /proc shows it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RENAMING = {"x86_64": {26, 82, 162, 264, 316}, "aarch64": {38, 81, 227, 276}}.ge
 
 
 class Work(NamedTuple):
-    """What a process has done so far."""
+    """The work of a process so far."""
 
     read: int  # bytes
     written: int

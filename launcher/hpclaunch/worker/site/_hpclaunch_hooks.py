@@ -8,8 +8,8 @@ file in every round, since the old file has the addresses of processes that are 
 worker's rank if the script gives none.
 
 A worker's output continues when its files cannot grow (`_hpclaunch_output`), and a worker can
-destroy its process groups right after a collective. `_hpclaunch_progress` records how far a script
-has come. Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group.
+destroy its process groups right after a collective. `_hpclaunch_progress` records the progress of
+a script. Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group.
 Where Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
 The hooks patch private names of torch, from 2.4 on. If one is missing, torch stays as it is.
@@ -47,7 +47,7 @@ _loaded: "dict[str, Any]" = {}  # name of a file beside this: its module
 
 
 class Finder:
-    """A finder on the meta path that patches modules, and leaves when there are no more."""
+    """A finder on the meta path that patches modules, and leaves once all are patched."""
 
     def __init__(self) -> None:
         self.awaited = set(PATCHES)

@@ -41,7 +41,7 @@ PYTHONS_OWN = ("built-in", "frozen")
 
 
 class Lesson:
-    """What the script does, noted until it is sent."""
+    """The steps of a script, noted until they are sent."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,7 +1,7 @@
 """Standard output and error of a worker that continue when their files cannot grow.
 
 A full disk, a quota, or a file server that is gone must not end a training because a script prints.
-The bytes that are lost are counted, and a line says how many once the file can be written again.
+The bytes that are lost are counted, and a line has their number once the file can be written again.
 This is only for the worker's own files: anywhere else, a script gets the error.
 """
 
@@ -61,7 +61,7 @@ def keep_writing() -> None:
                 setattr(sys, name, like(stream, fd))
                 setattr(sys, f"__{name}__", getattr(sys, name))
         except (OSError, AttributeError):
-            pass  # closed, or not Python's own any more
+            pass  # closed, or replaced by the script
 
 
 def like(stream: "Any", fd: int) -> io.TextIOWrapper:

@@ -1,4 +1,4 @@
-"""In a worker: how far its script has come, for the fork server, and the notices that it takes.
+"""In a worker: the progress of its script, for the fork server, and the notices that it takes.
 
 Hooks in torch write each optimizer step and the phase to the worker's slot in shared memory
 (`_hpclaunch_layout.py`), without a thread or a system call per step. The fork server writes there
@@ -170,8 +170,7 @@ class Progress:
     # Steps
 
     def step(self, number: int) -> None:
-        """Count a step for a script that counts for itself. Its first number does not tell how many
-        steps it has made."""
+        """Count a step for a script that counts for itself. Its numbers may begin anywhere."""
         slot = self.slot()
         if slot is not None:
             slot.numbers[layout.MAKES] = 1
@@ -183,9 +182,9 @@ class Progress:
         """Count a step of an optimizer. This runs after each one, so it is short.
 
         The optimizer that has made the most steps leads: its steps count, and others make theirs in
-        between. If they go on without it, as where one model is trained after another, the next one
-        to step gets as many steps as it has. So the count depends on the order of the steps alone,
-        which is the same on all ranks.
+        between. If they continue without it, as where one model is trained after another, the next
+        one to step gets as many steps as it has. So the count depends only on the order of the
+        steps, which is the same on all ranks.
         """
         slot = self._slot
         if slot is None:
@@ -292,7 +291,7 @@ class Progress:
 
     def watch_scalers(self, scaler: "ModuleType") -> None:
         """Watch torch.amp.grad_scaler. When it skips a step, no optimizer makes one, but the
-        training goes on."""
+        training continues."""
         _wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
     def watch_engines(self, engine: "ModuleType") -> None:

@@ -83,7 +83,7 @@ class Renewal:
         self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
-        # A package comes after those of its modules that it imports itself.
+        # In a lesson, a package is after those of its modules that it imports itself.
         blamed = package if is_new and package in self.names else name
         before, known = Moment(), set(sys.modules)
         try:
@@ -134,7 +134,7 @@ class Renewal:
 
 
 class Moment:
-    """What an import may change for others: generators of random numbers, and the output."""
+    """The generators of random numbers and the output, which an import may change for others."""
 
     def __init__(self) -> None:
         self.generators = generators(moved=True)

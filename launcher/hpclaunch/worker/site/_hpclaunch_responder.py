@@ -5,8 +5,8 @@ answers each: faulthandler writes the stacks of all threads to one file, and tor
 recorder goes to another as a line of JSON, with the name of the function that the main thread
 waits in.
 
-The responder holds Python's lock while it does so, and thus all other threads of Python stand
-still. A rank that waits in a collective has released the lock.
+The responder holds Python's lock while it does so, and thus no other thread runs Python. A rank
+that waits in a collective has released the lock.
 """
 
 import os
@@ -42,8 +42,8 @@ def _answer(place: "layout.Place", slot: "layout.Slot", handler: "Any") -> None:
     import _signal  # type: ignore[import-not-found]  # the module in C
     from _thread import get_native_id
 
-    # This thread takes no signal that the script waits for in another one. With SIGNAL + 1 it does
-    # not block, `is_answering` can tell that it is in the handler of SIGNAL, which blocks SIGNAL.
+    # This thread takes no signal that the script waits for in another one. In its handler of
+    # SIGNAL, SIGNAL is blocked, but SIGNAL + 1 is not: by that `is_answering` recognizes it.
     both = {layout.SIGNAL, layout.SIGNAL + 1}
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - both)
     try:

@@ -4,8 +4,8 @@ That may be any Python, even an old one without torch. So this file is written f
 leaves nothing behind but the hooks: afterwards, `sys.path` is what it would be without this file,
 and `sitecustomize` is the user's or the system's, if there is one.
 
-In the template (`_hpclaunch_template.py`) everything else that Python runs before a script comes
-first, as in a fresh interpreter; only then does the template import torch.
+In the template (`_hpclaunch_template.py`), everything else that Python runs before a script runs
+first, as in a fresh interpreter. Only then does the template import torch.
 """
 
 import os
