@@ -23,7 +23,7 @@ from hpclaunch.worker import progress_watch
 from hpclaunch.worker.site import _hpclaunch_layout as layout
 
 sys.path.append(SITE)
-from _hpclaunch_progress import progress
+from _hpclaunch_hooks import progress
 
 REPEATS = 7
 IDLE = "import threading; threading.Thread(target=input).start(); input()"

@@ -23,7 +23,7 @@ from .fork_server_messages import Worker
 from .messages import never
 from .processes import Spawner, children, complain
 from .store import Store
-from .template_client import UNSAFE, Lessons, Pipe, RestartReports, State, TemplateClient
+from .template_client import Lessons, Pipe, RestartReports, State, TemplateClient
 from .template_messages import Begun, Failed, Fork, Forked, Ready, Unfit, Unsafe
 from .terminals import Streams
 from .worker_lease import WorkerLease
@@ -185,7 +185,7 @@ class Births:
                     never(reply)
 
     def _on_loaded(self, state: State, words: list[str], why: str) -> None:
-        self.template.loaded(state, words)
+        self.template.state, self.template.words = state, words
         self._on.report(messages.Template(state.value, why))
         self.template.renew(idle=False)
         self.proceed()
@@ -224,10 +224,8 @@ class Births:
 
     def _on_template_end(self, code: int, signum: int) -> None:
         """Start another template, unless this one has failed or ends too often."""
-        how = signal.Signals(signum).name if signum else f"exit code {code}"
-        why = self.template.ended(how)
-        if why != UNSAFE:
-            self._on.report(messages.Template(self.template.state.value, why))
+        if self.template.ended(code, signum):
+            self._on.report(messages.Template(self.template.state.value, self.template.why))
         if self.is_forking or self.store.asked:
             what = "workers" if self.is_forking else "store"
             reply = Forked(what, {}, 0, "the template process was killed")

@@ -236,8 +236,8 @@ class MpsKeeper:
                 self.report(messages.Clients({key: len(pids) for key, pids in clients.items()}))
                 self.watch = None
                 return
-        mapped = all(front.reports_our_pids() for front in self.fronts.values())
-        if 0 in pids or (outside and not mapped):  # 0: a client that the daemon itself cannot see
+        is_mapped = not outside or all(f.reports_our_pids() for f in self.fronts.values())
+        if 0 in pids or not is_mapped:  # 0: a client that the daemon itself cannot see
             self.report(messages.Unmapped())
             self.watch = None
             return

@@ -25,8 +25,8 @@ MOST_RENEWALS = 6  # attempts to import a lesson, each without the module that e
 LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
 IDLE_LIMIT = 600.0  # seconds for a successor that no start waits for
 MOST_BYTES = 1 << 20  # of a lesson
-UNSAFE = "exit code 0"  # it asks for a successor without the module that it has named
-NO_TORCH = "exit code 3"
+# Exit codes: it leaves, perhaps because of a module that it has named; its Python has no torch
+LEFT, NO_TORCH = 0, 3
 
 
 class State(enum.Enum):
@@ -204,17 +204,9 @@ class TemplateClient:
         for fd in self._output:
             os.set_inheritable(fd, False)
         theirs.close()
-        self.load()
-
-    def load(self) -> None:
-        """Have the template import its modules; those that it has already cost nothing."""
         self.state = State.STARTING
         blocked = sorted(self._spawner.blocked)
         self.ask(Load(self._modules, {**self._environ}, self._own, blocked))
-
-    def loaded(self, state: State, words: list[str]) -> None:
-        """Record that the template has imported its modules, and the words of its command line."""
-        self.state, self.words = state, words
 
     def ask(self, request: Load | Fork | Renew, fds: Sequence[int] = ()) -> None:
         assert self._channel is not None, "a template is asked while there is one"
@@ -247,12 +239,13 @@ class TemplateClient:
         """Let no other template follow this one, which is about to be killed."""
         self._ends = MOST_ENDS
 
-    def ended(self, how: str) -> str:
-        """Record the end of the template. Return the reason: its last output if it has failed, else
-        `how`."""
+    def ended(self, code: int, signum: int) -> bool:
+        """Record the end of the template. Return whether it was killed or has failed; `why` then
+        has its last output, or how it has ended."""
         self.drop_successor()
-        failed = self.state is State.STARTING and how != UNSAFE
-        self.torchless = how == NO_TORCH
+        has_left = code == LEFT and not signum
+        failed = self.state is State.STARTING and not has_left
+        self.torchless = code == NO_TORCH and not signum
         self.state = State.DEAD if failed else State.NONE
         if self._channel is not None:
             self._channel.close()
@@ -264,8 +257,9 @@ class TemplateClient:
         self._ends += 1
         if self._ends > MOST_ENDS:
             self.state = State.DEAD
+        how = signal.Signals(signum).name if signum else f"exit code {code}"
         self.why = last if last and failed else how
-        return self.why
+        return not has_left
 
 
 def _last_line(file: int) -> str:
