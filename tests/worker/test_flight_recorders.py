@@ -77,7 +77,7 @@ print(json.dumps([sample, for_a_sample, asked]))
 
 
 def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang():
-    """In the place of its collectives, a sample has when each step was begun."""
+    """Instead of its collectives, a sample has the time at which each step began."""
     env = environment(TORCH_FR_BUFFER_SIZE="100")
     command = [sys.executable, "-c", ASKS.format(site=SITE)]
     said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout

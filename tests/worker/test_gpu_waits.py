@@ -1,4 +1,4 @@
-"""What is known of a worker that waits for its GPU: it uses a CPU, as one that computes does."""
+"""Workers that wait for a GPU, which use a CPU like those that compute."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from surroundings import environment
 pytestmark = pytest.mark.starts
 
 # A function that keeps the caller waiting without Python's lock, as torch does where it waits for a
-# GPU, stands in for methods of a tensor.
+# GPU, is a stand-in for methods of a tensor.
 CALLS = """
 import ctypes, os, sys, threading
 sys.path.append({site!r})

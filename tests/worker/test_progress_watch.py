@@ -1,4 +1,4 @@
-"""Which signs of life are seen of real processes."""
+"""The signs of life of real processes that the fork server finds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def worker(watch):
 
 
 def looks(watch, process, number=6, pause=0.1):
-    """What is told after each look but the first two, which find out how things are."""
+    """Return the reports after each look except the first two, which have nothing to compare."""
     told = []
     for _ in range(number):
         time.sleep(pause)
@@ -81,7 +81,7 @@ def looks(watch, process, number=6, pause=0.1):
     return [each for each in told[2:] if each is not None]
 
 
-def until_told(watch, process, holds, pause=0.1):
+def until_reported(watch, process, holds, pause=0.1):
     """Return the first answer after the same two looks for which `holds` is true. It need not be
     the next one: on a busy machine a worker may not have run since the last look."""
     looks(watch, process, number=2, pause=pause)
@@ -144,7 +144,7 @@ def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypa
 )
 def test_one_that_does_something_is_not(watch, worker, text):
     process = worker(f"import subprocess, time\n{text}")
-    assert until_told(watch, process, lambda each: each.still == 0)
+    assert until_reported(watch, process, lambda each: each.still == 0)
 
 
 def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
@@ -154,7 +154,7 @@ def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
 
 
 def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
-    """Else it is taken to hang where a machine has much to do."""
+    """Otherwise it would count as hung on a machine with much to do."""
     pinned = f"import os\nos.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\n"
     process = worker(f"{pinned}while True: pass")
     # In sessions of their own: the kernel shares the time between sessions, then in each of them.
@@ -164,7 +164,7 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
     others = [subprocess.Popen(command, **how) for _ in range(15)]
     for other in others:
         other.stdout.readline()
-    told = until_told(watch, process, lambda each: each.busy, pause=0.5)
+    told = until_reported(watch, process, lambda each: each.busy, pause=0.5)
     for other in others:
         other.kill()
         other.communicate()
@@ -173,7 +173,7 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
 
 
 def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
-    """It gives up its memory, and perhaps a GPU's; a thread that is left stands in for that."""
+    """It frees its memory, and perhaps a GPU's; here, a thread that remains has the same effect."""
     exits = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
     )
@@ -209,7 +209,7 @@ def test_how_much_one_reads_is_judged_by_the_time_since_the_last_look(
 
 
 def test_an_answer_is_no_sign_of_life(watch, worker):
-    """Else nothing would count as still that is asked again and again."""
+    """Otherwise a worker that is asked again and again would never count as still."""
     process = worker("import sys\nfor _ in sys.stdin: print('an answer', flush=True)")
     before = looks(watch, process)[-1].still
     watch.ask_arrivals({0: process.pid})
@@ -236,7 +236,7 @@ def test_what_its_children_do_counts(watch, worker):
         "import os, time\nif os.fork():\n    time.sleep(600)\n"
         "while True: os.write(1, b'.'); time.sleep(0.02)"
     )
-    assert until_told(watch, process, lambda each: each.still == 0)
+    assert until_reported(watch, process, lambda each: each.still == 0)
 
 
 def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
@@ -284,7 +284,7 @@ def test_a_phase_that_may_take_long(watch, worker):
     assert looks(watch, process)[-1].patient
 
 
-def test_a_program_that_has_ended_trains_no_more(watch, worker):
+def test_a_program_that_has_ended_no_longer_trains(watch, worker):
     process = worker(QUIET)
     numbers = watch.pages[0].numbers
     numbers[layout.PHASE], numbers[layout.WRITER] = layout.STEPS, process.pid
@@ -299,7 +299,7 @@ def test_a_program_that_has_ended_trains_no_more(watch, worker):
 def test_after_a_pause_of_the_fork_server_nothing_is_held_against_the_workers(
     watch, worker, monkeypatch, pause
 ):
-    """Whether a look was due or not."""
+    """This holds whether a look was due or not."""
     process = worker(QUIET)
     looks(watch, process)
     watch._next += pause
@@ -333,7 +333,7 @@ def test_the_tree_of_a_process_that_has_ended_is_itself():
     assert tree(process.pid) == [process.pid]
 
 
-def test_to_be_asked_in_vain_is_no_sign_of_life(watch, worker, monkeypatch):
+def test_a_question_without_an_answer_is_no_sign_of_life(watch, worker, monkeypatch):
     monkeypatch.setattr(progress_watch, "LATE", 1.0)
     process = worker("while True: pass")
     before = looks(watch, process)[-1].still
@@ -410,7 +410,7 @@ def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds)
 @pytest.mark.fuzz
 @given(st.binary(min_size=layout.SLOT, max_size=layout.SLOT))
 def test_any_slot(data):
-    """For the fork server, and for `hpclaunch stacks`."""
+    """The fork server reads it, and so does `hpclaunch stacks`."""
     shared = SharedPages([0])
     its = shared.by_rank[0]
     os.pwrite(its.place.memory, data, 0)

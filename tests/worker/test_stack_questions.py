@@ -1,4 +1,4 @@
-"""Where workers are when they are asked: real ones, below a fork server that is played."""
+"""The stacks of real workers that are asked for them, below a stand-in for the fork server."""
 
 import contextlib
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 def stacks_of(server, command, cwd, forks=None):
-    """What is known of a worker that has said that it is there."""
+    """Return what is known of a worker that has written "there"."""
     process = server.start(command, cwd, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     return server.evidence()
@@ -92,8 +92,8 @@ def waits():
 
 @pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
 def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trains, pause):
-    """What reads stacks while other threads change them finds memory that is gone: asked by signal
-    at any moment, such a worker dies within a few questions."""
+    """A handler that reads stacks while other threads change them reads freed memory: asked by
+    signal at any moment, such a worker dies within a few questions."""
     text = RUNNING
     if trains:
         text += ANSWERS
@@ -137,7 +137,7 @@ waits()
 
 
 def test_the_main_thread_of_many(server, forks, tmp_path):
-    """faulthandler writes the stacks of a hundred threads at most, and it comes last."""
+    """faulthandler writes the stacks of a hundred threads at most, the main one last."""
     text = """
 import threading
 def pool():
@@ -218,7 +218,7 @@ def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path,
 
 
 def test_a_handler_that_the_script_sets_is_called(server, tmp_path):
-    """No question can find out whose handler it is, as docs/inside-workers.md says."""
+    """It is not known whose handler it is, as docs/inside-workers.md says."""
     text = f"{OWN_HANDLER}print('there', flush=True)\ntime.sleep(1000)"
     assert stacks_of(server, python(tmp_path, text), tmp_path)["stacks"] == ""
     assert server.processes[0].stdout.readline() == "mine\n"

@@ -95,7 +95,7 @@ end()
 
 
 class Group:
-    """Workers below a fork server that is played; each makes a step when it is told to."""
+    """Workers below a stand-in for the fork server; each makes a step on request."""
 
     def __init__(self, forks, *texts, handled=(USR1,), told=True):
         self.watch = ProgressWatch()
@@ -166,7 +166,7 @@ def test_all_take_it_before_the_same_step(group, text):
     assert both.notices.is_taken(1)
 
 
-def test_a_rank_that_comes_to_the_step_waits(group):
+def test_a_rank_that_reaches_the_step_waits(group):
     both = group(TRAIN, TRAIN)
     both.step()
     assert both.notices.offer(1, 2, 0).accepted
@@ -243,7 +243,7 @@ def test_each_before_its_own_next_step(group):
 
 
 def test_workers_that_make_no_steps(group):
-    """They get the signal at once, and `due` says so at the next call."""
+    """They get the signal at once, and `due` returns True at the next call."""
     both = group(TRAIN, IDLE)
     both.step()
     assert both.notices.offer(1, 2, 0).accepted
@@ -363,7 +363,7 @@ def test_workers_that_end_with_the_step(group):
 
 @pytest.mark.parametrize("ends", [(0,), (0, 1)])
 def test_workers_that_had_ended_before(group, ends):
-    """They have had less to do. The others may come to the step, if there are any."""
+    """They had less to do. The others may reach the step, if there are any."""
     both = group(TRAIN, TRAIN)
     both.step()
     for rank in ends:
@@ -380,7 +380,7 @@ def test_workers_that_had_ended_before(group, ends):
     assert both.notices.is_taken(1) == both.notices.was_last(1) == bool(left)
 
 
-def test_without_progress_it_comes_at_once(group):
+def test_without_progress_it_is_given_at_once(group):
     one = group(TRAIN, told=False)
     one.step()
     assert one.notices.offer(1, 7, 0) == Offered(1, accepted=True, busy=False, steps=[])
