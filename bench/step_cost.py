@@ -18,8 +18,12 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from hpclaunch.system.processes.fork_server_client import SITE
 from hpclaunch.worker import progress_watch
-from hpclaunch.worker.site import _hpclaunch_progress as page
+from hpclaunch.worker.site import _hpclaunch_layout as layout
+
+sys.path.append(SITE)
+from _hpclaunch_hooks import progress
 
 REPEATS = 7
 IDLE = "import threading; threading.Thread(target=input).start(); input()"
@@ -42,22 +46,22 @@ def steps(number):
     optimizer = torch.optim.SGD([tensor], lr=0.1)
     watch = progress_watch.ProgressWatch()
     os.environ.update(watch.begin([0])[0])
-    page.progress.begin()
+    progress.begin()
     plain = per_step(optimizer, number)
     handle = register_optimizer_step_post_hook(lambda *_: None)
     empty = per_step(optimizer, number)
     handle.remove()
-    page.progress.watch_optimizers(sys.modules["torch.optim.optimizer"])
+    progress.watch_optimizers(sys.modules["torch.optim.optimizer"])
     optimizer = torch.optim.SGD([tensor], lr=0.1)  # from the first one on they are counted
     counted = per_step(optimizer, number)
-    assert watch._files.slot(0)[0] >= number
+    assert watch.pages[0].number(layout.STEP) >= number
     begun = time.perf_counter()
     for _ in range(number):
-        page.progress.stepped(optimizer)
+        progress.stepped(optimizer)
     alone = (time.perf_counter() - begun) / number
     begun = time.perf_counter()
     for _ in range(number):
-        page.progress.entering(optimizer)
+        progress.entering(optimizer)
     before = (time.perf_counter() - begun) / number
     print("a step of SGD                  microseconds")
     print(f"without a hook                 {1e6 * plain:12.3f}")
@@ -85,8 +89,8 @@ def looks(number):
         worker.kill()
     moving = []
     for number_of_steps in range(1, 20):
-        for slot in range(number):
-            watch._files._memory[slot * page.SLOT] = number_of_steps
+        for its in watch.pages.values():
+            its.numbers[layout.STEP] = number_of_steps
         watch._next = 0.0
         begun = time.perf_counter()
         watch.look(pids)

@@ -25,7 +25,7 @@ from launching import HPCLAUNCH, LIMIT, hpclaunch, without_load
 
 from hpclaunch.cli import shim
 from hpclaunch.system.processes.fork_server_client import SITE
-from hpclaunch.worker.site._hpclaunch_progress import HIGH
+from hpclaunch.worker.site._hpclaunch_layout import HIGH
 from surroundings import LIGHT_TORCH, SHORT, environment
 
 pytestmark = pytest.mark.starts

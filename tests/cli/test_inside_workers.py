@@ -14,7 +14,7 @@ from conformance.page import TEXT, table, variables
 
 from hpclaunch.core.placement.worker_environment import OWN
 from hpclaunch.system.processes.fork_server_client import SITE
-from hpclaunch.worker.site._hpclaunch_progress import HIGH
+from hpclaunch.worker.site._hpclaunch_layout import HIGH
 from surroundings import environment
 
 FIRST, TORCH, TRAINING, WARM = map(

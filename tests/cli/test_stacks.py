@@ -247,7 +247,7 @@ def test_slurm_says_no(tmp_path, squeue, srun, says):
 # As su, which waits for its child: root's by its effective uid, with descriptors of its caller.
 LIKE_SU = """
 import os, signal, struct, sys, time
-from hpclaunch.worker.site import _hpclaunch_progress as page
+from hpclaunch.worker.site import _hpclaunch_layout as page
 real, file = int(sys.argv[2]), os.open(sys.argv[3], os.O_RDONLY)
 os.setresuid(real, 0, 0)
 ready, done = os.pipe()
@@ -260,7 +260,7 @@ if not child:
     time.sleep(600)
 os.read(ready, 1)
 fields = [0] * (page.SLOT // 8)
-for field in (page.WORKER, page.WRITER, page.ANSWERER, page.HEARER):
+for field in (page.WORKER, page.WRITER, page.ANSWERER, page.RESPONDER):
     fields[field] = child
 fields[page.STACKS] = fields[page.ASKED_AT] = file
 os.write(os.memfd_create(page.NAMES[0]), struct.pack(f"{len(fields)}q", *fields))

@@ -11,14 +11,16 @@ import time
 
 from forks_of_torch import HOOKS, LIMIT
 
+from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.progress_watch import ProgressWatch
-from hpclaunch.worker.site._hpclaunch_progress import PHASES
+from hpclaunch.worker.site._hpclaunch_layout import PHASES
 from surroundings import environment
 
 
 class ProgressServer:
     def __init__(self):
         self.watch = ProgressWatch()
+        self._evidence = Evidence(self.watch)
         self.processes = []
 
     def start(self, command, cwd, *, workers=1, environ=(), forks=None):
@@ -58,15 +60,15 @@ class ProgressServer:
 
     def told(self, rank=0):
         """(steps, the time of the last one, phase, the script's number of it)"""
-        steps, at, phase, number = self.watch._files.slot(rank)
+        steps, at, phase, number = self.watch._workers[rank].read()
         return steps, at, PHASES[phase], number
 
     def evidence(self):
         """Of the first worker, as the fork server asks for it."""
         pids = {0: self.processes[0].pid}
-        for pause in self.watch.ask(pids):
+        for pause in self._evidence.ask(pids):
             time.sleep(pause)
-        (found,) = self.watch.evidence(pids)
+        (found,) = self._evidence.found(pids)
         return found
 
     def end(self):

@@ -714,7 +714,7 @@ def test_a_foreign_daemon_that_ends_between_two_rounds(agents, foreign):
     agent = agents()
     agent.prepare(0, foreign=pipes)
     daemon_of(pipes).kill()
-    assert agent.fails(1, foreign=pipes) == f"the MPS daemon at {pipes} does not answer any more"
+    assert agent.fails(1, foreign=pipes) == f"the MPS daemon at {pipes} no longer answers"
 
 
 STRANGER = pwd.getpwuid(65534).pw_name
@@ -967,4 +967,4 @@ def test_any_answer_of_a_daemon(answers):
     front.ask = lambda _: lines.pop() if lines else None
     assert front.clients() is None or isinstance(front.clients(), set | None)
     front.another_user()
-    assert front.tells_our_pids() in (True, False)
+    assert front.reports_our_pids() in (True, False)

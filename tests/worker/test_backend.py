@@ -1,4 +1,4 @@
-"""The backend on a shared GPU: real ranks with gloo; a stand-in tells NCCL's version only.
+"""The backend on a shared GPU: real ranks with gloo, and a stand-in for the version of NCCL.
 
 The ranks are forked from a process that has imported torch, as in a warm start: what the launcher
 tells a worker is in its environment later than the hooks are in torch.
@@ -51,7 +51,7 @@ GLOO = {"HPCLAUNCH_RANKS_PER_GPU": 2, "HPCLAUNCH_SHARED_BACKEND": "gloo"}
 
 
 def run(forks, store, cwd, text, *args):
-    """What a script with forked ranks wrote to stdout and stderr."""
+    """Return what a script with forked ranks wrote to stdout and stderr."""
     arguments = f"import sys\nsys.argv[1:] = {args!r}\n"
     env = worker_environment(store.port())
     process = forks.start(arguments + RANKS + text, cwd=cwd, env=env)
@@ -62,7 +62,7 @@ def run(forks, store, cwd, text, *args):
 
 @pytest.fixture
 def without_nccl():
-    """That torch itself refuses to make a group of NCCL tells that it was asked to."""
+    """torch itself refuses to make a group of NCCL: that shows that it was asked to."""
     import torch.distributed as dist
 
     if dist.is_nccl_available():
@@ -169,7 +169,7 @@ for version, ranks, allowed in json.loads(sys.argv[1]):
 
 
 def test_only_what_needs_nccl_is_refused(forks, store, tmp_path, without_nccl):
-    """Where a group can do without, a warning; a group of one rank is nobody's business."""
+    """A warning if a group can do without NCCL; nothing for a group of one rank."""
     text = """
 from torch.cuda import nccl
 nccl.version = lambda: (2, 29, 7)

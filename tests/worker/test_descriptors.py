@@ -1,4 +1,4 @@
-"""What is called when a descriptor is readable."""
+"""The registry of descriptors: what it calls when one is readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that tells of a worker's exception: real interpreters, started as workers are."""
+"""The file with a worker's exception: real interpreters, started as workers are."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ OF_THE_WORKER = "ValueError: of the worker"
 
 
 def as_a_worker():
-    """What the fork server does before it starts the program."""
+    """Do what the fork server does before it starts the program."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""The hearer reads torch's flight recorders, in real process groups."""
+"""The responder reads torch's flight recorders, in real process groups."""
 
 import json
 import subprocess
@@ -34,8 +34,8 @@ dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=
 for backend in sys.argv[2:]:
     dist.all_reduce(torch.ones(1), group=dist.new_group([0], backend=backend))
 sys.path.append({site!r})
-import _hpclaunch_progress as progress
-print(progress.recorded().decode().strip())
+from _hpclaunch_hooks import beside
+print(beside("_hpclaunch_responder").recorded().decode().strip())
 """
 
 
@@ -56,7 +56,8 @@ from torch._C import _distributed_c10d as c10d
 dist.init_process_group("cpu:gloo,cuda:fake", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 sys.path.append({site!r})
-import _hpclaunch_progress as progress
+from _hpclaunch_hooks import beside, progress
+responder = beside("_hpclaunch_responder")
 
 asked = []
 for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
@@ -67,16 +68,16 @@ for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         return real(*words, **more)
 
     setattr(c10d, name, dump)
-progress.progress.entered.extend([(1, 100), (2, 200), (3, 300)])
-sample, for_a_sample = json.loads(progress.arrived(100)), asked.copy()
+progress.entered.extend([(1, 100), (2, 200), (3, 300)])
+sample, for_a_sample = json.loads(responder.arrived(100)), asked.copy()
 asked.clear()
-progress.recorded()
+responder.recorded()
 print(json.dumps([sample, for_a_sample, asked]))
 """
 
 
 def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang():
-    """In the place of its collectives, a sample has when each step was begun."""
+    """Instead of its collectives, a sample has the time at which each step began."""
     env = environment(TORCH_FR_BUFFER_SIZE="100")
     command = [sys.executable, "-c", ASKS.format(site=SITE)]
     said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout

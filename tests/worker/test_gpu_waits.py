@@ -1,4 +1,4 @@
-"""What is known of a worker that waits for its GPU: it uses a CPU, as one that computes does."""
+"""Workers that wait for a GPU, which use a CPU like those that compute."""
 
 import os
 import signal
@@ -15,11 +15,12 @@ from surroundings import environment
 pytestmark = pytest.mark.starts
 
 # A function that keeps the caller waiting without Python's lock, as torch does where it waits for a
-# GPU, stands in for methods of a tensor.
+# GPU, is a stand-in for methods of a tensor.
 CALLS = """
 import ctypes, os, sys, threading
 sys.path.append({site!r})
-import _hpclaunch_progress as progress
+from _hpclaunch_hooks import beside
+responder = beside("_hpclaunch_responder")
 
 libc = ctypes.CDLL(None)
 
@@ -38,7 +39,7 @@ def main():
     {body}
 
 def hear():
-    print(progress.called(), flush=True)
+    print(responder.called(), flush=True)
     os._exit(0)
 
 threading.Timer(0.2, hear).start()
@@ -84,14 +85,14 @@ def test_the_name_of_what_the_main_thread_waits_in(body, name):
 ALLOCATES = """
 import sys, time, types
 sys.path.append({site!r})
-import _hpclaunch_progress as progress
+from _hpclaunch_hooks import progress
 
 stats = lambda device: {{"allocation": {{"all": {{"allocated": {count}}}}}}}
 sys.modules["torch.cuda"] = types.SimpleNamespace(
     is_initialized=lambda: True, device_count=lambda: 1, memory_stats_as_nested_dict=stats
 )
-progress.progress.begin()
-progress.progress.answer()
+progress.begin()
+progress.answer()
 print(flush=True)
 while True:
     time.sleep(600)
@@ -113,7 +114,7 @@ def test_who_allocates_memory_of_a_gpu_does_something(watch, count, moves):  # n
     )
     worker.stdout.readline()
     try:
-        stills = [told["still"] for told in looks(watch, worker, number=12)]
+        stills = [told.still for told in looks(watch, worker, number=12)]
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.communicate()

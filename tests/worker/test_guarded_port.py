@@ -24,7 +24,7 @@ def guard():
 
 
 def connects(guard, source, wait):
-    """Whether a connection is accepted, within `wait` seconds if it is not to be."""
+    """Return whether a connection is accepted, within `wait` seconds if it is not to be."""
     loopback = "::1" if ":" in source else "127.0.0.1"
     target = (loopback, guard.socket.getsockname()[1])
     try:
@@ -58,7 +58,7 @@ def test_who_connects(guard, networks, admitted):
         assert connects(guard, source, wait=20 if expected else 0.3) == expected, source
 
 
-def test_who_comes_early_gets_in_when_the_time_has_come(guard):
+def test_an_early_connection_is_made_once_its_address_is_admitted(guard):
     with socket.socket() as early:
         early.setblocking(False)
         assert early.connect_ex(("127.0.0.1", guard.socket.getsockname()[1])) == errno.EINPROGRESS

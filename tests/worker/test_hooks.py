@@ -61,7 +61,7 @@ class Store:
         self.process = forks.start(STORE_SCRIPT)
 
     def port(self):
-        """Of a fresh store; the last one goes."""
+        """Return the address of a fresh store, and close the last one."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
@@ -260,7 +260,7 @@ ONES_OWN = {
 @pytest.mark.parametrize("launched", [True, False])
 @pytest.mark.parametrize("text", ONES_OWN.values(), ids=ONES_OWN)
 def test_python_starts_as_without_the_hooks(tmp_path, text, launched):
-    """The path, the user's own sitecustomize and what Python says of it are the same."""
+    """The path, the user's own sitecustomize and Python's messages about it are the same."""
     users = tmp_path / "users"
     users.mkdir()
     (users / "worker.py").write_text("mine = True")

@@ -1,4 +1,4 @@
-"""What Horovod is told: real ranks of a real Horovod, which meet at a real store.
+"""Horovod's variables and server: real ranks of a real Horovod, which meet at a real store.
 
 `make test-horovod`
 """
@@ -41,7 +41,7 @@ AGAIN = "hvd.init(); hvd.barrier(); hvd.shutdown()"
 
 
 def ranks(processes, store, places, first="", last="", **env):
-    """What each rank was told and found. `places`: (node, local rank, position) of each."""
+    """Return the variables and results of each rank. `places`: (node, local rank, position)."""
     port = store.port()
     started = []
     for rank, (node, local, position) in enumerate(places):

@@ -1,4 +1,4 @@
-"""What a worker tells of itself in shared memory: real ones, below a fork server that is played."""
+"""The progress that real workers write to shared memory, below a stand-in for the fork server."""
 
 import importlib.util
 import math
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from progress_server import HOOKS, LIMIT, python
 
+from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.progress_watch import ProgressWatch
 from surroundings import LIGHT_TORCH, environment
 
@@ -112,7 +113,7 @@ def test_steps_of_processes_below_the_worker(server, tmp_path):
 
 
 def test_steps_below_a_shell_script(server, tmp_path):
-    """What one program says is not the next one's."""
+    """The numbers of one program are not taken for those of the next."""
     (tmp_path / "before.py").write_text("import hpclaunch.progress as it\nit.step(1200)")
     inner = " ".join(python(tmp_path, LIGHT))
     before = f"{sys.executable} -c 'print()'; {sys.executable} before.py"
@@ -167,7 +168,7 @@ os._exit(0)
 
 
 def test_what_the_script_says(server, tmp_path):
-    """Where it begins to count does not say how many steps it has made."""
+    """The script's first number does not say how many steps it has made."""
     server.run(python(tmp_path, SAYING), tmp_path)
     steps, at, phase, number = server.told()
     assert (steps, phase, number) == (3, "evaluation", 1202)
@@ -388,7 +389,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def test_a_fork_server_without_descriptors_goes_on(monkeypatch):
+def test_a_fork_server_without_descriptors_continues(monkeypatch):
     def memfd_create(_):
         raise OSError("too many open files")
 
@@ -397,13 +398,14 @@ def test_a_fork_server_without_descriptors_goes_on(monkeypatch):
     assert watch.begin([0]) == {}
     assert watch.due() == math.inf
     assert watch.look({0: 1}) is None
-    assert list(watch.ask({0: 1})) == []
-    assert watch.evidence({0: 1}) == []
+    evidence = Evidence(watch)
+    assert list(evidence.ask({0: 1})) == []
+    assert evidence.found({0: 1}) == []
     watch.end()
 
 
 def test_another_process_with_the_fork_servers_pid(server, tmp_path):
-    """In another namespace, it may have any files open."""
+    """Such a process in another namespace may have any files open."""
     file = tmp_path / "precious"
     file.write_bytes(b"x" * 64)
     with file.open("r+b") as opened:

@@ -1,4 +1,4 @@
-"""Which signs of life are seen of real processes."""
+"""The signs of life of real processes that the fork server finds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpclaunch.worker import progress_watch
-from hpclaunch.worker.progress_watch import ProgressWatch, SharedFiles, saves, tree
-from hpclaunch.worker.site import _hpclaunch_progress as page
-from hpclaunch.worker.stack_reader import FIELDS, Found
+from hpclaunch.worker.evidence import Evidence
+from hpclaunch.worker.fork_server_messages import Offered
+from hpclaunch.worker.progress_watch import ProgressWatch, Watched
+from hpclaunch.worker.shared_pages import SharedPages
+from hpclaunch.worker.site import _hpclaunch_layout as layout
+from hpclaunch.worker.stack_reader import FoundWorker
 from hpclaunch.worker.step_notices import StepNotices
+from hpclaunch.worker.worker_processes import saves, tree, work_of
 
 pytestmark = pytest.mark.starts
 
@@ -34,7 +38,7 @@ def watch(monkeypatch):
     monkeypatch.setattr(progress_watch, "LOOK", 0.0)
     monkeypatch.setattr(progress_watch, "STILL_LOOK", 0.0)
     monkeypatch.setattr(progress_watch, "COSTLY_AFTER", 0.0)
-    monkeypatch.setattr(progress_watch, "TELL", 0.0)
+    monkeypatch.setattr(progress_watch, "REPORT", 0.0)
     watch = ProgressWatch()
     yield watch
     watch.end()
@@ -69,7 +73,7 @@ def worker(watch):
 
 
 def looks(watch, process, number=6, pause=0.1):
-    """What is told after each look but the first two, which find out how things are."""
+    """Return the reports after each look except the first two, which have nothing to compare."""
     told = []
     for _ in range(number):
         time.sleep(pause)
@@ -77,7 +81,7 @@ def looks(watch, process, number=6, pause=0.1):
     return [each for each in told[2:] if each is not None]
 
 
-def until_told(watch, process, holds, pause=0.1):
+def until_reported(watch, process, holds, pause=0.1):
     """Return the first answer after the same two looks for which `holds` is true. It need not be
     the next one: on a busy machine a worker may not have run since the last look."""
     looks(watch, process, number=2, pause=pause)
@@ -90,18 +94,18 @@ def until_told(watch, process, holds, pause=0.1):
 
 def test_a_process_that_sleeps_is_still(watch, worker):
     told = looks(watch, worker(QUIET))
-    stills = [each["still"] for each in told]
+    stills = [each.still for each in told]
     assert len(stills) == 4
     assert stills == sorted(stills)
     assert stills[0] > 0
-    assert not any(each["busy"] or each["patient"] or each["trains"] for each in told)
+    assert not any(each.busy or each.patient or each.trains for each in told)
 
 
 def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
     def refuse(_ranks):
         raise OSError("too many open files")
 
-    monkeypatch.setattr(progress_watch, "SharedFiles", refuse)
+    monkeypatch.setattr(progress_watch, "SharedPages", refuse)
     watch.begin([0])
     watch.await_stillness([10.0])
     assert watch.due() == math.inf
@@ -111,14 +115,14 @@ def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
 def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypatch):
     process = worker(QUIET)
     looks(watch, process)
-    for name in ("LOOK", "STILL_LOOK", "TELL"):
+    for name in ("LOOK", "STILL_LOOK", "REPORT"):
         monkeypatch.setattr(progress_watch, name, 600.0)
-    still = watch.look({0: process.pid})["still"]
+    still = watch.look({0: process.pid}).still
     assert watch.look({0: process.pid}) is None
     watch.await_stillness([still + 0.5, 500.0])
     assert left(watch) < 1
     time.sleep(max(0.0, left(watch)))
-    assert watch.look({0: process.pid})["still"] >= still + 0.5
+    assert watch.look({0: process.pid}).still >= still + 0.5
     assert 400 < left(watch) < 500
 
 
@@ -140,17 +144,17 @@ def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypa
 )
 def test_one_that_does_something_is_not(watch, worker, text):
     process = worker(f"import subprocess, time\n{text}")
-    assert until_told(watch, process, lambda each: each["still"] == 0)
+    assert until_reported(watch, process, lambda each: each.still == 0)
 
 
 def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
     told = looks(watch, worker("while True: pass"))
-    assert told[-1]["still"] > 0
-    assert told[-1]["busy"]
+    assert told[-1].still > 0
+    assert told[-1].busy
 
 
 def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
-    """Else it is taken to hang where a machine has much to do."""
+    """Otherwise it would count as hung on a machine with much to do."""
     pinned = f"import os\nos.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\n"
     process = worker(f"{pinned}while True: pass")
     # In sessions of their own: the kernel shares the time between sessions, then in each of them.
@@ -160,27 +164,27 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
     others = [subprocess.Popen(command, **how) for _ in range(15)]
     for other in others:
         other.stdout.readline()
-    told = until_told(watch, process, lambda each: each["busy"], pause=0.5)
+    told = until_reported(watch, process, lambda each: each.busy, pause=0.5)
     for other in others:
         other.kill()
         other.communicate()
-    assert told["still"] > 0
-    assert told["busy"]
+    assert told.still > 0
+    assert told.busy
 
 
 def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
-    """It gives up its memory, and perhaps a GPU's; a thread that is left stands in for that."""
+    """It frees its memory, and perhaps a GPU's; here, a thread that remains has the same effect."""
     exits = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
     )
     told = looks(watch, worker(f"{exits}\nctypes.CDLL(None).pthread_exit(None)"))
-    assert told[-1]["still"] > 0
-    assert told[-1]["patient"]
+    assert told[-1].still > 0
+    assert told[-1].patient
 
 
 def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker):
     process = worker("import time\nwhile True: open('/proc/uptime').read(); time.sleep(0.2)")
-    assert looks(watch, process)[-1]["still"] > 0
+    assert looks(watch, process)[-1].still > 0
 
 
 @pytest.mark.parametrize(
@@ -193,38 +197,38 @@ def test_how_much_one_reads_is_judged_by_the_time_since_the_last_look(
     reads = "file.read(int(sys.stdin.readline())); time.sleep(600)"
     process = worker(f"import sys, time\nfile = open('/dev/zero', 'rb', buffering=0)\n{reads}")
     looks(watch, process)
-    before = progress_watch.work_of(process.pid)[process.pid].read
+    before = work_of(process.pid)[process.pid].read
     number = int(size * progress_watch.READ)
     process.stdin.write(f"{number}\n".encode())
     process.stdin.flush()
     deadline = time.monotonic() + LIMIT
-    while progress_watch.work_of(process.pid)[process.pid].read < before + number:
+    while work_of(process.pid)[process.pid].read < before + number:
         assert time.monotonic() < deadline
     watch._looked_at -= seconds
-    assert (watch.look({0: process.pid})["still"] > 0) == is_still
+    assert (watch.look({0: process.pid}).still > 0) == is_still
 
 
 def test_an_answer_is_no_sign_of_life(watch, worker):
-    """Else nothing would count as still that is asked again and again."""
+    """Otherwise a worker that is asked again and again would never count as still."""
     process = worker("import sys\nfor _ in sys.stdin: print('an answer', flush=True)")
-    before = looks(watch, process)[-1]["still"]
+    before = looks(watch, process)[-1].still
     watch.ask_arrivals({0: process.pid})
     process.stdin.write(b"a question\n")
     process.stdin.flush()
     process.stdout.readline()
     watch.disregard()
-    assert all(each["still"] > before for each in looks(watch, process))
+    assert all(each.still > before for each in looks(watch, process))
 
 
 def test_stacks_that_anybody_asks_for_are_no_sign_of_life(watch, worker):
     text = "import sys, time\nfile = open(sys.stdin.readline().strip(), 'ab', buffering=0)\n"
     writes = f"{text}while True:\n for _ in range(9): file.write(b'a stack'); time.sleep(0.02)"
     process = worker(f"{writes}\n file.truncate(0)")
-    process.stdin.write(f"/proc/{os.getpid()}/fd/{watch._files._stacks[0]}\n".encode())
+    process.stdin.write(f"/proc/{os.getpid()}/fd/{watch.pages[0].place.stacks}\n".encode())
     process.stdin.flush()
-    while not watch._files.size_of_stacks(0):
+    while not watch.pages[0].size_of_answers:
         time.sleep(0.01)
-    assert all(each["still"] > 0 for each in looks(watch, process))
+    assert all(each.still > 0 for each in looks(watch, process))
 
 
 def test_what_its_children_do_counts(watch, worker):
@@ -232,18 +236,18 @@ def test_what_its_children_do_counts(watch, worker):
         "import os, time\nif os.fork():\n    time.sleep(600)\n"
         "while True: os.write(1, b'.'); time.sleep(0.02)"
     )
-    assert until_told(watch, process, lambda each: each["still"] == 0)
+    assert until_reported(watch, process, lambda each: each.still == 0)
 
 
 def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     process = worker(QUIET)
-    slot, gaps = watch._files._memory, []
+    its, gaps = watch.pages[0], []
     for number, pause in ((1, 0.0), (2, 0.3), (4, 0.2)):
         time.sleep(pause)
-        struct.pack_into("qd", slot, 0, number, time.monotonic())
+        its.numbers[layout.STEP], its.times[layout.TIME] = number, time.monotonic()
         told = watch.look({0: process.pid})
-        assert told["steps"] == [number]
-        gaps.append(told["gap"])
+        assert told.steps == [number]
+        gaps.append(told.gap)
     assert gaps[0] == 0
     assert 0.3 <= gaps[1] < 10
     assert 0.1 <= gaps[2] < 10  # of two steps: the mean
@@ -253,46 +257,49 @@ def test_a_process_is_still_since_its_last_step(watch, worker):
     process = worker(QUIET)
     watch.look({0: process.pid})
     stepped_at = time.monotonic()
-    struct.pack_into("qd", watch._files._memory, 0, 1, stepped_at)
+    its = watch.pages[0]
+    its.numbers[layout.STEP], its.times[layout.TIME] = 1, stepped_at
     time.sleep(0.2)
-    assert watch.look({0: process.pid})["still"] == 0
+    assert watch.look({0: process.pid}).still == 0
     before = time.monotonic()
-    still = watch.look({0: process.pid})["still"]
+    still = watch.look({0: process.pid}).still
     assert still >= before - stepped_at
 
 
 def test_steps_count_that_one_has_made_between_the_last_look_and_its_end(watch):
     watch.begin([0, 1])
     process = subprocess.Popen(["sleep", "600"])
-    for slot in (0, 1):
-        struct.pack_into("q", watch._files._memory, slot * page.SLOT, 9)
+    for its in watch.pages.values():
+        its.numbers[layout.STEP] = 9
     time.sleep(0.1)
-    assert watch.look({0: process.pid})["steps"] == [9, 9]
+    assert watch.look({0: process.pid}).steps == [9, 9]
     process.kill()
     process.wait()
 
 
 def test_a_phase_that_may_take_long(watch, worker):
     process = worker(QUIET)
-    struct.pack_into("qq", watch._files._memory, 8 * page.PHASE, page.OTHER, process.pid)
-    assert looks(watch, process)[-1]["patient"]
+    numbers = watch.pages[0].numbers
+    numbers[layout.PHASE], numbers[layout.WRITER] = layout.OTHER, process.pid
+    assert looks(watch, process)[-1].patient
 
 
-def test_a_program_that_has_ended_trains_no_more(watch, worker):
+def test_a_program_that_has_ended_no_longer_trains(watch, worker):
     process = worker(QUIET)
-    struct.pack_into("qq", watch._files._memory, 8 * page.PHASE, page.STEPS, process.pid)
-    assert looks(watch, process)[-1]["trains"]
+    numbers = watch.pages[0].numbers
+    numbers[layout.PHASE], numbers[layout.WRITER] = layout.STEPS, process.pid
+    assert looks(watch, process)[-1].trains
     ended = subprocess.Popen(["true"])
     ended.wait()
-    struct.pack_into("q", watch._files._memory, 8 * page.WRITER, ended.pid)
-    assert not looks(watch, process)[-1]["trains"]
+    numbers[layout.WRITER] = ended.pid
+    assert not looks(watch, process)[-1].trains
 
 
 @pytest.mark.parametrize("pause", [0.0, 600.0])
 def test_after_a_pause_of_the_fork_server_nothing_is_held_against_the_workers(
     watch, worker, monkeypatch, pause
 ):
-    """Whether a look was due or not."""
+    """This holds whether a look was due or not."""
     process = worker(QUIET)
     looks(watch, process)
     watch._next += pause
@@ -326,15 +333,15 @@ def test_the_tree_of_a_process_that_has_ended_is_itself():
     assert tree(process.pid) == [process.pid]
 
 
-def test_to_be_asked_in_vain_is_no_sign_of_life(watch, worker, monkeypatch):
+def test_a_question_without_an_answer_is_no_sign_of_life(watch, worker, monkeypatch):
     monkeypatch.setattr(progress_watch, "LATE", 1.0)
     process = worker("while True: pass")
-    before = looks(watch, process)[-1]["still"]
-    monkeypatch.setattr(watch._files, "hearer", lambda _: process.pid)
-    watch._files.put(0, page.ANSWERER, process.pid)
-    for pause in watch.ask({0: process.pid}):
+    before = looks(watch, process)[-1].still
+    numbers = watch.pages[0].numbers
+    numbers[layout.RESPONDER] = numbers[layout.ANSWERER] = process.pid
+    for pause in Evidence(watch).ask({0: process.pid}):
         time.sleep(pause)
-    assert watch.look({0: process.pid}, at_once=True)["still"] >= before + 1
+    assert watch.look({0: process.pid}, at_once=True).still >= before + 1
 
 
 @pytest.mark.parametrize(
@@ -343,26 +350,26 @@ def test_to_be_asked_in_vain_is_no_sign_of_life(watch, worker, monkeypatch):
 def test_a_collective_that_has_begun_is_a_sign_of_life(watch, worker, ago, moved):
     """One of NCCL within a node moves nothing else that is seen."""
     process = worker(QUIET)
-    still = looks(watch, process, pause=0.5)[-1]["still"]
+    still = looks(watch, process, pause=0.5)[-1].still
     before = time.monotonic() - still
     created = "?" if ago == "?" else time.time_ns() - int(ago * 1e9)
     line = json.dumps({"entries": [{"time_created_ns": 1}, {"time_created_ns": created}]})
-    for pause in watch.ask({0: process.pid}):
-        with open(watch._files._records[0], "ab", closefd=False) as records:
+    for pause in Evidence(watch).ask({0: process.pid}):
+        with open(watch.pages[0].place.records, "ab", closefd=False) as records:
             records.write(f"{line}\n".encode())
         time.sleep(pause)
     for _ in range(2):
         now = time.monotonic()
-        after = now - watch.look({0: process.pid}, at_once=True)["still"]
+        after = now - watch.look({0: process.pid}, at_once=True).still
         assert (after > before) == moved
 
 
 def test_an_answer_that_nobody_could_pass_on_is_none(watch):
     watch.begin([0])
     nested = "[" * 500 + "]" * 500
-    with open(watch._files._records[0], "ab", closefd=False) as records:
+    with open(watch.pages[0].place.records, "ab", closefd=False) as records:
         records.write(f'{{"arrivals": {nested}}}\n{{"entries": {nested}}}\n'.encode())
-    (found,) = watch.evidence({0: os.getpid()})
+    (found,) = Evidence(watch).found({0: os.getpid()})
     assert found["records"] is None
     assert watch.arrivals_of(0) == {"arrivals": {}, "steps": {}, "blind": False}
 
@@ -370,8 +377,9 @@ def test_an_answer_that_nobody_could_pass_on_is_none(watch):
 def test_evidence_of_programs_that_are_not_python(watch):
     watch.begin([3])
     process = subprocess.Popen(["sleep", "600"])
-    list(watch.ask({3: process.pid}))
-    (found,) = watch.evidence({3: process.pid})
+    evidence = Evidence(watch)
+    list(evidence.ask({3: process.pid}))
+    (found,) = evidence.found({3: process.pid})
     assert (found["rank"], found["stacks"], found["records"]) == (3, "", None)
     assert [p["name"] for p in found["processes"]] == ["sleep"]
     process.kill()
@@ -383,38 +391,39 @@ def test_evidence_of_programs_that_are_not_python(watch):
 def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds):
     process = worker(QUIET)
     looks(watch, process, pause=0.0)
-    doubles = (page.TIME, page.SINCE, *(page.SPENT + i for i in range(len(page.SPENDING))))
-    with open(watch._files._page, "r+b", closefd=False, buffering=0) as slot:
-        for field in range(page.SLOT // 8):
+    doubles = (layout.TIME, layout.SINCE, *(layout.SPENT + i for i in range(len(layout.SPENDING))))
+    with open(watch.pages[0].place.memory, "r+b", closefd=False, buffering=0) as slot:
+        for field in range(layout.SLOT // 8):
             slot.seek(8 * field)
             value = ("d", seconds) if field in doubles else ("q", number)
             slot.write(struct.pack(*value))
     told = watch.look({0: process.pid}, at_once=True)
-    json.dumps(told, allow_nan=False)
-    assert told["steps"] == [0]
-    assert max(told["spent"]) < 1e12
-    json.dumps(watch.evidence({0: process.pid}), allow_nan=False)
+    json.dumps(told.fields(), allow_nan=False)
+    assert told.steps == [0]
+    assert max(told.spent) < 1e12
+    json.dumps(Evidence(watch).found({0: process.pid}), allow_nan=False)
     notices = StepNotices(watch)
-    assert notices.offer(1, 5, 0) == {"accepted": True, "busy": False, "steps": []}
+    assert notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[])
     assert notices.give({0: 1 << 30}, 1) == []
 
 
 @pytest.mark.fuzz
-@given(st.binary(min_size=page.SLOT, max_size=page.SLOT))
+@given(st.binary(min_size=layout.SLOT, max_size=layout.SLOT))
 def test_any_slot(data):
-    """For the fork server, and for `hpclaunch stacks`."""
-    files = SharedFiles([0])
-    os.pwrite(files._page, data, 0)
-    json.dumps([files.spent(0), files.slot(0)], allow_nan=False)
-    files.close()
-    fields = [*struct.unpack(FIELDS, data)]
-    fields[page.WORKER] = os.getpid()
-    json.dumps(Found("job 1.0", os.getpid(), fields).told(), allow_nan=False)
+    """The fork server reads it, and so does `hpclaunch stacks`."""
+    shared = SharedPages([0])
+    its = shared.by_rank[0]
+    os.pwrite(its.place.memory, data, 0)
+    json.dumps([its.spent(), Watched(its).read()], allow_nan=False)
+    shared.close()
+    slot = layout.Slot(memoryview(bytearray(data)))
+    slot.numbers[layout.WORKER] = os.getpid()
+    json.dumps(FoundWorker("job 1.0", os.getpid(), slot).report(), allow_nan=False)
 
 
 def test_a_slot_that_changes_all_the_time_is_read_nevertheless(monkeypatch):
-    files = SharedFiles([0])
+    shared = SharedPages([0])
     times = itertools.count(1.0)
-    monkeypatch.setattr(files, "_time", lambda *_: next(times))
-    files.spent(0)
-    files.close()
+    monkeypatch.setattr(shared.by_rank[0], "seconds", lambda *_: next(times))
+    shared.by_rank[0].spent()
+    shared.close()

@@ -18,7 +18,7 @@ QUOTAS = Path("/sys/fs/cgroup/cpu")
 
 
 class Pace:
-    """In place of a ProgressWatch: as many steps as the test says."""
+    """A stand-in for ProgressWatch with the steps that the test sets."""
 
     def __init__(self):
         self.steps = (0, 0.0)
@@ -66,7 +66,7 @@ def used_for(pid, seconds):
     return Used(pid, [pid], 0, 0.0).since(before)
 
 
-def test_two_samples_tell_what_was_done_in_between(program):
+def test_the_second_sample_has_what_was_done_since_the_first(program):
     pids = {0: program("while True: pass"), 1: program("import time; time.sleep(100)")}
     pace = Pace()
     taker = Sampler(pace)
@@ -135,7 +135,7 @@ def test_a_thread_that_waits_counts_though_others_do_not(program):
 
 @pytest.mark.skipif(not os.access(QUOTAS / "cgroup.procs", os.W_OK), reason="no cgroups v1 of ours")
 def test_a_quota_that_is_used_up(program):
-    """Of the cgroup above the process's own."""
+    """The quota is that of the cgroup above the process's own."""
     group = QUOTAS / f"quota-{os.getpid()}"
     (group / "below").mkdir(parents=True)
     (group / "cpu.cfs_quota_us").write_text("20000")
@@ -161,7 +161,7 @@ def test_a_quota_that_is_used_up(program):
         (["1:cpu:/a", "0::/"], {"cpu/a": "throttled_time 1500000000\n"}),
     ],
 )
-def test_where_cgroups_tell_of_quotas(tmp_path, monkeypatch, lines, files):
+def test_files_of_cgroups_with_quotas(tmp_path, monkeypatch, lines, files):
     root = sampler.CPU_STATS[""].split("{")[0]
     here = {name: path.replace(root, str(tmp_path)) for name, path in sampler.CPU_STATS.items()}
     here[""] = f"{tmp_path}{{}}/cpu.stat"

@@ -1,4 +1,4 @@
-"""Where workers are when they are asked: real ones, below a fork server that is played."""
+"""The stacks of real workers that are asked for them, below a stand-in for the fork server."""
 
 import contextlib
 import subprocess
@@ -8,29 +8,29 @@ import pytest
 from progress_server import HOOKS, python
 
 from hpclaunch.agent.evidence import state_of
-from hpclaunch.worker import progress_watch
-from hpclaunch.worker.progress_watch import is_traced
-from hpclaunch.worker.site._hpclaunch_progress import HEARER, SIGNAL
+from hpclaunch.worker import evidence
+from hpclaunch.worker.site._hpclaunch_layout import RESPONDER, SIGNAL
+from hpclaunch.worker.worker_processes import is_traced
 from surroundings import LIGHT_TORCH
 
 pytestmark = pytest.mark.torch
 
 
 def stacks_of(server, command, cwd, forks=None):
-    """What is known of a worker that has said that it is there."""
+    """Return what is known of a worker that has written "there"."""
     process = server.start(command, cwd, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     return server.evidence()
 
 
 # A worker that answers, once its thread for that has begun.
-HEARS = f"""import sys, time, torch
+ANSWERS = f"""import sys, time, torch; from _hpclaunch_hooks import progress
 torch.optim.SGD([torch.ones(1)], lr=0.1)
-while not sys.modules["_hpclaunch_progress"].progress._steps[{HEARER}]: time.sleep(0.001)
+while not progress._slot.numbers[{RESPONDER}]: time.sleep(0.001)
 """
 
 
-@pytest.mark.parametrize("before", ["", HEARS], ids=["does not answer", "answers"])
+@pytest.mark.parametrize("before", ["", ANSWERS], ids=["does not answer", "answers"])
 def test_stacks_of_all_threads_while_native_code_holds_the_lock(
     server, forks_or_none, tmp_path, before
 ):
@@ -65,7 +65,7 @@ def is_held_up():
     libc.clone(libc.sem_wait, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, never)
 is_held_up()
 """
-    found = stacks_of(server, HEARS + text, tmp_path, forks)
+    found = stacks_of(server, ANSWERS + text, tmp_path, forks)
     assert found["processes"][0]["state"] == "D"
     assert " in is_held_up\n" in found["stacks"]
     assert found["stacks"].rstrip().endswith("in <module>")
@@ -92,13 +92,13 @@ def waits():
 
 @pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
 def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trains, pause):
-    """What reads stacks while other threads change them finds memory that is gone: asked by signal
-    at any moment, such a worker dies within a few questions."""
+    """A handler that reads stacks while other threads change them reads freed memory: asked by
+    signal at any moment, such a worker dies within a few questions."""
     text = RUNNING
     if trains:
-        text += HEARS
+        text += ANSWERS
     text = text.replace("PAUSE", str(pause)) + "waits()"
-    monkeypatch.setattr(progress_watch, "GATHERING", progress_watch.SPINNING)
+    monkeypatch.setattr(evidence, "TRYING", evidence.SPINNING)
     process = server.start(text, tmp_path, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     for _ in range(20):
@@ -137,7 +137,7 @@ waits()
 
 
 def test_the_main_thread_of_many(server, forks, tmp_path):
-    """faulthandler writes the stacks of a hundred threads at most, and it comes last."""
+    """faulthandler writes the stacks of a hundred threads at most, the main one last."""
     text = """
 import threading
 def pool():
@@ -148,7 +148,7 @@ for _ in range(120):
     threading.Thread(target=pool, daemon=True).start()
 waits()
 """
-    found = stacks_of(server, HEARS + text, tmp_path, forks)
+    found = stacks_of(server, ANSWERS + text, tmp_path, forks)
     assert state_of(found).place == "train.py:9, waits"
 
 
@@ -218,7 +218,7 @@ def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path,
 
 
 def test_a_handler_that_the_script_sets_is_called(server, tmp_path):
-    """No question can find out whose handler it is, as docs/inside-workers.md says."""
+    """It is not known whose handler it is, as docs/inside-workers.md says."""
     text = f"{OWN_HANDLER}print('there', flush=True)\ntime.sleep(1000)"
     assert stacks_of(server, python(tmp_path, text), tmp_path)["stacks"] == ""
     assert server.processes[0].stdout.readline() == "mine\n"

@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from hpclaunch.worker import step_notices
+from hpclaunch.worker.fork_server_messages import Offered
 from hpclaunch.worker.progress_watch import ProgressWatch
-from hpclaunch.worker.site._hpclaunch_progress import ENTERED, IN_A_ROW
+from hpclaunch.worker.site._hpclaunch_layout import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
 from surroundings import environment
 
@@ -94,7 +95,7 @@ end()
 
 
 class Group:
-    """Workers below a fork server that is played; each makes a step when it is told to."""
+    """Workers below a stand-in for the fork server; each makes a step on request."""
 
     def __init__(self, forks, *texts, handled=(USR1,), told=True):
         self.watch = ProgressWatch()
@@ -152,7 +153,7 @@ def test_all_take_it_before_the_same_step(group, text):
     both.step()
     both.step()
     answer = both.notices.offer(1, 4, 0)
-    assert answer == {"accepted": True, "busy": False, "steps": [2, 2]}
+    assert answer == Offered(1, accepted=True, busy=False, steps=[2, 2])
     both.step()
     assert both.notices.give(both.pids, 1) == []
     assert not both.notices.is_taken(1)
@@ -165,33 +166,33 @@ def test_all_take_it_before_the_same_step(group, text):
     assert both.notices.is_taken(1)
 
 
-def test_a_rank_that_comes_to_the_step_waits(group):
+def test_a_rank_that_reaches_the_step_waits(group):
     both = group(TRAIN, TRAIN)
     both.step()
-    assert both.notices.offer(1, 2, 0)["accepted"]
+    assert both.notices.offer(1, 2, 0).accepted
     both.ask(0)
     wait_until_begun(both, 0, 2)
     later = both.notices.offer(2, 2, 0)  # as if it had not been seen, the same once more
-    assert later == {"accepted": False, "busy": False, "steps": [1, 2]}
+    assert later == Offered(2, accepted=False, busy=False, steps=[1, 2])
     assert both.hear(0) == 2  # it went on, without a notice
-    assert both.notices.offer(3, 3, 0)["accepted"]
+    assert both.notices.offer(3, 3, 0).accepted
     both.ask(0)
     wait_until_begun(both, 0, 3)
     both.notices.give(both.pids, 3)
     assert both.hear(0) == [USR1, 2, True]
     assert both.hear(0) == 3
-    assert both.notices.offer(4, 9, 0)["busy"]  # the other one has not taken the last one yet
+    assert both.notices.offer(4, 9, 0).busy  # the other one has not taken the last one yet
     both.step(1)
     both.ask(1)
     assert both.hear(1) == [USR1, 2, True]
     assert both.hear(1) == 3
-    assert both.notices.offer(5, 9, 0)["accepted"]
+    assert both.notices.offer(5, 9, 0).accepted
 
 
 def test_a_notice_that_is_withdrawn(group):
     one = group(TRAIN)
     one.step()
-    assert one.notices.offer(1, 2, 0)["accepted"]
+    assert one.notices.offer(1, 2, 0).accepted
     one.ask(0)
     wait_until_begun(one, 0, 2)
     one.notices.withdraw()
@@ -203,7 +204,7 @@ def test_a_notice_that_is_withdrawn(group):
 def test_the_optimizer_that_steps_the_most_counts(group):
     one = group(GAN)
     one.step()
-    assert one.notices.offer(1, 5, 0) == {"accepted": True, "busy": False, "steps": [3, 3]}
+    assert one.notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[3, 3])
     one.notices.give(one.pids, 1)
     one.ask(0)
     assert one.hear(0) == [USR1, 1, True]
@@ -214,7 +215,7 @@ def test_a_model_that_is_trained_after_another_one(group, text):
     """Its optimizer has made fewer steps, and may never make as many."""
     one = group(text)
     one.step()
-    assert one.notices.offer(1, 42, 0) == {"accepted": True, "busy": False, "steps": [41, 41]}
+    assert one.notices.offer(1, 42, 0) == Offered(1, accepted=True, busy=False, steps=[41, 41])
     one.notices.give(one.pids, 1)
     one.ask(0)
     assert one.hear(0) == [USR1, 1, True]
@@ -223,7 +224,7 @@ def test_a_model_that_is_trained_after_another_one(group, text):
 def test_steps_that_the_script_counts(group):
     one = group(COUNTED)
     one.step()
-    assert one.notices.offer(1, 3, 0)["steps"] == [1, 1]
+    assert one.notices.offer(1, 3, 0).steps == [1, 1]
     one.notices.give(one.pids, 1)
     one.step()
     one.ask(0)
@@ -234,7 +235,7 @@ def test_each_before_its_own_next_step(group):
     both = group(TRAIN, TRAIN)
     both.step(0, 1)
     both.step(0)
-    assert both.notices.offer(1, 0, 0) == {"accepted": True, "busy": False, "steps": [1, 2]}
+    assert both.notices.offer(1, 0, 0) == Offered(1, accepted=True, busy=False, steps=[1, 2])
     both.notices.give(both.pids, 1)
     for rank, made in ((0, 2), (1, 1)):
         both.ask(rank)
@@ -242,10 +243,10 @@ def test_each_before_its_own_next_step(group):
 
 
 def test_workers_that_make_no_steps(group):
-    """They get the signal at once, and `due` says so at the next call."""
+    """They get the signal at once, and `due` returns True at the next call."""
     both = group(TRAIN, IDLE)
     both.step()
-    assert both.notices.offer(1, 2, 0)["accepted"]
+    assert both.notices.offer(1, 2, 0).accepted
     both.step(1)
     both.notices.give(both.pids, 1)
     assert both.hear(1) == [USR1, 2, True]
@@ -272,7 +273,7 @@ def test_workers_that_name_their_phases_and_make_no_steps(group):
     names = 'from hpclaunch.progress import phase; phase("evaluation")\n'
     one = group(names + IDLE)
     one.step()
-    assert one.notices.offer(1, 1, 0) == {"accepted": True, "busy": False, "steps": []}
+    assert one.notices.offer(1, 1, 0) == Offered(1, accepted=True, busy=False, steps=[])
     one.notices.give(one.pids, 1)
     assert one.hear(0) == [USR1, 1, True]
 
@@ -295,7 +296,7 @@ def test_a_worker_that_ends_at_that_moment(group, monkeypatch):
 def test_an_optimizer_that_is_made_after_the_notice(group):
     one = group("sys.stdin.readline(); print(0, flush=True); sys.stdin.readline()\n" + TRAIN)
     one.step()
-    assert one.notices.offer(1, 1, 0)["accepted"]
+    assert one.notices.offer(1, 1, 0).accepted
     one.notices.give(one.pids, 1)
     assert one.hear(0) == [USR1, 0, True]
     one.ask(0)
@@ -362,7 +363,7 @@ def test_workers_that_end_with_the_step(group):
 
 @pytest.mark.parametrize("ends", [(0,), (0, 1)])
 def test_workers_that_had_ended_before(group, ends):
-    """They have had less to do. The others may come to the step, if there are any."""
+    """They had less to do. The others may reach the step, if there are any."""
     both = group(TRAIN, TRAIN)
     both.step()
     for rank in ends:
@@ -379,10 +380,10 @@ def test_workers_that_had_ended_before(group, ends):
     assert both.notices.is_taken(1) == both.notices.was_last(1) == bool(left)
 
 
-def test_without_progress_it_comes_at_once(group):
+def test_without_progress_it_is_given_at_once(group):
     one = group(TRAIN, told=False)
     one.step()
-    assert one.notices.offer(1, 7, 0) == {"accepted": True, "busy": False, "steps": []}
+    assert one.notices.offer(1, 7, 0) == Offered(1, accepted=True, busy=False, steps=[])
     one.notices.give(one.pids, 1)
     assert one.hear(0)[:2] == [USR1, 1]
 
@@ -394,7 +395,7 @@ def test_due_without_the_launcher():
 
 def wait_until_begun(group, rank, step):
     limit = time.monotonic() + LIMIT
-    slot = group.watch.pages()[rank]
-    while slot.get(ENTERED) < step:
+    its = group.watch.pages[rank]
+    while its.number(ENTERED) < step:
         assert time.monotonic() < limit
         time.sleep(0.01)

@@ -27,7 +27,7 @@ def write(lessons, number, data):
         pipe = lessons.pipes[number]
         os.write(pipe.writing, data[at : at + (1 << 12)])
         if (found := lessons.take(pipe)) is not None:
-            return [list(step) for step in found[0]], found[1]
+            return [[*step.fields().values()] for step in found[0]], found[1]
     return None
 
 

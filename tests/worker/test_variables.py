@@ -1,4 +1,4 @@
-"""Which environment variables are read while torch is loaded."""
+"""The environment variables that are read while torch is loaded."""
 
 import subprocess
 import sys

@@ -40,7 +40,7 @@ def run(directory, *options, out="rank-0.out", script=SCRIPT):
     return done.returncode, (directory / out).read_text()
 
 
-def test_it_goes_on_and_counts_what_is_lost(tmp_path):
+def test_it_continues_and_counts_lost_bytes(tmp_path):
     code, written = run(tmp_path, "-u")
     assert code == 0
     lost = "far too much for it\nand more\n"

@@ -1,4 +1,4 @@
-"""Which workers do nothing any more, among those that were asked to stop.
+"""Which workers no longer do anything, among those that were asked to stop.
 
 A worker that saves a checkpoint must be left alone, however it saves: through write(), mmap(),
 io_uring, libaio or a socket. So a worker counts as idle only if all of this is true, for all of its
@@ -6,13 +6,13 @@ processes, since the last look:
 
 - No process has started or ended.
 - They have used next to no CPU time, moved next to no bytes, and touched next to no new memory.
-- Every thread sleeps in a system call that only waits, such as futex() or poll(). (/proc tells
-  which only to a parent and to root, where Yama's ptrace_scope is 1.)
+- Every thread sleeps in a system call that only waits, such as futex() or poll(). (Where Yama's
+  ptrace_scope is 1, /proc shows the call only to a parent and to root.)
 - No TCP connection has data that the other side has not acknowledged yet, or a request that has
   been sent since the workers were asked to stop and has not been answered.
 
 Whatever cannot be found out counts as activity. A rank that waits for another one in a collective
-of gloo sleeps, and so is idle. In one of NCCL it usually spins, and cannot be told from one that
+of gloo sleeps, and so is idle. In NCCL it usually spins, and cannot be distinguished from one that
 computes.
 """
 
@@ -37,7 +37,7 @@ THREADS = 17
 MACHINE = os.uname().machine
 # The numbers of system calls: poll, select, nanosleep, pause, accept, recv, wait, sigtimedwait,
 # sigsuspend, restart_syscall, futex, epoll_wait and their variants. read and readv only wait if
-# what they read from is no file.
+# they do not read from a file.
 WAITING = {
     "x86_64": {
         7, 23, 34, 35, 43, 45, 47, 61, 128, 130, 202, 219, 230, 232, 247, 270, 271, 281, 288, 299,
@@ -52,7 +52,7 @@ WITHOUT_DISK = (b"pipe:[", b"socket:[", b"anon_inode:", b"/dev/pts/", b"/dev/tty
 
 
 class Work(NamedTuple):
-    """What a process has done so far."""
+    """The work of a process so far."""
 
     cpu: float  # seconds
     bytes: int
@@ -64,7 +64,7 @@ Stats: TypeAlias = Mapping[int, list[bytes]]  # the fields of /proc/PID/stat
 
 
 class Activity:
-    """Of the workers of one fork server, each of which leads its session."""
+    """The activity of a fork server's workers, each of which leads its session."""
 
     def __init__(self) -> None:
         self._stopped = 0.0  # when they were asked to stop
@@ -72,13 +72,13 @@ class Activity:
         self._connections: dict[int, Connection] | None = {}
 
     def begin(self, workers: Iterable[int], others: Container[int]) -> None:
-        """The workers are being stopped. `others` are the fork server's own children."""
+        """Begin when the workers are asked to stop. `others` are the fork server's own children."""
         self._stopped = time.monotonic()
         self._work = _work(workers, others)
         self._connections = tcp_connections()
 
     def idle(self, workers: Iterable[int], others: Container[int]) -> list[int]:
-        """The workers that have done nothing since `begin` or since the last call."""
+        """Return the workers that have done nothing since `begin` or the last call."""
         work, before = _work(workers, others), self._work
         candidates = [w for w in workers if _rested(before.get(w, {}), work[w])]
         connections = tcp_connections()
@@ -131,10 +131,10 @@ def _rested(before: Works, now: Works) -> bool:
 
 
 def _work(workers: Iterable[int], others: Container[int]) -> dict[int, Works]:
-    """{worker: {pid: Work, None if it may not be seen}} of the processes of each worker.
+    """Return {worker: {pid: Work, None if it may not be read}} of the processes of each worker.
 
-    These are the ones of its session, what has descended from them, and whatever has lost its
-    parent, because that may be anybody's.
+    These are the processes of its session, their descendants, and every process that has lost its
+    parent, because that may belong to any worker.
     """
     found: dict[int, Works] = {worker: {} for worker in workers}
     stats = {pid: stat(pid) for pid in all_pids()} if found else {}
@@ -178,9 +178,8 @@ def _sleeps(pid: int) -> bool:
 
 
 def _waits(pid: int, thread: str) -> bool:
-    """Whether a thread waits for something that is not a file. A thread that runs is looked at
-    again: it may have been woken for a moment, or it may get no CPU time on a busy machine.
-    """
+    """Return whether a thread waits for something that is not a file. A thread that runs is looked
+    at again: it may have been woken for a moment, or get no CPU time on a busy machine."""
     for _ in range(LOOKS):
         state = stat(f"{pid}/task/{thread}")[STATE]
         if state in (b"Z", b"X"):

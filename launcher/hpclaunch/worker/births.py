@@ -1,12 +1,12 @@
-"""How the processes of a round begin: workers and the store process.
+"""How the processes of a round are started: workers and the store process.
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. The store process is always forked from the template, which is started on
 the store's first connection if not before. A start waits for the template's first successor, which
-imports what the script did in an earlier round.
+imports what the script imports in any case.
 
-Once a worker has become a new interpreter (`site/_hpclaunch_restart.py`), as others would, later
-rounds of this launch start cold.
+Once a worker has become a new interpreter (`site/_hpclaunch_restart.py`), later rounds of this
+launch start cold.
 """
 
 from __future__ import annotations
@@ -18,20 +18,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .fork_server_messages import (
-    CannotStart,
-    Event,
-    Exit,
-    PassedOver,
-    Renewed,
-    StoreExit,
-    Template,
-    Worker,
-)
+from . import fork_server_messages as messages
+from .fork_server_messages import Worker
 from .messages import never
 from .processes import Spawner, children, complain
 from .store import Store
-from .template_client import UNSAFE, Lessons, Pipe, RestartReports, State, TemplateClient
+from .template_client import Lessons, Pipe, RestartReports, State, TemplateClient
 from .template_messages import Begun, Failed, Fork, Forked, Ready, Unfit, Unsafe
 from .terminals import Streams
 from .worker_lease import WorkerLease
@@ -41,7 +33,7 @@ KILLED = 128 + signal.SIGKILL  # exit code
 NO_PROCESS = 126  # exit code of a worker for which the kernel grants no process
 
 
-class Request(NamedTuple):
+class NewWorkers(NamedTuple):
     """The workers that are to start."""
 
     workers: list[Worker]
@@ -51,10 +43,10 @@ class Request(NamedTuple):
     learn: bool
 
 
-class Events(NamedTuple):
-    """What Births calls."""
+class Callbacks(NamedTuple):
+    """The functions that Births calls."""
 
-    report: Callable[[Event], None]
+    report: Callable[[messages.Event], None]
     born: Callable[[Worker, int], None]  # a worker, its pid
     ended: Callable[[int, int, int], None]  # pid of a worker that was born, code, signal
     reap: Callable[[], None]  # wait for processes that have ended
@@ -67,7 +59,7 @@ class Births:
         template: TemplateClient,
         store: Store,
         lease: WorkerLease,
-        on: Events,
+        on: Callbacks,
     ) -> None:
         self.template = template
         self.store = store
@@ -76,9 +68,9 @@ class Births:
         self._spawner = spawner
         self._lease = lease
         self._on = on
-        self._request: Request | None = None  # waits for the template, or is being forked
+        self._request: NewWorkers | None = None  # waits for the template, or is being forked
         self.is_forking = False  # the template forks the workers of the request
-        self._early: dict[int, tuple[int, int]] = {}  # pid -> how it ended, before it is known
+        self._early: dict[int, tuple[int, int]] = {}  # pid -> (code, signal) of an unknown child
         self._has_reported_restart = False
         self._must_be_cold = False  # a worker has become a new interpreter
 
@@ -87,8 +79,8 @@ class Births:
         """Whether all workers that were asked for have been started, or cannot be."""
         return self._request is None
 
-    def start(self, request: Request) -> None:
-        """Start these workers, as soon as it is known how."""
+    def start(self, request: NewWorkers) -> None:
+        """Start these workers, as soon as it is known whether warm or cold."""
         self._request = request
         self.proceed()
 
@@ -115,7 +107,7 @@ class Births:
             self.store.close()
             self._lose_store(template.why)
 
-    def _spawn(self, request: Request) -> None:
+    def _spawn(self, request: NewWorkers) -> None:
         for worker in request.workers:
             environ, streams = request.env | worker.env, request.streams[worker.rank]
             try:
@@ -137,8 +129,8 @@ class Births:
     ) -> None:
         complain(streams["err"], f"cannot start the worker: {why}")
         if not signum:  # the kernel grants no further process
-            self._on.report(CannotStart(why))
-        self._on.report(Exit(rank, code, signum))
+            self._on.report(messages.CannotStart(why))
+        self._on.report(messages.Exit(rank, code, signum))
 
     # The template forks
 
@@ -151,11 +143,11 @@ class Births:
             self.store.begin_fork()
 
     def finish(self) -> None:
-        """Wait for workers that are being forked, which cannot be ended before their pids are
-        known, and start no others.
+        """Start no further workers, and wait for those that are being forked: they cannot be ended
+        before their pids are known.
 
-        A template that takes too long is killed, and what it may have forked is swept. One that
-        hangs in the kernel keeps the round from ending.
+        A template that takes too long is killed, and the workers that it may have forked are swept.
+        A template that hangs in the kernel keeps the round from ending.
         """
         self.hear_fork()
         if self.is_forking:
@@ -165,7 +157,7 @@ class Births:
             self._request = None
 
     def hear_fork(self) -> None:
-        """Wait for workers that are being forked, as long as that may take."""
+        """Wait for workers that are being forked, for BIRTH_LIMIT at most."""
         limit = time.monotonic() + BIRTH_LIMIT
         while self.is_forking and time.monotonic() < limit:
             self.hear_template(wait=0.1)
@@ -182,7 +174,7 @@ class Births:
                     self._on_forked(reply)
                 case Failed(module, why) | Unsafe(module, why):
                     self.template.unlearn(module)
-                    self._on.report(PassedOver(module, why, learned=False))
+                    self._on.report(messages.PassedOver(module, why, learned=False))
                 case Ready(words):
                     self._on_loaded(State.READY, words, "")
                 case Unfit(words, why):
@@ -193,8 +185,8 @@ class Births:
                     never(reply)
 
     def _on_loaded(self, state: State, words: list[str], why: str) -> None:
-        self.template.loaded(state, words)
-        self._on.report(Template(state.value, why))
+        self.template.state, self.template.words = state, words
+        self._on.report(messages.Template(state.value, why))
         self.template.renew(idle=False)
         self.proceed()
 
@@ -231,11 +223,9 @@ class Births:
             self._early[pid] = (code, signum)
 
     def _on_template_end(self, code: int, signum: int) -> None:
-        """It was killed, or has failed: the next one may do better."""
-        how = signal.Signals(signum).name if signum else f"exit code {code}"
-        why = self.template.ended(how)
-        if why != UNSAFE:
-            self._on.report(Template(self.template.state.value, why))
+        """Start another template, unless this one has failed or ends too often."""
+        if self.template.ended(code, signum):
+            self._on.report(messages.Template(self.template.state.value, self.template.why))
         if self.is_forking or self.store.asked:
             what = "workers" if self.is_forking else "store"
             reply = Forked(what, {}, 0, "the template process was killed")
@@ -251,7 +241,7 @@ class Births:
         return [self.store] if self.store.wanted and self.template.fileno() < 0 else []
 
     def on_store_wanted(self) -> None:
-        """Start the template, since somebody has connected to the store. If this Python has no
+        """Start the template, since a worker has connected to the store. If this Python has no
         torch, workers normally have none either; but a program of the user's may have its own."""
         if self.template.torchless:
             self.store.close()
@@ -260,11 +250,12 @@ class Births:
             self.template.start()
 
     def _lose_store(self, why: str, code: int = 1, signum: int = 0) -> None:
-        """Report this at once: a rank that connects to the store later would wait for nothing."""
+        """Report at once that nobody serves the store, since a rank that connects later would wait
+        without an end."""
         self.store.lost()
-        self._on.report(StoreExit(self.store.port, code, signum, why))
+        self._on.report(messages.StoreExit(self.store.port, code, signum, why))
 
-    # What workers teach
+    # Restarts and lessons
 
     def hear_restarts(self) -> None:
         for report in self.restarts.read():
@@ -274,7 +265,7 @@ class Births:
             self._has_reported_restart = True
             if not report.forked:
                 self._must_be_cold = True
-                if not self.store.errors:  # else the next round's store is forked from it as well
+                if not self.store.errors:  # else the next store is forked from it as well
                     self.template.leave()
 
     def hear_lesson(self, pipe: Pipe) -> None:
@@ -285,7 +276,7 @@ class Births:
     def hear_successor(self) -> None:
         before = self.template.successor
         for module, why in self.template.hear_successor():
-            self._on.report(PassedOver(module, why, learned=True))
+            self._on.report(messages.PassedOver(module, why, learned=True))
         if self.template.successor is not before:
             self.proceed()
 
@@ -295,7 +286,7 @@ class Births:
         return math.inf if successor is None else successor.limit
 
     def attend_to_successor(self) -> None:
-        """Let a successor take the template's place, if it can, or do without it."""
+        """Let the successor take the template's place if it is ready, or end it if it is late."""
         template, successor = self.template, self.template.successor
         if successor is None:
             return
@@ -306,6 +297,6 @@ class Births:
             template.drop_successor()
         elif not (self.is_forking or self.store.asked):
             template.succeed()
-            self._on.report(Renewed())
+            self._on.report(messages.Renewed())
         if template.successor is not successor:
             self.proceed()

@@ -1,4 +1,4 @@
-"""The processes beside the workers that belong to no round: template, store, copier of output."""
+"""The processes that belong to no round: template, store, and the copier of output."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ class Companions:
         self._stop_watch = StopWatch(STOPPED_LIMIT)
 
     def pids(self) -> set[int]:
-        """Return the pids of those that there are, and perhaps 0."""
+        """Return the pids of the companions that run, and perhaps 0."""
         successors = {successor.pid for successor in self._template.successors()}
         return {self._terminals.pid, self._store.pid, self._template.pid} | successors
 
     def due(self) -> float:
-        """Return when `look` is to be called again, if no child has changed before."""
+        """Return when `look` is to be called again, if no child changes before."""
         return self._stop_watch.due
 
     def look(self) -> None:
-        """Send SIGCONT to those that have been stopped for too long."""
-        known = {self._terminals.pid: "copier"}
-        known |= {self._store.pid: "store"}
+        """Send SIGCONT to companions that have been stopped for too long."""
+        known = {self._terminals.pid: "copier", self._store.pid: "store"}
         stopped = filter(is_stopped, self.pids() - {0})
         for pid in self._stop_watch.look(stopped, time.monotonic()):
             os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The TCP connections of processes: which are theirs, and how much has gone over them."""
+"""The TCP connections of processes, and the amount of data that has gone over them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from . import sock_diag
 class Connection(NamedTuple):
     bytes: int  # that have gone over it
     unacknowledged: int
-    sent: int  # milliseconds since something was sent
-    received: int  # likewise
+    sent: int  # milliseconds since data was sent
+    received: int  # milliseconds since data was received
     peer: str  # the address of its other end; "" if that is on this node
     delay: float  # seconds for a packet and its acknowledgement, smoothed
 
 
 def sockets_of(pid: int) -> set[int]:
-    """The inodes of its sockets; OSError if it has ended."""
+    """Return the inodes of a process's sockets. Raises OSError if it has ended."""
     files = (_file_of(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd"))
     return {int(file[8:-1]) for file in files if file.startswith(b"socket:[")}
 
 
 def connections_of(pids: Iterable[int]) -> dict[int, Connection]:
-    """{inode: Connection} of these processes; none where the kernel does not tell."""
+    """Return {inode: Connection} of these processes; none where the kernel does not list them."""
     inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
@@ -52,7 +52,8 @@ AGES, DELAY, AMOUNTS = map(struct.Struct, ("=44xIIII", "=68xI", "=120xQQ"))
 
 
 def tcp_connections(inodes: Collection[int] | None = None) -> dict[int, Connection] | None:
-    """{inode: Connection}, by default of all inodes; None where the kernel does not tell."""
+    """Return {inode: Connection}, by default of all inodes; None where the kernel does not list
+    them."""
     try:
         return _dump(inodes)
     except OSError:
@@ -78,6 +79,6 @@ def _dump(inodes: Collection[int] | None) -> dict[int, Connection]:
 
 
 def _address(family: int, raw: bytes) -> str:
-    """Without what IPv6 puts before an IPv4 address."""
+    """Return an address as text; an IPv4 address without the prefix that it has in IPv6."""
     text = socket.inet_ntop(family, raw[:4] if family == socket.AF_INET else raw)
     return text.removeprefix("::ffff:")

@@ -1,6 +1,5 @@
-"""The descriptors that a process waits for: who owns each, and what is called when it is readable.
-
-An owner has a `fileno`, which is negative while it has nothing to wait for.
+"""The descriptors that a process waits for: the owner of each, and what is called when it is
+readable. The `fileno` of an owner is negative while it has nothing to wait for.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Owners = Callable[[], Iterable[Readable]]
 
 
 class Descriptors:
-    """A registry. What is readable is handled in the order in which the owners were added."""
+    """A registry. Readable descriptors are handled in the order in which the owners were added."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[Owners, Callable[..., object]]] = []
@@ -31,13 +30,13 @@ class Descriptors:
         self._entries.append((lambda: (owner,), lambda _: call()))
 
     def add_some(self, owners: Callable[[], Iterable[R]], call: Callable[[R], object]) -> None:
-        """Have `call` called with each of those owners that is readable. `owners` returns them; it
-        is called before and after every wait, since others may be among them by then."""
+        """Have `call` called with each owner that is readable. `owners` returns all of them; it is
+        called before and after every wait, since they may have changed."""
         self._entries.append((owners, call))
 
     def wait(self, until: float) -> dict[Readable, int]:
         """Wait until a descriptor is readable, or until this time on the monotonic clock. Return
-        the owners of those that are, with their descriptors."""
+        the owners of readable descriptors, with these."""
         poll = select.poll()
         owned = {owner: owner.fileno() for owners, _ in self._entries for owner in owners()}
         for fd in owned.values():
@@ -48,8 +47,8 @@ class Descriptors:
         return {owner: fd for owner, fd in owned.items() if fd in found}
 
     def handle(self, ready: Mapping[Readable, int]) -> None:
-        """Call what belongs to these owners, as far as they are still registered and have the same
-        descriptor. Its number alone says nothing: another owner may have opened it meanwhile."""
+        """Handle these owners, if they are still registered and have the same descriptor. The
+        number alone is not enough: another owner may have opened it meanwhile."""
         for owners, call in self._entries:
             for owner in [*owners()]:
                 if ready.get(owner) == owner.fileno():

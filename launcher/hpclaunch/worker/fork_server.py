@@ -1,25 +1,25 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-`system/shared/helper.py` starts it, and says with which arguments; SPARED is its own: signals to
+`system/shared/helper.py` starts it, and describes the arguments; SPARED is its own: signals to
 ignore beside the usual ones ("12,25", may be empty). Workers inherit the signals that the user had
-blocked. `fork_server_messages.py` has what the agent asks and learns.
+blocked. `fork_server_messages.py` has the messages between the agent and this process.
 
 Law: nothing started here outlives this process or the agent. The socket ends with the agent, and
-then everything is killed; if the agent has died, this process alone stays for a few seconds, to say
-so (`notice_board.py`). Should it be killed itself, its children die by their parent-death signal.
-It is a subreaper, so that a grandchild whose parent is gone becomes its own child, whatever session
-that has moved to: "no children" means that nothing is left.
+then everything is killed. If the agent has died, only this process stays, for a few seconds, to
+confirm that (`notice_board.py`). If it is killed itself, its children die by their parent-death
+signal. It is a subreaper: a grandchild whose parent has ended becomes its child, in whatever
+session it is. So "no children" means that nothing is left.
 
-If somebody stops this process (SIGSTOP), the agent has it continue. If the agent has died, SIGCONT
-is the parent-death signal of this process. A template, store or copier that is stopped continues as
-well; Continued names it.
+If somebody stops this process (SIGSTOP), the agent makes it continue. If the agent has died,
+SIGCONT is the parent-death signal of this process. A template, store or copier that is stopped
+continues as well, and Continued names it.
 
 This process is one thread without torch, CUDA or ZeroMQ. Its parts know nothing of each other's
 work; this file puts them together:
 
 - `companions.py`: the processes that belong to no round
-- `workers.py`: who lives, and what has descended from them
-- `births.py`: how workers and the store process begin
+- `workers.py`: which workers live, and their descendants
+- `births.py`: how workers and the store process are started
 - `worker_watch.py`: what is found out about the workers, and the notices that they take
 - `worker_stop.py`: how they are stopped
 - `worker_lease.py`: until when they may run
@@ -36,41 +36,10 @@ import re
 import signal
 import time
 
-from .births import Births, Events, Request
+from . import fork_server_messages as messages
+from .births import Births, Callbacks, NewWorkers
 from .companions import Companions
 from .descriptors import Descriptors
-from .fork_server_messages import (
-    REQUESTS,
-    AwaitStillness,
-    Copier,
-    Event,
-    Exit,
-    Give,
-    Gone,
-    Keep,
-    Kill,
-    KillIdle,
-    LeaseOver,
-    Left,
-    Leftover,
-    Listen,
-    Listening,
-    Offer,
-    Part,
-    PostOnDeath,
-    Prepare,
-    Query,
-    Resize,
-    Signal,
-    SignalLeft,
-    Start,
-    Started,
-    Stop,
-    Unhandled,
-    Withdraw,
-    Worker,
-)
-from .fork_server_messages import Request as AgentRequest
 from .json_lines import AgentChannel, AgentGoneError
 from .memory_kills import MemoryKills
 from .messages import decode, never
@@ -112,23 +81,23 @@ class ForkServer:
         self.channel = channel
         self.spared = spared
         spawner = Spawner(handlers, blocked)
-        self.template = TemplateClient(spawner, deaf=spared)
+        self.template = TemplateClient(spawner, blocked=spared)
         self.store = Store()
         self.terminals = Terminals()
         self.events = OrderedEvents(self.terminals, self.report)
         self.companions = Companions(self.template, self.store, self.terminals, self.report)
         self.workers = Workers(self.companions.pids)
         self.lease = WorkerLease(self.workers)
-        calls = Events(self.report, self.on_birth, self.on_end, self.reap)
+        calls = Callbacks(self.report, self.on_birth, self.on_end, self.reap)
         self.births = Births(spawner, self.template, self.store, self.lease, calls)
         self.watch = WorkerWatch(self.workers, self.report, lambda: self.is_paused)
         self.stop = WorkerStop(self.workers, handlers)
         self.memory_kills = MemoryKills()
         self.board = NoticeBoard()
-        self.left: list[Leftover] = []  # those that were last reported to the agent
-        # Queries about the round that is about to begin, by kind. One that came too late for the
-        # last round gets an answer in the next; the agent knows by its number that it is stale.
-        self.early: dict[str, Query] = {}
+        self.left: list[messages.Leftover] = []  # as last reported to the agent
+        # Queries about the round that is about to begin, by kind. One that was too late for the
+        # last round is answered in the next; its number shows the agent that it is stale.
+        self.early: dict[str, messages.Query] = {}
         # The agent starts this process with all signals blocked. These remain so: `take_pending`.
         signal.pthread_sigmask(signal.SIG_SETMASK, spared)
         os.setpgid(0, 0)
@@ -155,7 +124,7 @@ class ForkServer:
             ready = self.descriptors.wait(self.due())
             self.events.send_due()
             if self.lease.holds:
-                self.lease.look()
+                self.lease.stop_all()
             elif self.workers.is_running and self.lease.is_due:
                 self.on_lease_over()
             self.descriptors.handle(ready)
@@ -173,83 +142,83 @@ class ForkServer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the workers make no progress, because they are held or stopped."""
+        """Whether the workers are held or stopped, and so make no progress."""
         return self.lease.holds or self.stop.is_asked_for
 
-    def report(self, event: Event) -> None:
-        with contextlib.suppress(AgentGoneError):  # run() sees it too
+    def report(self, event: messages.Event) -> None:
+        with contextlib.suppress(AgentGoneError):  # run() notices it, too
             self.channel.send(event.encoded())
 
     def hear_agent(self) -> None:
         for raw in self.channel.read():
-            self.handle(decode(REQUESTS, raw))
+            self.handle(decode(messages.REQUESTS, raw))
 
-    def handle(self, request: AgentRequest) -> None:
+    def handle(self, request: messages.Request) -> None:
         runs = self.workers.is_running
         match request:
-            case Prepare(argv, env, modules, own, now, steps):
+            case messages.Prepare(argv, env, modules, own, now, steps):
                 self.template.prepare(argv, os.environ | env, modules, own, steps)
                 if now:
                     self.template.start()
-            case Listen(loopback):
-                self.report(Listening(self.store.listen(loopback)))
-            case Start():
+            case messages.Listen(loopback):
+                self.report(messages.Listening(self.store.listen(loopback)))
+            case messages.Start():
                 self.on_start(request)
-            case Resize(size):
+            case messages.Resize(size):
                 watched = self.terminals.resize(size)
                 for rank, pid in self.workers.pids().items():
                     if rank in watched:
                         to_group(pid, signal.SIGWINCH)
-            case AwaitStillness(seconds):
-                self.watch.await_stillness(seconds)
-            case Query(kind, number) if runs:
+            case messages.AwaitStillness(seconds):
+                self.watch.progress.await_stillness(seconds)
+            case messages.Query(kind, number) if runs:
                 self.watch.ask(kind, number)
-            case Offer(number, step, signum) if runs and self.births.is_done:
-                self.watch.offer(number, step, signum)
-            case Withdraw():
-                self.watch.withdraw()
-            case Give(number) if runs:
+            case messages.Offer(number, step, signum) if runs and self.births.is_done:
+                self.report(self.watch.notices.offer(number, step, signum))
+            case messages.Withdraw():
+                self.watch.notices.withdraw()
+            case messages.Give(number) if runs:
                 self.watch.give(number)
-            case Query(kind):
+            case messages.Query(kind):
                 self.early[kind] = request
-            case Offer() | Give():
-                pass  # the workers have ended; or they have not begun, and the head offers again
-            case Signal(signum):
+            case messages.Offer() | messages.Give():
+                pass  # the workers have ended, or have not begun, and the head offers again
+            case messages.Signal(signum):
                 if without := self.workers.pass_on(signum):
-                    self.report(Unhandled(signum, without))
-            case Keep(until):
+                    self.report(messages.Unhandled(signum, without))
+            case messages.Keep(until):
                 if self.lease.keep(until):
-                    self.watch.go_on()
+                    self.watch.progress.begin_anew()
                     self.births.proceed()
-            case Stop(signum):
+            case messages.Stop(signum):
                 self.on_stop(signum)
-            case KillIdle():
+            case messages.KillIdle():
                 self.stop.kill_idle()
-            case Kill():
+            case messages.Kill():
                 self.births.finish()
                 self.stop.kill()
-            case SignalLeft(signum):
+            case messages.SignalLeft(signum):
                 if signum == signal.SIGKILL:
                     self.sweeping.sweep(self.companions.pids)
                 else:
                     signal_all(self.workers.descendants(), signum)
-            case PostOnDeath(port, notice, secret, release):
+            case messages.PostOnDeath(port, notice, secret, release):
                 self.board.prepare(port, notice, secret, release)
-            case Part():
+            case messages.Part():
                 self.board.take_down()
             case _:
                 never(request)
 
     # The round
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: messages.Start) -> None:
         self.store.begin(start.store, start.peers)
         self.memory_kills.begin()
         variables = self.watch.begin(worker.rank for worker in start.workers)
         had = self.terminals.pid
         streams = self.terminals.open(start.workers, start.terminals, start.size, pipes=start.pipes)
         if self.terminals.pid != had:
-            self.report(Copier(self.terminals.pid))
+            self.report(messages.Copier(self.terminals.pid))
         workers = []
         for worker in start.workers:
             env = worker.env | (variables.get(worker.rank, {}) if start.progress else {})
@@ -257,32 +226,32 @@ class ForkServer:
         self.workers.begin()
         self.stop.begin_round()
         self.lease.begin_round()
-        if self.lease.is_over:  # the order may be old
+        if self.lease.is_over:  # the order may be an old one
             self.on_lease_over()
         env = os.environ | start.env
-        self.births.start(Request(workers, streams, env, start.warm, start.learn))
+        self.births.start(NewWorkers(workers, streams, env, start.warm, start.learn))
         for query in self.early.values():
             self.watch.ask(query.kind, query.number)
         self.early.clear()
 
-    def on_birth(self, worker: Worker, pid: int) -> None:
+    def on_birth(self, worker: messages.Worker, pid: int) -> None:
         take_pending(self.spared)  # signals from before the worker began
         self.workers.born(worker.rank, pid, worker.argv)
-        self.watch.born(worker.rank, pid)
-        self.report(Started(worker.rank, pid))
+        self.watch.progress.born(worker.rank, pid)
+        self.report(messages.Started(worker.rank, pid))
 
     def on_end(self, pid: int, code: int, signum: int) -> None:
         rank = self.workers.ended(pid)
-        self.watch.ended(rank)
+        self.watch.progress.ended(rank)
         self.stop.ended(pid)
         killed = signum == signal.SIGKILL and not self.stop.is_asked_for
         oom = killed and self.memory_kills.happened()
-        self.events.add(Exit(rank, code, signum, oom), rank)
+        self.events.add(messages.Exit(rank, code, signum, oom), rank)
 
     def on_stop(self, signum: int) -> None:
         self.stop.ask()
         if self.lease.holds:
-            self.report(LeaseOver())
+            self.report(messages.LeaseOver())
             self.kill_round()
         else:
             self.births.finish()
@@ -290,7 +259,7 @@ class ForkServer:
 
     def on_lease_over(self) -> None:
         self.lease.end()
-        self.report(LeaseOver())
+        self.report(messages.LeaseOver())
         self.births.hear_fork()
         if self.stop.is_asked_for or self.births.is_forking:
             self.kill_round()
@@ -312,12 +281,12 @@ class ForkServer:
             left = [leftover(pid) for pid in sorted(pids)]
             if left != self.left and not self.stop.is_for(pids):
                 self.left = left
-                self.events.add(Left(left))
+                self.events.add(messages.Left(left))
             return
         self.left = []
         self.workers.end()
         self.lease.release()
-        self.events.add(Gone(self.watch.end()))
+        self.events.add(messages.Gone(self.watch.end()))
 
     # Processes
 
@@ -327,7 +296,7 @@ class ForkServer:
         self.reap()
 
     def reap(self) -> None:
-        """Wait for whatever has ended. All children of this process are its own, so for -1."""
+        """Wait for all children that have ended: this process has started or adopted each."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -343,7 +312,7 @@ class ForkServer:
                 self.births.ended(pid, *exit_code(status))
 
     def leave(self, *, agent_died: bool) -> None:
-        """Let nothing stay: the agent is gone, or this process has failed."""
+        """End everything, since the agent is gone, or this process has failed."""
         self.births.drop()
         self.template.end()
         if agent_died:
@@ -352,11 +321,11 @@ class ForkServer:
         self.sweeping.leave(lambda: self.terminals.pid, self.terminals.close)
 
 
-def leftover(pid: int) -> Leftover:
-    """Describe a process that workers have left; its rank is known from its environment."""
+def leftover(pid: int) -> messages.Leftover:
+    """Describe a process that workers have left behind; its environment has the rank."""
     rank = variable(pid, "RANK") or ""
     known = RANK.fullmatch(rank)
-    return Leftover(pid, program(pid), int(rank) if known else None)
+    return messages.Leftover(pid, program(pid), int(rank) if known else None)
 
 
 def main(fd: str, blocked: str, spared: str) -> None:

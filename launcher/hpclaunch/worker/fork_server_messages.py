@@ -1,8 +1,8 @@
-"""What an agent asks of its fork server (`fork_server.py`), and what it learns from it."""
+"""The messages between an agent and its fork server (`fork_server.py`)."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypedDict, get_args
 
 from .messages import Kinds, Message, by_op
 
@@ -18,18 +18,26 @@ class Worker(Message):
     out: str  # a file, or for the template also a terminal
     err: str
     stdin: str = ""  # a file; "": it inherits the agent's
-    cpus: list[int] = []  # noqa: RUF012 frozen. That it is bound to; none: those of its agent
+    cpus: list[int] = []  # noqa: RUF012 frozen. To bind it to; none: those of its agent
+
+
+class Step(Message):
+    """A step of a lesson, which a script does before its training (`site/_hpclaunch_lesson.py`)."""
+
+    kind: str  # "import", "from", "set" or "seed"
+    name: str  # a module, a variable, or a generator of random numbers
+    more: str | None  # the module's file, the name that is taken from it, the variable's value
 
 
 class Prepare(Message):
-    """Prepare the template. `now`: start it at once, or else on the first connection to a store."""
+    """Prepare the template."""
 
     argv: list[str]
     env: dict[str, str]
     modules: list[str]  # to import beside torch
     own: list[str]  # variables that differ between workers
-    now: bool
-    steps: list[list[str | None]]  # of a lesson (`template_client.py`), for its first successor
+    now: bool  # start it at once; otherwise on the first connection to a store
+    steps: list[Step]  # for its first successor
 
 
 class Listen(Message):
@@ -42,12 +50,12 @@ class Start(Message):
     """Start the workers of a round. Answered by Started and Exit for each, and Gone after all."""
 
     workers: list[Worker]
-    env: dict[str, str]  # of all
+    env: dict[str, str]  # of all workers
     store: str  # the file for errors of the round's store; "" when another node has it
     peers: list[str]  # the networks from which the nodes of the round connect to the store
     warm: bool  # fork them from the template; otherwise they are fresh interpreters
     learn: bool  # have the next round's template import what the script imports
-    progress: bool  # report how far they have come
+    progress: bool  # watch their progress
     terminals: dict[int, list[str]]  # rank -> which of "out" and "err" are terminals
     size: tuple[int, ...]  # of terminals: rows, columns
     pipes: bool  # all other streams are pipes
@@ -58,7 +66,7 @@ class Resize(Message):
 
 
 class AwaitStillness(Message):
-    """Report Progress at once when nothing has moved for one of these times."""
+    """Report Progress as soon as nothing has moved for one of these times."""
 
     seconds: list[float]
 
@@ -69,8 +77,8 @@ EVIDENCE, SAMPLE, VITALS, HISTORY = "evidence", "sample", "vitals", "history"
 
 
 class Query(Message):
-    """Find something out about the workers (`worker_watch.py`). Answered by Answer, unless they
-    end before that."""
+    """Ask something about the workers (`worker_watch.py`). Answered by Answer, unless they end
+    before that."""
 
     kind: str
     number: int
@@ -113,7 +121,7 @@ class Stop(Message):
 
 
 class KillIdle(Message):
-    """Send SIGKILL to the workers that have done nothing since (`activity.py`)."""
+    """Send SIGKILL to the workers that have done nothing since the last signal (`activity.py`)."""
 
 
 class Kill(Message):
@@ -121,7 +129,7 @@ class Kill(Message):
 
 
 class SignalLeft(Message):
-    """Send a signal to all that the workers, which have ended, have left behind."""
+    """Send a signal to the processes that the workers, which have ended, have left behind."""
 
     signum: int
 
@@ -140,24 +148,9 @@ class Part(Message):
 
 
 Request: TypeAlias = (
-    Prepare
-    | Listen
-    | Start
-    | Resize
-    | AwaitStillness
-    | Query
-    | Signal
-    | Offer
-    | Withdraw
-    | Give
-    | Keep
-    | Stop
-    | KillIdle
-    | Kill
-    | SignalLeft
-    | PostOnDeath
-    | Part
-)
+    Prepare | Listen | Start | Resize | AwaitStillness | Query | Signal | Offer | Withdraw | Give
+    | Keep | Stop | KillIdle | Kill | SignalLeft | PostOnDeath | Part
+)  # fmt: skip
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 
 # Events for the agent
@@ -171,11 +164,11 @@ class Template(Message):
 
 
 class PassedOver(Message):
-    """The template does without a module, since a worker with it would differ from a fresh one."""
+    """The template does not import a module, since workers would differ from fresh interpreters."""
 
     module: str
     why: str
-    learned: bool  # from a lesson; otherwise the user has named it
+    learned: bool  # it is from a lesson; otherwise the user has named it
 
 
 class Renewed(Message):
@@ -183,9 +176,9 @@ class Renewed(Message):
 
 
 class Restart(Message):
-    """A worker has become a new interpreter: because of a change of the variable `name`, or of a
-    module of that name which is another one than the template's, in a line of a file. Later rounds
-    start cold."""
+    """A worker has become a new interpreter, because a line of a file has changed the variable
+    `name`, or has imported another module of that name than the template. Later rounds start cold.
+    """
 
     kind: str  # "variable" or "module"
     name: str
@@ -210,7 +203,8 @@ class CannotStart(Message):
 
 
 class Copier(Message):
-    """A process copies the workers' output, and outlives the fork server for a moment."""
+    """The copier has started, which copies the workers' output, and outlives the fork server for a
+    moment."""
 
     pid: int
 
@@ -239,11 +233,11 @@ class Leftover(Message):
 class Gone(Message):
     """Nothing of the round is left."""
 
-    spent: list[int]  # milliseconds, a mean of the workers, by _hpclaunch_progress.SPENDING
+    spent: list[int]  # milliseconds, a mean of the workers, by _hpclaunch_layout.SPENDING
 
 
 class StoreExit(Message):
-    """Nobody serves the store at this port any more."""
+    """Nobody serves the store at this port any longer."""
 
     port: int
     code: int
@@ -252,7 +246,7 @@ class StoreExit(Message):
 
 
 class Progress(Message):
-    """How far the workers have come (`progress_watch.py`)."""
+    """The progress of the workers (`progress_watch.py`)."""
 
     steps: list[int]  # of each worker, by rank
     still: float  # seconds for which nothing has moved
@@ -262,17 +256,82 @@ class Progress(Message):
     busy: bool  # they use the CPU
     traced: bool  # they are being debugged
     patient: bool  # they write to files, or do what takes long
-    trains: bool  # one has come beyond the rendezvous
+    trains: bool  # one is beyond the rendezvous
     meets: bool  # one is at the rendezvous
     doing: int  # on which of SPENDING they spend their time now
 
 
 class Answer(Message):
-    """The answer to the Query of this kind and number."""
+    """The answer to the Query of this kind and number.
+
+    The body is {"ranks": [...]}, with a RankEvidence, RankSample or RankVitals for each living
+    worker. In that of a sample, "ways" has {address of another node: seconds there and back}.
+    """
 
     kind: str
     number: int
-    body: dict[str, Any]  # of each kind as whoever finds it out describes it
+    body: dict[str, Any]
+
+
+class Described(TypedDict):
+    """A process as evidence of a hang shows it."""
+
+    pid: int
+    name: str
+    state: str
+    wchan: str
+    threads: int
+
+
+class RankEvidence(TypedDict):
+    """Where one worker is."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: str
+    busy: bool  # used the CPU while it was asked
+    stacks: str
+    forked: list[tuple[int, str]]  # (pid, stacks) of processes that it has forked
+    records: dict[str, Any] | None  # of torch's flight recorder, as the worker has written them
+    processes: list[Described]
+
+
+class Arrivals(TypedDict):
+    """When a worker began its last collectives; nothing if it has not answered."""
+
+    arrivals: Any  # {process group: {number: time}}, as the worker has written it
+    steps: Any  # {number: time}, on GPUs, likewise
+    blind: bool  # torch records none
+
+
+class Pace(TypedDict, total=False):
+    """The work of a worker since its last sample, as shares of the time if nothing else is noted;
+    nothing in its first sample."""
+
+    pace: float  # the seconds that a step took; 0: it made none
+    cpu: float
+    queued: float
+    throttled: float
+    blocked: float  # the share of looks in which it waited for storage
+    clock: float  # GHz of its CPU; 0: not known
+
+
+class RankSample(Arrivals, Pace):
+    """How one worker keeps pace."""
+
+    rank: int
+
+
+class RankVitals(TypedDict):
+    """The activity of one worker and its use of resources, as in core/protocol/model.py."""
+
+    rank: int
+    phase: str
+    steps: int
+    step: int
+    cpu: float
+    memory: int
 
 
 class Unhandled(Message):
@@ -292,13 +351,13 @@ class Offered(Message):
 
 
 class Unheard(Message):
-    """No worker hears the notice that was given."""
+    """No worker can take the notice that was given."""
 
     number: int
 
 
 class Taken(Message):
-    """All workers have come to the step of the notice."""
+    """All workers have reached the step of the notice."""
 
     number: int
     last: bool  # and have ended with that step
@@ -315,25 +374,8 @@ class Continued(Message):
 
 
 Event: TypeAlias = (
-    Template
-    | PassedOver
-    | Renewed
-    | Restart
-    | Listening
-    | Started
-    | CannotStart
-    | Copier
-    | Exit
-    | Left
-    | Gone
-    | StoreExit
-    | Progress
-    | Answer
-    | Unhandled
-    | Offered
-    | Unheard
-    | Taken
-    | LeaseOver
-    | Continued
-)
+    Template | PassedOver | Renewed | Restart | Listening | Started | CannotStart | Copier | Exit
+    | Left | Gone | StoreExit | Progress | Answer | Unhandled | Offered | Unheard | Taken
+    | LeaseOver | Continued
+)  # fmt: skip
 EVENTS: Kinds[Event] = by_op(get_args(Event))

@@ -1,12 +1,12 @@
 """A port to which only some addresses can connect.
 
 Two sockets listen at it (SO_REUSEPORT), and a program in the kernel chooses between them by the
-address that a connection comes from. One of them is the caller's. The other one's queue is full, so
-the kernel drops whatever it gets: for a stranger, the port is as if behind a firewall. A connection
-that comes before its address is allowed is not lost, since TCP tries again after a second.
+address of the other end. One of them is the caller's. The other one's queue is full, so the kernel
+drops its packets: for other addresses, the port is as if behind a firewall. A connection that is
+made before its address is admitted is not lost, since TCP tries again after a second.
 
 The program is classic BPF, which needs no privilege. The usual socket filter (SO_ATTACH_FILTER)
-would do with one socket, but newer kernels refuse it to ordinary users on TCP sockets.
+needs only one socket, but newer kernels refuse it to ordinary users on TCP sockets.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Network(NamedTuple):
 
 
 class GuardedPort:
-    """`socket`, which is the caller's to close, listens for those whom `admit` has named last."""
+    """A port whose `socket`, which the caller closes, listens for admitted addresses."""
 
     def __init__(self, networks: Iterable[str]) -> None:
-        """OSError where this kernel cannot do it: it takes Linux 4.6 or newer."""
+        """Raises OSError before Linux 4.6."""
         with contextlib.ExitStack() as undo:
             self.socket = undo.enter_context(self._bound(0))
             port = self.socket.getsockname()[1]
             self._closed = undo.enter_context(self._bound(port))
-            self._closed.listen(0)  # that is, for one connection, which we make
+            self._closed.listen(0)  # this allows one connection, which is made next
             self._filler = undo.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT))
             self.admit(networks)
             self.socket.listen(BACKLOG)
@@ -70,8 +70,8 @@ class GuardedPort:
         return it
 
     def admit(self, networks: Iterable[str]) -> None:
-        """Let these connect from now on: "192.0.2.7", "2001:db8::/64". OSError if the kernel does
-        not take the program."""
+        """Let only these networks, such as "192.0.2.7" and "2001:db8::/64", connect from now on.
+        Raises OSError if the kernel refuses the program."""
         parsed = {read(network) for network in networks}
         for most in SIZES:
             code = program(parsed, most)
@@ -85,7 +85,7 @@ class GuardedPort:
                     raise
 
     def close(self) -> None:
-        """As long as `socket` is open, everybody can connect from now on."""
+        """Let everybody connect from now on, as long as `socket` is open."""
         self._filler.close()
         self._closed.close()
 
@@ -99,7 +99,8 @@ def read(network: str) -> Network:
 
 
 def program(networks: Iterable[Network], most: int) -> Program:
-    """Up to `most` instructions that return OPEN for a packet from these networks, else CLOSED."""
+    """Return up to `most` instructions that choose OPEN for packets from these networks, and CLOSED
+    for others."""
     ipv4, ipv6 = (block(networks, bits, most // 2 - 4) for bits in SOURCE)
     return [
         (LOAD, 0, 0, PROTOCOL),
@@ -113,7 +114,7 @@ def program(networks: Iterable[Network], most: int) -> Program:
 
 
 def block(networks: Iterable[Network], bits: int, most: int) -> Program:
-    """For the networks of one kind. They are widened where there are too many of them."""
+    """Return the part for the networks of one kind, widened where there are too many of them."""
     code: Program = []
     for place, offset in enumerate(SOURCE[bits]):
         code += [(LOAD, 0, 0, HEADER + offset), (STORE, 0, 0, place)]
@@ -130,7 +131,7 @@ def block(networks: Iterable[Network], bits: int, most: int) -> Program:
 
 
 def match(number: int, length: int, bits: int) -> Program:
-    """Return OPEN for this network; for others go on with what follows."""
+    """Return instructions that choose OPEN for a network, and otherwise continue."""
     code = [(RETURN, 0, 0, OPEN)]
     mask = ((1 << length) - 1) << bits - length
     for place in reversed(range(-(-length // 32))):

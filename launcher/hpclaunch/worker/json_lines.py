@@ -1,8 +1,5 @@
-"""JSON objects over a stream socket, one per line: how the processes of a node talk to each other.
-
-The agent and its helpers, the fork server and its template, and the copier of terminals all use
-it. Only `site/_hpclaunch_template.py` has a copy, since it can import nothing from here.
-"""
+"""JSON objects over a stream socket, one per line. The agent and its helpers, the fork server and
+its template, and the copier of terminals use it."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ def in_pieces(begin: str, text: str) -> Iterator[str]:
 
 
 class JsonLines:
-    """One end. A line may arrive in pieces, and several at once."""
+    """One end of a socket. A line may arrive in pieces, and several at once."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._buffer = b""
-        self.descriptors: list[int] = []  # that have come along, for the caller to take out
+        self.descriptors: list[int] = []  # received with messages, for the caller to take out
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -40,8 +37,8 @@ class JsonLines:
         descriptors: Sequence[int] = (),
         wait: Callable[[], object] | None = None,
     ) -> None:
-        """Raises OSError when nobody is at the other end. If the other end takes nothing for now,
-        `wait` is called, which returns once it may; without it, this waits itself.
+        """Send a message. Raises OSError when nobody is at the other end. If the other end takes
+        nothing for now, `wait` is called, which returns once it may; without it, this waits itself.
         """
         data = json.dumps(message).encode() + b"\n"
         if descriptors:
@@ -54,13 +51,13 @@ class JsonLines:
         self._socket.sendall(data)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that are complete; waits for some bytes. EOFError when the other end is
-        closed."""
+        """Wait for some bytes, and return the messages that are complete. Raises EOFError when the
+        other end is closed."""
         try:
-            data, came, _, _ = socket.recv_fds(self._socket, CHUNK, MOST_DESCRIPTORS)
-        except ConnectionResetError:  # it died without reading our last words
-            data, came = b"", []
-        self.descriptors += came
+            data, fds, _, _ = socket.recv_fds(self._socket, CHUNK, MOST_DESCRIPTORS)
+        except ConnectionResetError:  # it died without reading what was sent last
+            data, fds = b"", []
+        self.descriptors += fds
         if not data:
             raise EOFError
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -71,16 +68,16 @@ class JsonLines:
 
 
 class AgentGoneError(Exception):
-    """Nobody is left to ask or to be told."""
+    """The agent has ended, or has closed its end."""
 
 
 class AgentChannel:
-    """A helper's end of the socket to its agent: requests come in, events go out. It stays open
+    """A helper's end of the socket to its agent: it reads requests and sends events. It stays open
     until the helper ends."""
 
     def __init__(self, fd: str) -> None:
         end = socket.socket(fileno=int(fd))
-        end.set_inheritable(False)  # it came by inheritance; no child may have it
+        end.set_inheritable(False)  # it was inherited, but no child may have it
         atexit.register(end.close)
         self._lines = JsonLines(end)
 
@@ -89,11 +86,11 @@ class AgentChannel:
 
     @property
     def descriptors(self) -> list[int]:
-        """That have come along with requests, for the caller to take out."""
+        """The descriptors received with requests, for the caller to take out."""
         return self._lines.descriptors
 
     def read(self) -> list[dict[str, Any]]:
-        """The requests that have come; waits for some bytes."""
+        """Wait for some bytes, and return the requests that are complete."""
         try:
             return self._lines.receive()
         except EOFError:
@@ -104,6 +101,3 @@ class AgentChannel:
             self._lines.send(message)
         except (BrokenPipeError, ConnectionResetError):
             raise AgentGoneError from None
-
-    def tell(self, event: str, **fields: Any) -> None:
-        self.send({"event": event, **fields})

@@ -9,8 +9,8 @@ a training, and those on GPUs copy memory. Then pairs of ranks exchange data, in
 `core/health/measurement_rules.py` plans the pairs and judges the results. The ranks leave JSON in
 the round's store. Rank 0 writes the rows of the doctor's table to the file RESULT, as JSON.
 
-The exit code is 0 whatever was measured; 1 if a rank does not answer any more, which the last line
-of standard error names.
+The exit code is 0 whatever was measured; 1 if a rank no longer answers, which the last line of
+standard error names.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LINK_LIMIT = 20.0  # seconds in which a pair must be done with what takes millis
 SPAN = 0.3  # seconds of each measurement, long compared to a time slice of the scheduler
 WINDOWS = 5  # of time, at least, so that there is a best one
 MANY = 200  # windows at most
-NO_ANSWER = "does not answer any more: it hangs, or its node does"
+NO_ANSWER = "no longer answers: it hangs, or its node does"
 SILENT = Fault(FaultKind.SILENT, NO_ANSWER)
 BLOCK = 64  # rows after which the exact matrices repeat
 
@@ -221,7 +221,7 @@ def exchange(
 ) -> list[Link]:
     """Exchange data with each partner; returns the links of pairs in which this rank is first.
 
-    After a failure that rules out other pairs, leave them out, and say so to the partners.
+    After a failure that rules out other pairs, leave them out, and inform the partners.
     """
     links: list[Link] = []
     is_able = True

@@ -1,7 +1,7 @@
 """How many processes the kernel has killed in this process's cgroup because memory was used up.
 
-Workers are in the same cgroup: Slurm makes one for each task. A limit may be above it; the kernel
-counts a kill where the process was.
+Workers are in the same cgroup: Slurm makes one for each task. The limit may be that of a cgroup
+above, but the kernel counts a kill in the cgroup of the process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def file_of(cgroups: bytes, root: bytes = b"/sys/fs/cgroup") -> bytes | None:
-    """The kernel's file for what /proc/PID/cgroup says, of cgroup v2 or v1; None if it is not
-    known."""
+    """Return the file with the count, by the content of /proc/PID/cgroup, for cgroup v2 or v1; None
+    if there is none."""
     for number, controllers, path in CGROUP.findall(cgroups):
         if number == b"0" and not controllers:
             v2 = b"%s%s/memory.events" % (root, path.rstrip(b"/"))
@@ -34,6 +34,8 @@ def has_count(file: bytes) -> bool:
 
 
 class MemoryKills:
+    """The count at the begin of the round, and since."""
+
     def __init__(self) -> None:
         try:
             with open("/proc/self/cgroup", "rb") as f:
@@ -43,11 +45,11 @@ class MemoryKills:
         self._before = 0
 
     def begin(self) -> None:
-        """A round does."""
+        """Begin a round."""
         self._before = self._count()
 
     def happened(self) -> bool:
-        """Whether there was one since then, or since this was asked last."""
+        """Return whether the count has grown since `begin`, or since the last call."""
         before, self._before = self._before, self._count()
         return self._before > before
 

@@ -131,7 +131,7 @@ def by_op(kinds: Iterable[type[M]]) -> Kinds[M]:
 
 
 def decode(kinds: Kinds[M], raw: object) -> M:
-    """Return the message of one of these kinds that a JSON object stands for."""
+    """Return the message of one of these kinds from its JSON object. Raises MessageError."""
     if not isinstance(raw, dict):
         raise MessageError(f"not a message: {raw!r}")
     fields = dict(raw)

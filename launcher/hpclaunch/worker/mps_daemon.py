@@ -11,7 +11,18 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from .processes import PR_SET_PDEATHSIG, Spawner, children, prctl, signal_all, user_name
+from .processes import (
+    PR_SET_PDEATHSIG,
+    Spawner,
+    all_pids,
+    children,
+    prctl,
+    program,
+    signal_all,
+    status_of,
+    user_name,
+    variable,
+)
 
 ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
 START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
@@ -23,18 +34,18 @@ LONGEST = 106  # bytes in the path of a daemon's sockets
 TICK = 0.02
 ACTIVE = "ACTIVE"  # a server that takes clients
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-NAME = b"nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
+NAME = "nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
 
 
 class MpsError(Exception):
-    """One line for the user."""
+    """A problem with MPS, in one line for the user."""
 
 
 # Directories
 
 
 def make(path: str) -> None:
-    """A directory that only this user can enter: a new one, or one that is ours already."""
+    """Make a directory that only this user can enter, or accept one that is there."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -48,8 +59,8 @@ def make(path: str) -> None:
 
 
 def enter(places: Iterable[str], name: str) -> tuple[str, int]:
-    """(path, lock) of the job's directory in the first place that can have it. All agents of the
-    job on this node find the same one.
+    """Make the job's directory in the first place that can have it. Return (path, lock). All agents
+    of the job on this node find the same directory.
     """
     taken, why = "", "its path would be too long"
     for place in places:
@@ -58,7 +69,7 @@ def enter(places: Iterable[str], name: str) -> tuple[str, int]:
             continue
         try:
             return path, _hold(path)
-        except MpsError as e:  # somebody else may have made it, to be in the way
+        except MpsError as e:  # somebody else may have made it on purpose
             taken = taken or str(e)
         except OSError as e:
             why = str(e.strerror)
@@ -66,7 +77,7 @@ def enter(places: Iterable[str], name: str) -> tuple[str, int]:
 
 
 def _hold(path: str) -> int:
-    """Mark the directory as used while the descriptor is open; other keepers of the job may too."""
+    """Mark the directory as used while the descriptor is open, as other keepers of the job may."""
     while True:
         make(path)
         try:
@@ -90,7 +101,8 @@ def leave(path: str, lock: int) -> None:
 
 
 def sweep(places: Iterable[str], prefix: str) -> list[str]:
-    """End and remove what killed keepers have left behind; returns the names."""
+    """End the daemons and remove the directories that killed keepers have left behind. Return the
+    names."""
     swept = []
     for place in places:
         try:
@@ -136,36 +148,19 @@ def _same(fd: int, path: str) -> bool:
 
 
 def users(directory: str) -> list[int]:
-    """The pids of MPS's own processes whose pipes lie in a directory."""
-    mark = os.fsencode(f"{PIPES}={directory}/")
-    found = []
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/comm", "rb") as comm:
-                if not comm.read().startswith(NAME):
-                    continue
-            with open(f"/proc/{pid}/environ", "rb") as environ:
-                if any(entry.startswith(mark) for entry in environ.read().split(b"\0")):
-                    found.append(int(pid))
-        except OSError:  # gone, or another user's
-            continue
-    return found
+    """Return the pids of MPS's own processes whose pipes are in a directory."""
+    mps = (pid for pid in all_pids() if program(pid).startswith(NAME))
+    return [pid for pid in mps if (variable(pid, PIPES) or "").startswith(f"{directory}/")]
 
 
-def user_of(pid: int | str) -> int | None:
-    """The uid of one of MPS's own processes; None if this pid is nothing of MPS's here."""
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as comm:
-            if not comm.read().startswith(NAME):
-                return None
-        with open(f"/proc/{pid}/status", "rb") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith(b"Uid:"))
-    except OSError:
-        return None
+def user_of(pid: str) -> int | None:
+    """Return the uid of one of MPS's own processes; None if this pid is none of them here."""
+    uids = status_of(pid).get(b"Uid", b"").split()
+    return int(uids[0]) if uids and program(pid).startswith(NAME) else None
 
 
 def end_users(directory: str) -> bool:
-    """SIGKILL until none is left. Returns whether that worked in time."""
+    """Send SIGKILL to these processes until none is left. Return whether that worked in time."""
     limit = time.monotonic() + KILL_LIMIT
     while True:
         left = users(directory)
@@ -181,7 +176,7 @@ def end_users(directory: str) -> bool:
 
 
 class FrontEnd:
-    """Asks the daemon of one pipe directory, whoever has started it."""
+    """A client of the daemon of one pipe directory, which anybody may have started."""
 
     def __init__(self, control: str, pipes: str) -> None:
         self.control = control
@@ -200,7 +195,7 @@ class FrontEnd:
         )
 
     def ask(self, command: str, limit: float = ANSWER_LIMIT) -> list[str] | None:
-        """The lines of the answer, None if nobody answers."""
+        """Return the lines of the answer; None if nobody answers."""
         with self.begin() as process:
             try:
                 out, err = process.communicate(f"{command}\n", timeout=limit)
@@ -219,11 +214,12 @@ class FrontEnd:
         return "" if state.startswith("Unknown command") else state
 
     def another_user(self) -> tuple[str, int] | None:
-        """(name, pid of the server) of another user whom the daemon serves now, None for none.
+        """Return (name, pid of the server) of another user whom the daemon serves now; None without
+        one.
 
         It takes one user at a time: clients of the next wait until the last client of this one has
-        ended. A server of root's may be one for all users. In a container, where the pids are not
-        those of the host, nothing is known.
+        ended. A server of root's may be for all users. In a container with pids of its own, nothing
+        is known.
         """
         for server in self.servers() or ():
             uid = user_of(server)
@@ -233,12 +229,12 @@ class FrontEnd:
                 return user_name(uid), int(server)
         return None
 
-    def tells_our_pids(self) -> bool:
-        """Whether its pids are those of processes here: not if it is outside of our container."""
+    def reports_our_pids(self) -> bool:
+        """Return whether its pids are those of processes here, and not outside a container."""
         return all(user_of(server) is not None for server in self.servers() or ())
 
     def clients(self) -> set[int] | None:
-        """The pids, None if nobody answers."""
+        """Return the pids of the clients; None if nobody answers."""
         servers = self.servers()
         if servers is None:
             return None
@@ -247,7 +243,7 @@ class FrontEnd:
 
 
 class MpsDaemon:
-    """A daemon of ours for one group of GPUs, in a directory of its own."""
+    """A daemon that this process starts for one group of GPUs, in a directory of its own."""
 
     def __init__(self, control: str, directory: str, uuids: list[str], spawner: Spawner) -> None:
         self.directory = directory
@@ -257,9 +253,7 @@ class MpsDaemon:
         self.log = f"{directory}/log/control.log"
         self.front = FrontEnd(control, self.pipes)
         self.pid = 0
-        self.owner: int | None = (
-            None  # a lock, since only one keeper at a time may have a daemon here
-        )
+        self.owner: int | None = None  # a lock: only one keeper at a time may have a daemon here
 
     def alive(self) -> bool:
         try:
@@ -286,7 +280,7 @@ class MpsDaemon:
             pause(TICK)
 
     def clear(self) -> None:
-        """Empty directories, and no process that still uses the old ones."""
+        """End processes that still use the directories, and empty these."""
         if not end_users(self.directory):
             raise MpsError(f"processes of MPS in {self.directory} cannot be killed")
         shutil.rmtree(self.pipes, ignore_errors=True)
@@ -294,7 +288,7 @@ class MpsDaemon:
             make(path)
 
     def start_server(self) -> None:
-        """Have the daemon start the server for this user: else the first client does, and waits."""
+        """Have the daemon start the server for this user, or the first client would, and wait."""
         self.front.ask(f"start_server -uid {os.geteuid()}")
 
     def await_server(self, pause: Callable[[float], None]) -> None:
@@ -316,7 +310,7 @@ class MpsDaemon:
             pause(TICK)
 
     def stamp(self, number: int) -> None:
-        """Leave a file by which other keepers see that it is ready for a round."""
+        """Write a file that shows other keepers that the daemon is ready for a round."""
         with open(f"{self.directory}/ready.new", "w") as f:
             f.write(str(number))
         os.replace(f"{self.directory}/ready.new", f"{self.directory}/ready")
@@ -354,7 +348,7 @@ def stop(daemons: Collection[MpsDaemon]) -> list[str]:
 
 
 def ready_for(directory: str) -> int:
-    """The last round for which its owner has found the daemon ready, -1 for none."""
+    """Return the last round for which a daemon was ready, by its owner's file; -1 without one."""
     try:
         with open(f"{directory}/ready") as f:
             return int(f.read())
@@ -363,11 +357,11 @@ def ready_for(directory: str) -> int:
 
 
 def last_line(path: str) -> str:
-    """The last line of a daemon's log, without the time."""
+    """Return the last line of a daemon's log, without the time."""
     try:
         with open(path, errors="replace") as f:
             lines = f.read().split("\n")
     except OSError:
         lines = []
-    said = [line for line in lines if line.strip()] or ["it said nothing"]
-    return said[-1].partition("] ")[2] or said[-1]
+    last = next((line for line in reversed(lines) if line.strip()), "its log is empty")
+    return last.partition("] ")[2] or last

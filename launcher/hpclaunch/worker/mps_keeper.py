@@ -3,24 +3,23 @@
 `system/shared/helper.py` starts it with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
 JOB and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON list)
 that can have it. CONTROL is nvidia-cuda-mps-control, and FIRST the seconds until the first look at
-the workers.
-`mps_messages.py` has what the agent asks and learns.
+the workers. `mps_messages.py` has the messages between the agent and this process.
 
-A group that is not owned is ready when the keeper of the agent that owns it has said so, in a file.
-It does so once all daemons of its agent take clients.
+A group that is not owned is ready when the keeper of the agent that owns it has written so to a
+file: once all daemons of its agent take clients.
 
-A daemon serves one round. When a round has ended, some of its clients were killed, or have died by
-themselves, and NVIDIA says that a client that dies with work on the GPU may leave the server and
-its other clients in an undefined state. The command terminate_client prevents that where somebody
-is about to kill a client, but not where one dies of SIGSEGV, or is killed for its memory. A new
-daemon is right after every end, and takes a fraction of a second.
+A daemon serves one round. At the end of a round, some of its clients are killed, or have died by
+themselves. By NVIDIA's documentation, a client that dies with work on the GPU may leave the server
+and its other clients in an undefined state. The command terminate_client prevents that for clients
+that are about to be killed, but not for one that dies of SIGSEGV, or is killed for its memory. A
+new daemon is safe after every end, and takes a fraction of a second.
 
-Law: no daemon that was started here outlives this process or the agent. At the end of the socket
-the daemons are asked to end, then they and their servers are killed, and the directories removed.
-Should this process be killed itself, its daemons die by their parent-death signal; their servers
-become the agent's children, and whatever is left is swept by the next keeper on this node. Daemons
-ignore the signals that Slurm or a terminal sends to every process: workers that save their state
-still need them.
+Law: no daemon that was started here outlives this process or the agent. When the socket ends, the
+daemons are asked to end, then they and their servers are killed, and the directories are removed.
+If this process is killed itself, its daemons die by their parent-death signal, their servers become
+the agent's children, and the next keeper on this node removes what is left. Daemons ignore the
+signals that Slurm or a terminal sends to every process: workers that save their state still need
+them.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 
+from . import mps_messages as messages
 from .json_lines import AgentChannel, AgentGoneError
 from .messages import decode, never
 from .mps_daemon import (
@@ -52,25 +52,11 @@ from .mps_daemon import (
     stop,
     sweep,
 )
-from .mps_messages import (
-    REQUESTS,
-    Clients,
-    Event,
-    Failed,
-    Group,
-    Occupied,
-    Outside,
-    Prepare,
-    Ready,
-    Swept,
-    Unmapped,
-    Waiting,
-    Watch,
-)
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SPARED,
     Spawner,
+    all_pids,
     numbers,
     prctl,
     read_small,
@@ -79,16 +65,16 @@ from .processes import (
 
 # Seconds for another agent's daemon to be ready: it ends an old one, starts one, and its server.
 OTHERS_LIMIT = QUIT + ANSWER_LIMIT + KILL_LIMIT + START_LIMIT + SERVER_LIMIT
-ANOTHER_USER_LIMIT = 300.0  # seconds for a foreign daemon to be done with another user
+ANOTHER_USER_LIMIT = 300.0  # seconds for which a foreign daemon may serve another user
 ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
 CONTEXT_THREAD = b"cuda-EvtHandlr\n"  # every CUDA context has one
-WATCH = 600.0  # seconds; a worker that has not used CUDA by then hardly will
+WATCH = 600.0  # seconds; a worker that has not used CUDA by then is not going to
 
 
 class OvertakenError(Exception):
-    """The agent asks for something else already."""
+    """The agent has sent another request."""
 
 
 class OccupiedError(Exception):
@@ -117,13 +103,13 @@ class MpsKeeper:
         self.fronts: dict[str, FrontEnd] = {}
         self.watch: WorkerWatch | None = None
 
-    def report(self, event: Event) -> None:
+    def report(self, event: messages.Event) -> None:
         self.channel.send(event.encoded())
 
     def run(self, first: float) -> None:
         swept = sweep(self.places, self.prefix)
         if swept:
-            self.report(Swept(swept))
+            self.report(messages.Swept(swept))
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         while True:
@@ -134,10 +120,10 @@ class MpsKeeper:
                 continue
             for raw in self.channel.read():
                 self.watch = None
-                match decode(REQUESTS, raw):
-                    case Watch(workers):
+                match decode(messages.REQUESTS, raw):
+                    case messages.Watch(workers):
                         self.watch = WorkerWatch(workers, first)
-                    case Prepare(number, groups, foreign):
+                    case messages.Prepare(number, groups, foreign):
                         self.on_prepare(number, groups, foreign)
                     case request:
                         never(request)
@@ -153,45 +139,46 @@ class MpsKeeper:
 
     # A round
 
-    def on_prepare(self, number: int, groups: list[Group], foreign: str) -> None:
+    def on_prepare(self, number: int, groups: list[messages.Group], foreign: str) -> None:
         try:
             if foreign:
                 self.await_other_user(number, FrontEnd(self.control, foreign))
             self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
-            self.report(Failed(number, str(e)))
+            self.report(messages.Failed(number, str(e)))
         except OccupiedError as e:
-            self.report(Occupied(number, str(e)))
+            self.report(messages.Occupied(number, str(e)))
         except OvertakenError:
-            self.report(Failed(number, "another round began"))
+            self.report(messages.Failed(number, "another round began"))
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
             present = len(self.fronts[""].clients() or ()) if foreign else 0
-            self.report(Ready(number, directories, present))
+            self.report(messages.Ready(number, directories, present))
 
     def await_other_user(self, number: int, front: FrontEnd) -> None:
-        """CUDA itself would wait as well, without a word and without an end."""
+        """Wait until a foreign daemon serves no other user. CUDA itself would wait without a
+        message, and without an end."""
         limit = time.monotonic() + ANOTHER_USER_LIMIT
-        told = False
+        is_reported = False
         while served := front.another_user():
             user, pid = served
             where = f"the MPS daemon at {front.pipes}"
-            if not told:
+            if not is_reported:
                 why = f"{where} serves {user}, and takes one user at a time (process {pid})"
-                self.report(Waiting(number, why))
-                told = True
+                self.report(messages.Waiting(number, why))
+                is_reported = True
             if time.monotonic() > limit:
                 why = f"{where} still serves {user} after {ANOTHER_USER_LIMIT:g} s (process {pid})"
                 raise OccupiedError(why)
             self.pause(ANOTHER_USER_TICK, ask=True)
 
-    def prepare(self, number: int, groups: list[Group], foreign: str) -> None:
+    def prepare(self, number: int, groups: list[messages.Group], foreign: str) -> None:
         stop(self.daemons.values())
         self.daemons, self.fronts = {}, {}
         if foreign:
             self.fronts = {"": FrontEnd(self.control, foreign)}
             if self.fronts[""].servers() is None:
-                raise MpsError(f"the MPS daemon at {foreign} does not answer any more")
+                raise MpsError(f"the MPS daemon at {foreign} no longer answers")
         self.start_daemons(number, [group.uuids for group in groups if group.owned])
         for group in groups:
             if not group.owned:
@@ -199,8 +186,8 @@ class MpsKeeper:
                 self.fronts[key] = self.other(key, number)
 
     def start_daemons(self, number: int, groups: Iterable[list[str]]) -> None:
-        """Start a daemon for each group. If one fails, stop all of them: until all are ready, they
-        have no clients. Afterwards workers of other agents may be clients.
+        """Start a daemon for each group. If one fails, stop all of them. They have no clients yet:
+        other agents' workers may become clients only when all are ready.
         """
         try:
             for uuids in groups:
@@ -242,20 +229,20 @@ class MpsKeeper:
         clients = {key: pids for key, pids in found.items() if pids is not None}
         pids: set[int] = set()
         outside: set[int] = set()
-        if len(clients) == len(found):  # a daemon that hangs tells nothing about the workers
+        if len(clients) == len(found):  # while a daemon hangs, nothing is known about the workers
             pids = pids.union(*clients.values())
             outside, are_served = watch.look(pids)
             if are_served:
-                self.report(Clients({key: len(pids) for key, pids in clients.items()}))
+                self.report(messages.Clients({key: len(pids) for key, pids in clients.items()}))
                 self.watch = None
                 return
-        mapped = all(front.tells_our_pids() for front in self.fronts.values()) if outside else True
-        if 0 in pids or not mapped:  # 0: a client that the daemon itself cannot see
-            self.report(Unmapped())
+        is_mapped = not outside or all(f.reports_our_pids() for f in self.fronts.values())
+        if 0 in pids or not is_mapped:  # 0: a client that the daemon itself cannot see
+            self.report(messages.Unmapped())
             self.watch = None
             return
         if outside:
-            self.report(Outside(sorted(outside)))
+            self.report(messages.Outside(sorted(outside)))
         if not watch.again():
             self.watch = None
 
@@ -272,7 +259,7 @@ class MpsKeeper:
 
 
 class WorkerWatch:
-    """Whether the workers of a round are clients: looked at less and less often."""
+    """A watch whether the workers of a round are clients, at growing intervals."""
 
     def __init__(self, workers: Mapping[int, int], first: float) -> None:
         self.workers = workers  # rank -> pid, which is its session's too
@@ -280,10 +267,11 @@ class WorkerWatch:
         self.due = time.monotonic() + first
         self.until = time.monotonic() + WATCH
         self.suspects: set[int] = set()
-        self.told = False
+        self.has_reported = False
 
     def look(self, clients: Iterable[int]) -> tuple[set[int], bool]:
-        """(ranks that are now known to use CUDA outside of MPS, whether all are clients)."""
+        """Return (the ranks that are now known to use CUDA outside of MPS, whether all are
+        clients)."""
         sessions = {session(pid) for pid in clients}
         absent = {rank for rank, pid in self.workers.items() if pid not in sessions}
         if not absent:
@@ -291,9 +279,9 @@ class WorkerWatch:
         of = {self.workers[rank]: rank for rank in absent}
         suspects = {of[s] for pid, s in everyone() if s in of and has_cuda_context(pid)}
         certain, self.suspects = suspects & self.suspects, suspects
-        if self.told:
+        if self.has_reported:
             return set(), False
-        self.told = bool(certain)
+        self.has_reported = bool(certain)
         return certain, False
 
     def again(self) -> bool:
@@ -310,15 +298,14 @@ def session(pid: int) -> int:
 
 
 def everyone() -> list[tuple[int, int]]:
-    """(pid, session) of every process."""
-    return [(pid, session(pid)) for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))]
+    """Return (pid, session) of every process."""
+    return [(pid, session(pid)) for pid in all_pids()]
 
 
 def has_cuda_context(pid: int) -> bool:
-    """Whether a process computes on a GPU, as its threads show.
-
-    Its open devices would not: NVML, which programs that only watch a GPU use, opens the same ones,
-    /dev/nvidia-uvm too (seen with driver 580).
+    """Return whether a process computes on a GPU, as its threads show. Its open devices do not show
+    it: NVML, for programs that only watch a GPU, opens the same ones, also /dev/nvidia-uvm (seen
+    with driver 580).
     """
     for thread in threads_of(pid):
         try:

@@ -1,4 +1,4 @@
-"""What an agent asks of its MPS keeper (`mps_keeper.py`), and what it learns from it.
+"""The messages between an agent and its MPS keeper (`mps_keeper.py`).
 
 A key names a group of GPUs: their UUIDs, separated by commas, or "" for a foreign daemon.
 """
@@ -20,7 +20,7 @@ class Group(Message):
 
 
 class Prepare(Message):
-    """Have all daemons fit for a round; the watch over the workers of an earlier one ends. Answered
+    """Prepare all daemons for a round, and end the watch over the workers of the last one. Answered
     by Ready, Failed or Occupied, with its number, and perhaps Waiting before."""
 
     number: int
@@ -41,7 +41,7 @@ REQUESTS: Kinds[Request] = by_op(get_args(Request))
 
 
 class Swept(Message):
-    """What keepers that were killed have left behind is removed."""
+    """The directories that killed keepers have left behind were removed."""
 
     names: list[str]
 
@@ -85,7 +85,7 @@ class Outside(Message):
 
 
 class Unmapped(Message):
-    """Nobody can know, since the pids that a daemon reports are not those of processes here."""
+    """It cannot be found out: the pids that a daemon reports are not those of processes here."""
 
 
 Event: TypeAlias = Swept | Ready | Failed | Waiting | Occupied | Clients | Outside | Unmapped

@@ -1,10 +1,9 @@
-"""Where the fork server posts the death notice of its agent, for the agents that ask whether it is
-dead.
+"""The death notice of an agent, which its fork server posts for other agents.
 
-Only the host of an agent can know that, and a refused connection proves nothing: a firewall or a
-router refuses connections to living agents, too. So the agent leaves a notice and a secret with its
-fork server (`system/network/death_notices.py`). Once the agent is dead and its workers are killed,
-the fork server listens where the agent did, and answers each question with the notice and a
+Only the host of an agent can know whether it is dead. A refused connection proves nothing, since a
+firewall or a router may refuse connections to living agents. So the agent gives its fork server a
+notice and a secret (`system/network/death_notices.py`). Once the agent is dead and its workers are
+killed, the fork server listens at the agent's port, and answers each question with the notice and a
 signature of the question.
 """
 
@@ -21,13 +20,13 @@ import time
 from .descriptors import Readable
 
 POSTED = 5.0  # seconds from the death on
-TAKE_OVER = 1.0  # seconds; a dead process lets go of its port a moment later
+TAKE_OVER = 1.0  # seconds; the port of a dead process is free a moment later
 MOST = 64  # connections at once
 QUESTION = b"\xff?"  # the beginning of a question, before 8 further bytes; not of a ZeroMQ greeting
 
 
 class NoticeBoard:
-    """`notice` is b"" while there is nothing to post, as for an agent that ends in order."""
+    """The notice, which is b"" while there is none to post, as for an agent that ends in order."""
 
     def __init__(self) -> None:
         self.port, self.notice, self.secret, self.release = 0, b"", b"", b""
@@ -46,7 +45,8 @@ class NoticeBoard:
         return b"%b %b\n" % (self.notice, signature.encode())
 
     def post(self) -> None:
-        """The agent is dead. From here on nobody waits for what this process writes."""
+        """Post the notice, since the agent is dead. Nothing reads the output of this process any
+        longer."""
         if not self.notice:
             return
         null = os.open(os.devnull, os.O_RDWR)
@@ -75,7 +75,7 @@ class NoticeBoard:
         return self._socket is not None and time.monotonic() < self._until
 
     def serve(self, seconds: float, *others: Readable) -> None:
-        """Answer who asks, until one of the `others` is readable, or for so long at most."""
+        """Answer questions until one of the `others` is readable, or for so many seconds."""
         listener = self._socket
         ends = [*self._asking] if listener is None else [listener, *self._asking]
         for end in select.select([*ends, *others], [], [], seconds)[0]:
@@ -94,14 +94,14 @@ class NoticeBoard:
 
     def _answer(self, end: socket.socket) -> None:
         try:
-            said = end.recv(256)
-            if len(said) == len(QUESTION) + 8 and said.startswith(QUESTION):
-                end.send(self.signed_answer(said))
+            question = end.recv(256)
+            if len(question) == len(QUESTION) + 8 and question.startswith(QUESTION):
+                end.send(self.signed_answer(question))
                 return
         except OSError:
-            said = b""
-        if hmac.compare_digest(said, self.release):
-            self.take_down()  # the port is free before this end is closed: the agent waits for that
+            question = b""
+        if hmac.compare_digest(question, self.release):
+            self.take_down()  # the restarted agent waits until this end is closed: the port is free
             return
         self._asking.remove(end)
         end.close()

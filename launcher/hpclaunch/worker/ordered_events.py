@@ -1,7 +1,7 @@
-"""Events that must not arrive before the output that came before them.
+"""Events that must not arrive before the output that was written before them.
 
-What a worker writes to a terminal or a pipe is copied to its file by another process
-(`terminals.py`). The agent reads the file when it learns that a worker has ended.
+Another process (`terminals.py`) copies what a worker writes to a terminal or a pipe to the worker's
+file. The agent reads the file when a worker has ended.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ FLUSH_LIMIT = 5.0  # seconds that an event waits for output to be in files
 
 
 class OrderedEvents:
+    """A queue of events, each of which waits for a flush."""
+
     def __init__(self, terminals: Terminals, report: Callable[[Event], None]) -> None:
         self._terminals = terminals
         self._report = report
         self._kept: collections.deque[tuple[float, Event]] = collections.deque()  # (limit, event)
 
     def add(self, event: Event, rank: int | None = None) -> None:
-        """Send an event once all that a rank (None: every rank) has written is in files."""
+        """Send an event once all output of a rank, or without one of every rank, is in files."""
         if self._terminals.flush(rank):
             self._kept.append((time.monotonic() + FLUSH_LIMIT, event))
         else:

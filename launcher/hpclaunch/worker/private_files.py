@@ -1,11 +1,11 @@
 """Directories and files for this user alone, also where others may write.
 
-In a directory that a group shares, others can put a link, a file or a directory where one of
-ours is going to be. So no link is followed but the user's own to a directory, and what is already
-there has to belong to this user (`site/_hpclaunch_ownership.py`).
+In a directory that a group shares, others can put a link, a file or a directory in the place of one
+of ours. So no link is followed except the user's own to a directory, and files and directories that
+exist have to belong to this user (`site/_hpclaunch_ownership.py`).
 
-Everything here raises OSError with a reason for the user. `site/_hpclaunch_template.py` and
-`site/_hpclaunch_errors.py` open files in their own way, since they can import nothing from here.
+Everything here raises OSError with a reason for the user. `site/_hpclaunch_errors.py` opens a
+file in its own way, since a worker can import nothing from here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_directory(path: Path) -> None:
 
 
 def check_directory(path: Path) -> None:
-    """Raise OSError unless it is one of this user's, or a link of this user's to one."""
+    """Raise OSError unless this is a directory of this user, or a link of this user to one."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         if not is_ours(found, os.path.dirname(path)):
@@ -81,7 +81,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def read_file(path: Path, most: int = MOST) -> bytes:
-    """Return the content of a file that `open_file` accepts. OSError if it exceeds `most` bytes."""
+    """Return the content of a file that `open_file` accepts. Raises OSError if it exceeds `most`
+    bytes."""
     with open(path, "rb", opener=open_file) as f:
         size = os.fstat(f.fileno()).st_size
         if size > most:

@@ -1,6 +1,6 @@
-"""Processes as the fork server and the MPS keeper start and see them: prctl, /proc, fork and exec.
+"""Processes: how the fork server and the MPS keeper start them, and what /proc shows of them.
 
-/proc is read as bytes: the names of processes in it may be no text, and are cut after 15 bytes.
+/proc is read as bytes: the name of a process may be no valid text, and is cut after 15 bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .private_files import open_file
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SPARED = (  # signals that every process of a step may get; only the agent acts on them
+SPARED = (  # signals that Slurm or a terminal sends to every process; only the agent acts on them
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
     signal.SIGQUIT,
-    signal.SIGTSTP,  # else nobody could end the workers of a stopped agent
+    signal.SIGTSTP,  # or nobody could end the workers of a stopped agent
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
@@ -63,11 +63,8 @@ def children(of: int | None = None) -> list[int]:
 
 
 def foreground(worker: int) -> list[int]:
-    """Return the processes to signal for a worker.
-
-    These are itself and, while it only waits for its children, as a shell does that runs a program,
-    also those children that are in its process group.
-    """
+    """Return the processes to signal for a worker: itself and, while it only waits for its
+    children, as a shell does that runs a program, also its children in its process group."""
     found = [worker]
     for each in found:
         if _read(f"{each}/wchan") == b"do_wait":
@@ -94,8 +91,8 @@ def command_line(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in _read(f"{pid}/cmdline").split(b"\0")[:-1]]
 
 
-def program(pid: int) -> str:
-    """Return the name of a process, as ps and top show it."""
+def program(pid: int | str) -> str:
+    """Return the name of a process, as ps and top show it; "" if it has ended."""
     return _read(f"{pid}/comm").decode(errors="replace").removesuffix("\n")
 
 
@@ -119,8 +116,10 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
 
 NS = 1e9
 SMALL = 1 << 16  # bytes
-# Fields of /proc/PID/stat after the name. STARTED is in clock ticks since the boot.
+TICKS = os.sysconf("SC_CLK_TCK")  # in a second
+# Fields of /proc/PID/stat after the name. CPU_TIMES and STARTED, since the boot, are in ticks.
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
+CPU_TIMES = slice(11, 13)
 
 
 def all_pids() -> Iterable[int]:
@@ -128,7 +127,7 @@ def all_pids() -> Iterable[int]:
 
 
 def threads_of(pid: int) -> list[str]:
-    """The ids of its threads, as text; [] if it has ended."""
+    """Return the ids of a process's threads, as text; [] if it has ended."""
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -136,10 +135,8 @@ def threads_of(pid: int) -> list[str]:
 
 
 def read_small(file: str) -> bytes:
-    """Return the content of a file of /proc that has a few lines at most. Raises OSError.
-
-    It is read with the fewest system calls: workers that stand still are looked at again and again.
-    """
+    """Return the content of a file of /proc that has a few lines at most, with the fewest system
+    calls: workers that make no progress are read again and again. Raises OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, SMALL)
@@ -148,7 +145,7 @@ def read_small(file: str) -> bytes:
 
 
 def stat(process: int | str) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name, or of /proc/PID/task/TID/stat; [] without it."""
+    """Return the fields of /proc/PID/stat after the name, of PID or PID/task/TID; [] without it."""
     try:
         return read_small(f"/proc/{process}/stat").rpartition(b")")[2].split()
     except OSError:
@@ -162,7 +159,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def status_of(process: int | str) -> dict[bytes, bytes]:
-    """/proc/PID/status by name, or /proc/PID/task/TID/status; {} without it."""
+    """Return the lines of /proc/PID/status by name, for PID or PID/task/TID; {} without it."""
     try:
         lines = read_small(f"/proc/{process}/status").splitlines()
         parts = (line.partition(b":\t") for line in lines)
@@ -184,14 +181,14 @@ def tracer_of(pid: int) -> int:
 
 
 def ran(process: int | str) -> float:
-    """Seconds for which PID, by its main thread, or PID/task/TID has run; 0.0 if it has ended, or
-    this kernel does not count them."""
+    """Return the seconds for which PID, by its main thread, or PID/task/TID has run; 0.0 if it has
+    ended, or this kernel does not count them."""
     return _scheduled(process, 0) or 0.0
 
 
 def queued(process: int | str) -> float | None:
-    """Seconds for which PID, by its main thread, or PID/task/TID could have run but had no CPU;
-    None if it has ended, or this kernel does not count them."""
+    """Return the seconds for which PID, by its main thread, or PID/task/TID could have run but had
+    no CPU; None if it has ended, or this kernel does not count them."""
     return _scheduled(process, 1)
 
 
@@ -203,19 +200,20 @@ def _scheduled(process: int | str, field: int) -> float | None:
 
 
 def io_of(pid: int) -> dict[bytes, int]:
-    """The counters of /proc/PID/io, by name. OSError if they may not be seen."""
+    """Return the counters of /proc/PID/io, by name. Raises OSError if they may not be read."""
     lines = read_small(f"/proc/{pid}/io").splitlines()
     return {name: int(number) for name, number in (line.split(b": ") for line in lines)}
 
 
 def catches(pid: int, signum: int, *, ignored: bool = True) -> bool:
-    """Whether a process has a handler for a signal, or with `ignored` ignores it."""
+    """Return whether a process has a handler for a signal, or with `ignored` ignores it."""
     status, wanted = status_of(pid), (b"SigCgt", b"SigIgn") if ignored else (b"SigCgt",)
     return any(int(status.get(name, b"0"), 16) >> (signum - 1) & 1 for name in wanted)
 
 
 def take_pending(signums: Iterable[int]) -> dict[int, int]:
-    """Take the blocked signals that are pending: {signal: its sender's pid, 0 for the kernel}."""
+    """Take the blocked signals that are pending. Return {signal: pid of its sender, 0 for the
+    kernel}."""
     found = {}
     while (info := signal.sigtimedwait(signums, 0)) is not None:
         found[info.si_signo] = info.si_pid
@@ -253,20 +251,20 @@ def exists(group: int) -> bool:
 
 
 def oldest_first(pids: Iterable[int]) -> list[int]:
-    """Sort processes by the time at which they were started, so that each is before its children;
-    those that have ended come first."""
+    """Sort processes by the time at which they were started, so that each is before its children.
+    Those that have ended are first."""
 
     def started(pid: int) -> tuple[int, int]:
         fields = stat(pid)
-        # The time has steps of 10 ms. Within one, a child's pid is higher, unless pids begin anew.
+        # The time is in steps of 10 ms. Within one, a child's pid is higher, unless pids wrap.
         return (int(fields[STARTED]) if fields else 0, pid)
 
     return sorted(pids, key=started)
 
 
 def signal_all(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to those processes that still exist and still belong to this user, to each
-    before its children: a shell whose program has ended would start the next one."""
+    """Send a signal to those processes that still exist and belong to this user, to each before its
+    children: a shell whose program has ended would start the next one."""
     for pid in oldest_first(pids):
         try:
             os.kill(pid, signum)
@@ -275,14 +273,14 @@ def signal_all(pids: Iterable[int], signum: int) -> None:
 
 
 def exit_code(status: int) -> tuple[int, int]:
-    """(exit code as a shell gives it, signal or 0) of a wait status."""
+    """Return (exit code as a shell gives it, signal or 0) of a wait status."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
 def append_to(path: str | int) -> int:
-    """Open a stream of a worker: a file, a terminal (but not as its controlling one), or a pipe,
-    which is given as a descriptor."""
+    """Open a stream of a worker for appending: a file, a terminal (but not as its controlling one),
+    or a pipe, which is given as a descriptor."""
     if isinstance(path, int):
         return os.dup(path)
     if path.startswith("/dev/pts/"):
@@ -323,7 +321,7 @@ class Wakeup:
 
 
 class Spawner:
-    """Forks and execs, with the signal handlers and mask that the agent was started with."""
+    """Starts programs with the signal handlers and mask that the agent was started with."""
 
     def __init__(self, handlers: Handlers, blocked: Iterable[int]) -> None:
         self.handlers = handlers
@@ -338,12 +336,12 @@ class Spawner:
         *,
         stdin: str = "",
         cpus: Iterable[int] = (),
-        deaf: Iterable[int] = (),
+        blocked: Iterable[int] = (),
     ) -> int:
         """Start a program and return its pid. `out` and `err` are descriptors or paths, to append
         to; `stdin` is a path, or "" for that of this process.
 
-        A program that cannot be started ends with a shell's exit code, 126 or 127. `deaf` are
+        A program that cannot be started ends with a shell's exit code, 126 or 127. `blocked` are
         signals to block beside those that the user has blocked.
         """
         parent = os.getpid()
@@ -359,12 +357,12 @@ class Spawner:
                 os.dup2(os.open(stdin, os.O_RDONLY), 0)
             os.dup2(append_to(out), 1)
             os.dup2(append_to(err), 2)
-            signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+            signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             for s, handler in self.handlers.items():
                 signal.signal(s, handler)
             for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(s, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.blocked, *deaf})
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.blocked, *blocked})
             if cpus:
                 try:
                     os.sched_setaffinity(0, cpus)

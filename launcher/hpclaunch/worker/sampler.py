@@ -1,8 +1,8 @@
 """Samples of how the workers keep pace: how fast they step, when they began their collectives, what
-they used, and how far the other nodes are.
+they used, and how long packets take to other nodes.
 
-Most of it is the difference to the sample before. Whether a worker waits for storage is not counted
-by every kernel, nor how fast its CPU runs; so each sample looks at them some times.
+Most of it is the difference to the sample before. Not every kernel counts how long a process waits
+for storage, or how fast its CPU runs, so each sample looks at these several times.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from .connections import connections_of
+from .fork_server_messages import Pace, RankSample
 from .processes import LAST_CPU, NS, STATE, queued, stat, threads_of
-from .progress_watch import ProgressWatch, cpu_of, tree
+from .progress_watch import ProgressWatch
+from .worker_processes import cpu_of, tree
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
-# Bytes since the last sample: on other connections, delays are old, or nobody waits for them.
+# Bytes since the last sample. On a connection with fewer, the delay is old, or nobody waits for it.
 TRAFFIC = 1 << 16
-# In kHz. Virtual machines do not tell.
+# In kHz. Virtual machines have no such file.
 CLOCK = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
-# Where a cgroup tells for how long it was throttled: v2, and v1, by its line in /proc/PID/cgroup.
+# The file with the time for which a cgroup was throttled, of v2 and v1, by the controllers in the
+# cgroup's line of /proc/PID/cgroup.
 CPU_STATS = {
     "": "/sys/fs/cgroup{}/cpu.stat",
     "cpu": "/sys/fs/cgroup/cpu{}/cpu.stat",
@@ -30,17 +33,8 @@ CPU_STATS = {
 }
 
 
-class Pace(TypedDict):
-    """The share of the time since an earlier sample in which a worker did each of these."""
-
-    pace: float  # how long a step took, in seconds; 0 if that is not known
-    cpu: float
-    queued: float
-    throttled: float
-
-
 class Sampler:
-    """Samples of the workers of one round after the other. Times are on the monotonic clock."""
+    """Samples of workers, by differences to the last one. Times are on the monotonic clock."""
 
     def __init__(self, progress: ProgressWatch) -> None:
         self.progress = progress
@@ -48,7 +42,7 @@ class Sampler:
         self._bytes: dict[int, int] = {}  # inode of a connection -> bytes, at the last sample
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._before, self._bytes = {}, {}
 
     def take(self, living: Callable[[], Mapping[int, int]]) -> Iterator[float | dict[str, Any]]:
@@ -66,25 +60,25 @@ class Sampler:
                 blocked[rank] += any(map(is_blocked, processes))
                 clocks[rank] = max(clocks[rank], clock(processes[0]))
         self.progress.disregard()
-        pids, ranks = living(), []
+        pids = living()
+        ranks: list[RankSample] = []
         for rank, pid in pids.items():
             if rank not in trees:
                 continue
-            found: dict[str, Any] = {"rank": rank, **self.progress.arrivals_of(rank)}
             pace = self._pace(rank, pid, trees[rank])
-            if pace is not None:
-                found |= {**pace, "blocked": blocked[rank] / LOOKS, "clock": clocks[rank]}
-            ranks.append(found)
+            if pace:
+                pace["blocked"], pace["clock"] = blocked[rank] / LOOKS, clocks[rank]
+            ranks.append({"rank": rank, **self.progress.arrivals_of(rank), **pace})
         yield {"ranks": ranks, "ways": self._ways(pids.values())}
 
-    def _pace(self, rank: int, pid: int, processes: Iterable[int]) -> Pace | None:
-        """Return what a worker has done since the last sample; None if it was not there then."""
+    def _pace(self, rank: int, pid: int, processes: Iterable[int]) -> Pace:
+        """Return what a worker has done since the last sample; {} if it was not there then."""
         before = self._before.get(rank)
         now = self._before[rank] = Used(pid, processes, *self.progress.steps_of(rank))
-        return now.since(before) if before is not None and before.pid == pid else None
+        return now.since(before) if before is not None and before.pid == pid else {}
 
     def _ways(self, pids: Iterable[int]) -> dict[str, float]:
-        """{address of another node: seconds there and back}, over connections with some traffic."""
+        """Return {address of another node: seconds there and back} of connections with traffic."""
         before, known = self._bytes, connections_of(pids)
         self._bytes = {inode: each.bytes for inode, each in known.items()}
         found: dict[str, float] = {}
@@ -95,14 +89,14 @@ class Sampler:
 
 
 class Used:
-    """What a worker and the processes below it have done and used so far."""
+    """The work of a worker and the processes below it, and the resources used so far."""
 
     def __init__(self, pid: int, processes: Iterable[int], steps: int, stepped_at: float) -> None:
         self.pid = pid
         self.at = time.monotonic()
         self.steps, self.stepped_at = steps, stepped_at
         self.cpu = cpu_of(pid)
-        # By thread, and by cgroup: seconds in which one could have run, and did not.
+        # By thread, and by cgroup: seconds in which it could have run, and did not.
         self.queued: dict[str, float] = {}
         for process in processes:
             self.queued |= queued_in(process)
@@ -120,18 +114,19 @@ class Used:
 
 
 def longest(before: Mapping[str, float], now: Mapping[str, float]) -> float:
-    """Of the times that have passed for each."""
+    """Return the longest of the times that have passed for each."""
     return max((now[key] - before[key] for key in now.keys() & before.keys()), default=0.0)
 
 
 def queued_in(pid: int) -> dict[str, float]:
-    """{thread: seconds for which it has waited for a CPU}"""
+    """Return {thread: seconds for which it has waited for a CPU}."""
     waits = {thread: queued(f"{pid}/task/{thread}") for thread in threads_of(pid)}
     return {thread: seconds for thread, seconds in waits.items() if seconds is not None}
 
 
 def throttled(pid: int) -> dict[str, float]:
-    """{cgroup: seconds for which its CPU quota has stopped it}, of the process's and those above"""
+    """Return {cgroup: seconds for which its CPU quota has stopped it}, for the cgroup of a process
+    and those above."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as f:
             return throttled_in([line.rstrip("\n").split(":", 2) for line in f])
@@ -140,7 +135,7 @@ def throttled(pid: int) -> dict[str, float]:
 
 
 def throttled_in(cgroups: Iterable[Sequence[str]]) -> dict[str, float]:
-    """`cgroups` are the three fields of each line in /proc/PID/cgroup."""
+    """Return the same; `cgroups` are the three fields of each line in /proc/PID/cgroup."""
     found = {}
     for _, controllers, path in cgroups:
         while controllers in CPU_STATS and path:
@@ -163,13 +158,13 @@ def fields_of(path: str) -> dict[bytes, bytes]:
 
 
 def is_blocked(pid: int) -> bool:
-    """Whether it waits for a disk or a driver."""
+    """Return whether a process waits for a disk or a driver."""
     fields = stat(pid)
     return bool(fields) and fields[STATE] == UNINTERRUPTIBLE
 
 
 def clock(pid: int) -> float:
-    """GHz of the CPU that it runs on, or has run on last; 0.0 if that is not known."""
+    """Return the GHz of the CPU on which a process runs, or has run last; 0.0 if not known."""
     fields = stat(pid)
     try:
         with open(CLOCK.format(int(fields[LAST_CPU])), "rb") as f:

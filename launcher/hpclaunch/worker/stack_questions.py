@@ -1,10 +1,11 @@
 """How the processes of a worker are asked for the stacks of their threads without harm.
 
-A thread of the worker, the hearer, answers requests with Python's lock
-(`site/_hpclaunch_progress.py`). All other processes tell their stacks on SIGNAL, whose handler
-reads them without the lock. If another thread runs Python meanwhile, what the handler reads is gone
-the next moment, and the process dies of that. So only those get SIGNAL whose other threads have
-done nothing for a while, and those whose hearer waits for the lock while native code has it.
+A thread of the worker, the responder, answers requests while it holds Python's lock
+(`site/_hpclaunch_responder.py`). All other processes write their stacks on SIGNAL, whose handler
+reads them without the lock. If another thread runs Python meanwhile, the handler may read memory
+that has been freed, and the process dies. So SIGNAL is only sent to processes whose other threads
+have done nothing for a while, and to those whose responder waits for the lock while native code
+holds it.
 """
 
 from __future__ import annotations
@@ -13,24 +14,27 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from .processes import catches, ran, stat, status_of, threads_of
-from .site import _hpclaunch_progress as page
+from .site import _hpclaunch_layout as layout
 
 PATIENCE = 0.3  # seconds until a request is answered, unless something holds Python's lock
-LONGEST = 2.0  # seconds for a hearer that may be kept from running by others
+LONGEST = 2.0  # seconds for a responder that others may keep from running
+TRYING = 0.5  # seconds to find a moment in which a process without a responder can be asked
 APART = 0.02  # seconds between two looks at the threads of a process
-# A hearer that waits for the lock asks for it every 5 ms, and does nothing else.
+# A responder that waits for the lock asks for it every 5 ms, and does nothing else.
 ASKED_FOR = 10  # times
 IDLES = 0.1  # of the time: it runs less than that
 YIELDS = 0.02  # seconds of running Python in which a thread has given up the lock for certain
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
-_HEARD = re.compile(rb"%b([^%b]*)%b" % (page.BEGUN, page.BEGUN + page.WRITTEN, page.WRITTEN))
+_BY_RESPONDER = re.compile(
+    rb"%b([^%b]*)%b" % (layout.BEGUN, layout.BEGUN + layout.WRITTEN, layout.WRITTEN)
+)
 _CUT_OFF = re.compile(
-    rb"^[^%b]*%b|%b[^%b]*$" % (page.BEGUN, page.WRITTEN, page.BEGUN, page.WRITTEN)
+    rb"^[^%b]*%b|%b[^%b]*$" % (layout.BEGUN, layout.WRITTEN, layout.BEGUN, layout.WRITTEN)
 )
 _libc = ctypes.CDLL(None)
 
@@ -41,37 +45,39 @@ class Thread(NamedTuple):
 
 
 class Questioned:
-    """A process that is to tell its stacks. `hearer` is 0 if it has none."""
+    """A process that is to write its stacks. `responder` is the id of that thread, 0 without it."""
 
-    def __init__(self, pid: int, hearer: int) -> None:
+    def __init__(self, pid: int, responder: int) -> None:
         self.pid = pid
-        self.hearer = hearer if hearer and stat(f"{pid}/task/{hearer}") else 0
+        self.responder = responder if responder and stat(f"{pid}/task/{responder}") else 0
+        self.has_responded = False
         self._seen_at = 0.0
         self._seen: dict[int, Thread] = {}
         self._ran: dict[int, float] = {}
 
     def signal(self, stacks: str) -> bool:
-        """Send SIGNAL, if that does no harm now and makes it write its stacks to this file; whether
-        it was sent. Call it again and again, for a hearer once PATIENCE is over."""
+        """Send SIGNAL, if that does no harm now and makes the process write its stacks to this
+        file. Return whether it was sent. Call it again and again, once PATIENCE is over if there is
+        a responder."""
         now = time.monotonic()
         if not self._seen:
             self._look(now)
             return False
         if now < self._seen_at + APART:
             return False
-        if not (self._lacks_lock(now) if self.hearer else self._is_idle(now)):
+        if not (self._lacks_lock(now) if self.responder else self._is_idle(now)):
             return False
-        # It may have come to its end since it was listed, where the signal would kill it.
+        # It may be about to end by now, when the signal would kill it.
         return prints(self.pid, stacks) and self._send()
 
     def _look(self, now: float) -> None:
-        self._seen, self._seen_at = seen_of(self.pid), now
-        if self.hearer:
+        self._seen, self._seen_at = threads_seen(self.pid), now
+        if self.responder:
             self._ran = {thread: ran(f"{self.pid}/task/{thread}") for thread in self._seen}
 
     def _is_idle(self, now: float) -> bool:
-        """Whether no thread has run since the last look but the main one, which the handler
-        interrupts. In state D it would take SIGNAL when nobody waits for it any more."""
+        """Return whether no thread has run since the last look except the main one, which the
+        handler interrupts. In state D it would take SIGNAL when nobody waits for it any longer."""
         before = self._seen
         self._look(now)
         others = dict(self._seen)
@@ -81,15 +87,15 @@ class Questioned:
         return all(t.state in b"SD" and t == before.get(each) for each, t in others.items())
 
     def _lacks_lock(self, now: float) -> bool:
-        """Whether the hearer has asked for the lock all the time since the first look, and no
-        thread has kept it only because others have kept that one from running."""
-        threads = seen_of(self.pid)
-        mine, before = threads.pop(self.hearer, None), self._seen.get(self.hearer)
+        """Return whether the responder has asked for the lock ever since the first look, and no
+        thread keeps the lock only because it gets no CPU."""
+        threads = threads_seen(self.pid)
+        mine, before = threads.pop(self.responder, None), self._seen.get(self.responder)
         if mine is None:
-            self.hearer = 0
+            self.responder = 0
         if mine is None or before is None or mine.state != b"S":
             return False
-        lasted, did = now - self._seen_at, self._has_run(self.hearer)
+        lasted, did = now - self._seen_at, self._has_run(self.responder)
         if mine.switches < before.switches + ASKED_FOR or did > IDLES * lasted:
             return False
         return all(
@@ -98,7 +104,7 @@ class Questioned:
         )
 
     def _has_run(self, thread: int) -> float:
-        """Seconds since the first look."""
+        """Return for how many seconds a thread has run since the first look."""
         if thread not in self._ran:
             return 0.0
         return ran(f"{self.pid}/task/{thread}") - self._ran[thread]
@@ -106,18 +112,61 @@ class Questioned:
     def _send(self) -> bool:
         try:
             if TGKILL:  # else the kernel may choose another thread
-                return not _libc.syscall(TGKILL, self.pid, self.hearer or self.pid, page.SIGNAL)
-            os.kill(self.pid, page.SIGNAL)
+                return not _libc.syscall(
+                    TGKILL, self.pid, self.responder or self.pid, layout.SIGNAL
+                )
+            os.kill(self.pid, layout.SIGNAL)
         except OSError:
             return False  # it has ended, or is another user's
         return True
 
 
-def is_answering(pid: int) -> bool:
-    """Whether SIGNAL waits for a thread, or one is in the handler for it. That runs with the signal
-    blocked. A thread that never gets any signal has others blocked as well.
+def ask(
+    process: Questioned, fd: int, request: Callable[[], None], trying: float = TRYING
+) -> Generator[None, None, str]:
+    """Ask a process for its stacks, which it appends to the file `fd`; `request` is for its
+    responder. Return them; "" if it ends, or cannot be asked without harm.
+
+    Yield whenever there is nothing to do but wait for a moment. The caller limits the time: a
+    process that has got SIGNAL may never answer.
     """
-    ours = 1 << (page.SIGNAL - 1)
+    pid = process.pid
+    while is_answering(pid):  # an earlier question
+        yield
+    begin = os.fstat(fd).st_size
+    if begin > layout.MOST:
+        os.ftruncate(fd, begin := 0)
+    late = time.monotonic()
+    limit = late + trying
+    if process.responder:
+        request()
+        late, limit = late + PATIENCE, late + LONGEST
+    text, is_signalled = b"", False
+    while not (is_signalled and by_handlers(text)):
+        if process.responder and (found := by_responder(text)) is not None:
+            process.has_responded = True
+            return found
+        now = time.monotonic()
+        if not is_signalled and now >= late and layout.BEGUN not in text:
+            is_signalled = process.signal(f"/proc/self/fd/{fd}")
+            if not is_signalled and now >= limit:
+                return ""
+        yield
+        while is_signalled and is_answering(pid):
+            yield
+        if not os.path.exists(f"/proc/{pid}"):
+            return ""
+        if os.fstat(fd).st_size < begin:
+            begin = 0  # somebody else has emptied the file, to ask for itself
+        text = os.pread(fd, layout.MOST, begin)
+    return by_handlers(text)
+
+
+def is_answering(pid: int) -> bool:
+    """Return whether SIGNAL is pending for a thread, or one is in its handler. There, SIGNAL is
+    blocked. A thread that never takes a signal has the next one blocked as well.
+    """
+    ours = 1 << (layout.SIGNAL - 1)
     names = (b"SigPnd", b"ShdPnd", b"SigBlk")
     for _, status in _statuses(pid):
         own, shared, blocked = (int(status.get(name, b"0"), 16) for name in names)
@@ -126,8 +175,8 @@ def is_answering(pid: int) -> bool:
     return False
 
 
-def seen_of(pid: int) -> dict[int, Thread]:
-    """{tid: Thread}"""
+def threads_seen(pid: int) -> dict[int, Thread]:
+    """Return the threads of a process by their ids."""
     found: dict[int, Thread] = {}
     for thread, status in _statuses(pid):
         switches = int(status.get(b"voluntary_ctxt_switches", b"0"))
@@ -137,18 +186,18 @@ def seen_of(pid: int) -> dict[int, Thread]:
 
 
 def _statuses(pid: int) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """Yields (tid, its /proc/PID/task/TID/status) for each thread; none if it has ended."""
+    """Yield (tid, its /proc/PID/task/TID/status) for each thread; none if it has ended."""
     for thread in threads_of(pid):
         if status := status_of(f"{pid}/task/{thread}"):
             yield int(thread), status
 
 
 def prints(pid: int, stacks: str) -> bool:
-    """Return whether a process has a handler of SIGNAL, and this file under a descriptor for
-    stacks: for any other program the signal could be the end. A handler of the script's own cannot
-    be distinguished, so it gets the signal.
+    """Return whether a process has a handler of SIGNAL, and this file as its descriptor for stacks:
+    the signal could end any other program. A handler of the script's own cannot be distinguished,
+    so it gets the signal.
     """
-    return catches(pid, page.SIGNAL) and any(_is_same(pid, fd, stacks) for fd in page.HIGH)
+    return catches(pid, layout.SIGNAL) and any(_is_same(pid, fd, stacks) for fd in layout.HIGH)
 
 
 def _is_same(pid: int, fd: int, file: str) -> bool:
@@ -158,12 +207,13 @@ def _is_same(pid: int, fd: int, file: str) -> bool:
         return False  # it has no such descriptor, or has ended
 
 
-def heard(text: bytes) -> str | None:
-    """What the hearer has written last, of a file for stacks or a part of it; None without it."""
-    answers = _HEARD.findall(text)
+def by_responder(text: bytes) -> str | None:
+    """Return what the responder has written last, from a file for stacks or a part of it; None
+    without it."""
+    answers = _BY_RESPONDER.findall(text)
     return answers[-1].decode(errors="replace") if answers else None
 
 
-def unheard(text: bytes) -> str:
-    """What handlers of SIGNAL have written."""
-    return _CUT_OFF.sub(b"", _HEARD.sub(b"", text)).decode(errors="replace")
+def by_handlers(text: bytes) -> str:
+    """Return what handlers of SIGNAL have written."""
+    return _CUT_OFF.sub(b"", _BY_RESPONDER.sub(b"", text)).decode(errors="replace")

@@ -1,10 +1,10 @@
-"""Tells where the workers on this node are, without their agents: for `hpclaunch stacks`.
+"""Finds out where the workers on this node are, without their agents: for `hpclaunch stacks`.
 
     python -I -S -c ... PATH MARK JOB WHOLE
 
-prints them as JSON, in lines that srun does not break, each after MARK and the host's name. JOB is
-"job" for the workers of this process's own Slurm job, or "" for all of this user's. They are found
-in the memory that their fork servers share with them (`progress_watch.py`).
+prints it as JSON, in lines that srun does not break, each after MARK and the host's name. JOB is
+"job" for the workers of this process's own Slurm job, or "" for all of this user. They are found in
+the memory that their fork servers share with them (`shared_pages.py`).
 
 WHOLE is "all" to ask every process of every worker, a rank to do so for that rank only, or "" to
 ask one process of each.
@@ -16,25 +16,23 @@ import fcntl
 import json
 import os
 import socket
-import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from typing import TypedDict
 
+from .fork_server_messages import Described
 from .json_lines import in_pieces
 from .processes import PARENT, all_pids, stat, status_of
-from .progress_watch import MOST, Described, described, tree
-from .site import _hpclaunch_progress as page
-from .stack_questions import LONGEST, PATIENCE, Questioned, heard, is_answering, prints, unheard
+from .site import _hpclaunch_layout as layout
+from .stack_questions import Questioned, ask, prints
+from .worker_processes import described, tree
 
 LIMIT = 3.0  # seconds for all answers
-TRYING = 0.3  # seconds to find a moment in which a process without a hearer can be asked
 POLL = 0.005
 FORK_SERVER = b"hpclaunch.worker.fork_server"
 STOPPED = ("T", "t")
-FIELDS = f"{page.SLOT // 8}q"
 
 
 def main(mark: str, job: str, whole: str) -> None:
@@ -45,7 +43,7 @@ def main(mark: str, job: str, whole: str) -> None:
     while asking and time.monotonic() < limit:
         asking = [each for each in asking if next(each, True) is None]
         time.sleep(POLL)
-    text = json.dumps([worker.told() for worker in workers])
+    text = json.dumps([worker.report() for worker in workers])
     sys.stdout.writelines(in_pieces(f"{mark} {host} ", text))
 
 
@@ -57,7 +55,7 @@ class Process(Described):
 
 
 class Report(TypedDict):
-    """What is printed of a worker."""
+    """A worker as it is printed."""
 
     launch: str
     rank: int
@@ -67,36 +65,35 @@ class Report(TypedDict):
     processes: list[Process]
 
 
-class Found:
+class FoundWorker:
     """A worker, and what its processes answer."""
 
-    def __init__(self, launch: str, server: int, fields: Sequence[int]) -> None:
+    def __init__(self, launch: str, server: int, slot: layout.Slot) -> None:
         self.launch = launch
-        self.fields = fields
-        self.rank, self.pid = fields[page.RANK], fields[page.WORKER]
+        self.slot = slot
+        self.rank, self.pid = slot.number(layout.RANK), slot.number(layout.WORKER)
         self.server = server
-        self.file = f"/proc/{server}/fd/{fields[page.STACKS]}"
+        self.file = f"/proc/{server}/fd/{slot.number(layout.STACKS)}"
         self.processes: list[Process] = [
             {**described(pid), "tells": prints(pid, self.file), "stacks": None}
             for pid in tree(self.pid)
         ]
 
-    def told(self) -> Report:
-        phase = self.fields[page.PHASE] if self.fields[page.WRITER] else page.START
+    def report(self) -> Report:
+        phase = self.slot.phase if self.slot.number(layout.WRITER) else layout.START
         return {
             "launch": self.launch,
             "rank": self.rank,
             "pid": self.pid,
-            "step": self.fields[page.NUMBER] or self.fields[page.STEP],
-            "phase": page.PHASES[phase] if 0 <= phase < page.OTHER else "other",
+            "step": self.slot.number(layout.NUMBER) or self.slot.number(layout.STEP),
+            "phase": layout.PHASES[phase] if phase < layout.OTHER else "other",
             "processes": self.processes,
         }
 
     def ask(self, every: bool) -> Iterator[None]:
-        """Yields None while it waits for an answer.
-
-        One process after the other: they write to the same file. After one that has got SIGNAL and
-        does not answer, none is asked any more.
+        """Ask the processes one after the other, since they write to the same file. Yield None
+        while waiting for an answer. After one that has got SIGNAL and does not answer, no other is
+        asked.
         """
         able = [process for process in self.processes if process["tells"]]
         able = [
@@ -104,58 +101,29 @@ class Found:
         ]
         try:
             with (
-                page.Opened(self.server, self.fields[page.STACKS]) as fd,
+                layout.Opened(self.server, self.slot.number(layout.STACKS)) as fd,
                 open(fd, "r+b", buffering=0, closefd=False) as file,
             ):
                 while not locked(file):
                     yield
                 for process in able:
-                    yield from self._ask(process, file)
+                    process["stacks"] = ""
+                    is_own = process["pid"] == self.slot.number(layout.ANSWERER)
+                    responder = self.slot.number(layout.RESPONDER) if is_own else 0
+                    asked = Questioned(process["pid"], responder)
+                    process["stacks"] = yield from ask(asked, fd, self._request)
         except OSError:
             pass  # it has ended
 
-    def _ask(self, process: Process, file: FileIO) -> Iterator[None]:
-        pid = process["pid"]
-        process["stacks"] = ""
-        while is_answering(pid):  # the fork server, or an earlier question
-            yield
-        begin = os.fstat(file.fileno()).st_size
-        if begin > MOST:
-            file.truncate(begin := 0)
-        hearer = self.fields[page.HEARER] if pid == self.fields[page.ANSWERER] else 0
-        asked = Questioned(pid, hearer)
-        late = time.monotonic()
-        limit = late + TRYING
-        if asked.hearer:
-            self._request()
-            late, limit = late + PATIENCE, late + LONGEST
-        text, signalled = b"", False
-        while not (signalled and unheard(text)):
-            if asked.hearer and heard(text) is not None:
-                break
-            if not signalled and time.monotonic() >= late and page.BEGUN not in text:
-                signalled = asked.signal(self.file)
-                if not signalled and time.monotonic() >= limit:
-                    return
-            yield
-            while signalled and is_answering(pid):
-                yield
-            if not os.path.exists(f"/proc/{pid}"):
-                return
-            if os.fstat(file.fileno()).st_size < begin:
-                begin = 0  # the fork server has emptied it, to ask for itself
-            text = os.pread(file.fileno(), MOST, begin)
-        process["stacks"] = heard(text) or unheard(text)
-
     def _request(self) -> None:
-        with page.Opened(
-            self.server, self.fields[page.ASKED_AT], os.O_WRONLY | os.O_NONBLOCK
-        ) as fd:
-            os.write(fd, page.STACKS_ONLY)
+        pipe = self.slot.number(layout.ASKED_AT)
+        with layout.Opened(self.server, pipe, os.O_WRONLY | os.O_NONBLOCK) as fd:
+            os.write(fd, layout.STACKS_ONLY)
 
 
 def locked(file: FileIO) -> bool:
-    """For two that ask at once: with two signals, two threads would write at the same time."""
+    """Lock a file for stacks, and return whether that worked: if two asked at once, two threads
+    would write at the same time."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -163,8 +131,8 @@ def locked(file: FileIO) -> bool:
     return True
 
 
-def workers_of(job: str | None) -> Iterator[Found]:
-    """This user's; of one job, or of all for None."""
+def workers_of(job: str | None) -> Iterator[FoundWorker]:
+    """Yield the workers of this user, of one job or for None of all."""
     for server in all_pids():
         try:
             if not _is_own(server):
@@ -178,10 +146,11 @@ def workers_of(job: str | None) -> Iterator[Found]:
             slots = _slots(server)
         except OSError:
             continue  # it has just ended
-        for fields in slots:
-            found = stat(fields[page.WORKER]) if fields[page.WORKER] else []
+        for slot in slots:
+            worker = slot.number(layout.WORKER)
+            found = stat(worker) if worker else []
             if found and int(found[PARENT]) == server:
-                yield Found(_launch(server, environ), server, fields)
+                yield FoundWorker(_launch(server, environ), server, slot)
 
 
 def _is_own(pid: int) -> bool:
@@ -198,21 +167,22 @@ def _words(pid: int, file: str) -> list[bytes]:
         return f.read().split(b"\0")
 
 
-def _slots(server: int) -> list[tuple[int, ...]]:
-    """The fields of each slot, as whole numbers; none if no round runs, or for other slots than
-    those of this version.
-    """
+def _slots(server: int) -> list[layout.Slot]:
+    """Return the slots of a fork server; none if no round runs, or for slots of another version."""
     for fd in os.listdir(f"/proc/{server}/fd"):
         path = f"/proc/{server}/fd/{fd}"
-        if os.readlink(path).startswith(f"/memfd:{page.NAMES[0]} "):
+        if os.readlink(path).startswith(f"/memfd:{layout.NAMES[0]} "):
             with open(path, "rb") as f:
-                slots = f.read(MOST)
-            return list(struct.iter_unpack(FIELDS, slots)) if len(slots) % page.SLOT == 0 else []
+                data = memoryview(f.read(layout.MOST))
+            if len(data) % layout.SLOT:
+                return []
+            begins = range(0, len(data), layout.SLOT)
+            return [layout.Slot(data[at : at + layout.SLOT]) for at in begins]
     return []
 
 
 def _launch(server: int, environ: Mapping[bytes, bytes]) -> str:
-    """The same for all agents of a step."""
+    """Return the name of a launch, which is the same for all agents of a step."""
     if b"SLURM_JOB_ID" in environ and b"SLURM_STEP_ID" in environ:
         job, step = environ[b"SLURM_JOB_ID"], environ[b"SLURM_STEP_ID"]
         return f"job {job.decode(errors='replace')}.{step.decode(errors='replace')}"

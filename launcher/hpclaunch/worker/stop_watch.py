@@ -1,9 +1,9 @@
 """Recognizes processes beside this one that somebody has stopped (SIGSTOP).
 
-It is pure: the caller finds out which processes are stopped now, and acts on what is returned.
+This is pure: the caller finds out which processes are stopped now, and acts on what is returned.
 
-A suspended job is no reason to act: all of its processes are stopped, but neither stop nor continue
-at the same moment. So only time counts in which this process ran and saw the other one stopped.
+When a job is suspended, all of its processes are stopped, and continue later, but not at the same
+moment. So only time counts in which this process ran and found the other one stopped.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class StopWatch:
         self._since: dict[int, float] = {}  # pid -> when it was first seen stopped
 
     def look(self, stopped: Iterable[int], now: float) -> list[int]:
-        """Take the pids of the processes that are stopped now; return those to act on."""
+        """Return which of the processes that are stopped now have been so for too long."""
         if now >= self.due + LATE:  # this process was suspended, too
             self._since = {}
         self._since = {pid: self._since.get(pid, now) for pid in stopped}
         over = [pid for pid, since in self._since.items() if now >= since + self._limit]
-        # Another process's SIGCHLD must not put off the end of an earlier one's time.
+        # The SIGCHLD of another process must not postpone the end of an earlier one's time.
         ends = (since + self._limit for since in self._since.values())
         next_end = min((end for end in ends if end > now), default=math.inf)
         self.due = min(now + PERIOD, next_end) if self._since else math.inf

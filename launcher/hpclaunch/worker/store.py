@@ -10,29 +10,29 @@ from collections.abc import Iterable
 
 from .guarded_port import BACKLOG, GuardedPort
 
-HERE = ("127.0.0.0/8", "::1")  # from where processes of the same node connect, if not from its own
+HERE = ("127.0.0.0/8", "::1")  # addresses of connections within a node
 
 
 class Store:
     """A listening socket, and a process forked from the template that takes it over.
 
-    Both are new in every round: a store that is used twice hands out addresses of the last round.
-    Connections that are made before the process is there wait in the socket's backlog.
+    Both are new in every round: a store that is used twice has addresses of the last round.
+    Connections that are made before the process is started wait in the socket's backlog.
 
-    Whoever reaches a TCPStore can read and write everything in it. So only the nodes of the round
-    can connect, or with one node, only processes there.
+    A client of a TCPStore can read and write everything in it. So only the nodes of the round can
+    connect, or with one node, only processes there.
     """
 
     def __init__(self) -> None:
-        self.pid = 0  # of the process that holds this round's
+        self.pid = 0  # of the process that serves this round's
         self.port = 0  # of this round's
-        self.asked = False  # that process is being forked
+        self.asked = False  # the process is being forked
         self.errors = ""  # the file for that process's errors
-        self.wanted = False  # somebody is to take the socket over
+        self.wanted = False  # a process is to take the socket over
         self._socket: socket.socket | None = None
         self._listening = 0  # the port of that socket, which may be the next round's
         self._guard: GuardedPort | None = None  # of that port
-        self._guard_of_round: GuardedPort | None = None  # of the port that the store has
+        self._guard_of_round: GuardedPort | None = None  # of the store's port
         self._peers: tuple[str, ...] = HERE  # the networks that could connect last
         atexit.register(self.unguard_round)
         atexit.register(self.close)
@@ -41,7 +41,7 @@ class Store:
         return -1 if self._socket is None else self._socket.fileno()
 
     def listen(self, loopback: bool) -> int:
-        """The port at which the workers of all nodes will look for the store."""
+        """Open a socket for the next store. Return its port."""
         self.close()
         if loopback:
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
@@ -51,9 +51,9 @@ class Store:
         return self._listening
 
     def _of_all_nodes(self) -> socket.socket:
-        """At all addresses: which one all nodes can reach is known when the round begins."""
+        """Listen at all addresses, since it is not known yet which one all nodes can reach."""
         try:
-            # Those of the last round are likely the next one's too, and need not try again.
+            # The nodes of the last round are likely in the next one, and can connect at once.
             self._guard = GuardedPort(self._peers)
             return self._guard.socket
         except OSError:
@@ -64,9 +64,9 @@ class Store:
             )
 
     def begin(self, errors: str, peers: Iterable[str]) -> None:
-        """A round begins; `errors` is "" when another node has its store. `peers` are the networks
-        of its nodes. The last round's store ends only now, so that nobody has seen it break while
-        that round ended."""
+        """Begin a round; `errors` is "" when another node has its store. `peers` are the networks
+        of its nodes. The last round's store ends only now, so that no worker of that round saw it
+        break."""
         self.end()
         self.errors = errors
         self.wanted = bool(errors)
@@ -83,7 +83,7 @@ class Store:
                 self.unguard_round()
 
     def begin_fork(self) -> None:
-        """The template has the socket, and forks the process that serves the store."""
+        """Record that the template has the socket, and forks the process that serves the store."""
         self.close()
         self.asked = True
 
@@ -91,7 +91,7 @@ class Store:
         self.pid, self.asked = pid, False
 
     def lost(self) -> None:
-        """Nobody serves the store any more."""
+        """Record that nobody serves the store any longer."""
         self.pid, self.asked = 0, False
         self.unguard_round()
 
@@ -115,7 +115,7 @@ class Store:
         self.unguard_round()
 
     def unguard_round(self) -> None:
-        """Once nobody serves the store any more, whoever connects is to learn it at once."""
+        """Let all connections to the round's store be refused at once, since nobody serves it."""
         if self._guard_of_round is not None:
             self._guard_of_round.close()
         self._guard_of_round = None

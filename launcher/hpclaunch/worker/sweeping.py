@@ -1,4 +1,4 @@
-"""How everything that this process has started is killed, so that nothing stays."""
+"""How everything that this process has started is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 
 
 class Sweeping:
-    """Meanwhile the notice board answers whoever asks."""
+    """The killing of processes, while the notice board answers questions."""
 
     def __init__(self, board: NoticeBoard, wakeup: Wakeup, reap: Callable[[], None]) -> None:
         self._board = board
@@ -21,10 +21,10 @@ class Sweeping:
         self._reap = reap
 
     def sweep(self, spared: Callable[[], set[int]]) -> None:
-        """Send SIGKILL until no child is left but the `spared` ones.
+        """Send SIGKILL until only the `spared` children are left, for SWEEP_LIMIT at most.
 
-        Grandchildren become children on the way. A process inside a hung system call cannot be
-        killed; should it end after all, there is a SIGCHLD as ever.
+        Grandchildren become children on the way. A process in a hung system call cannot be killed;
+        if it ends after all, there is a SIGCHLD as for any other.
         """
         limit = time.monotonic() + SWEEP_LIMIT
         while time.monotonic() < limit and (living := set(children()) - spared()):
@@ -32,8 +32,8 @@ class Sweeping:
             self._wait()
 
     def leave(self, copier: Callable[[], int], let_copier_end: Callable[[], None]) -> None:
-        """Kill everything but the copier, the pid of which `copier` returns (0: none), and let that
-        end by itself, if it does in time."""
+        """Kill everything except the copier, and let that end by itself, if it does in time.
+        `copier` returns its pid, 0 without one."""
         self.sweep(lambda: {copier()})
         let_copier_end()
         limit = time.monotonic() + SWEEP_LIMIT
@@ -50,7 +50,7 @@ class Sweeping:
 
 
 def kill_all(spared: set[int]) -> None:
-    """Kill whatever is found until nothing new is: from here on, no worker gets anything done."""
+    """Kill all descendants until no new ones are found: no worker does anything from then on."""
     killed: set[int] = set()
     while living := descendants(spared) - killed:
         signal_all(living, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""The fork server's client of its template (`site/_hpclaunch_template.py`)."""
+"""The fork server's side of its template (`site/_hpclaunch_template.py`), and of the lessons of
+workers for the next one."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from .fork_server_messages import Restart, Worker
+from .fork_server_messages import Restart, Step, Worker
 from .json_lines import JsonLines
 from .messages import decode
 from .processes import Spawner
 from .template_messages import REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
 
-MOST_ENDS = 10  # of templates, which only fork: then something keeps killing them
-MOST_RENEWALS = 6  # attempts to import a lesson, each without what the one before came to grief on
+MOST_ENDS = 10  # of templates, which only fork: after so many, something keeps killing them
+MOST_RENEWALS = 6  # attempts to import a lesson, each without the module that ended the one before
 LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
-IDLE_LIMIT = 600.0  # seconds for one for which nobody waits: it stands back behind the workers
+IDLE_LIMIT = 600.0  # seconds for a successor that no start waits for
 MOST_BYTES = 1 << 20  # of a lesson
-UNSAFE = "exit code 0"  # it asks for a successor without the module that it has named
-NO_TORCH = "exit code 3"
+# Exit codes: it leaves, perhaps because of a module that it has named; its Python has no torch
+LEFT, NO_TORCH = 0, 3
 
 
 class State(enum.Enum):
@@ -36,29 +37,16 @@ class State(enum.Enum):
     DEAD = "dead"  # could not import torch
 
 
-class Step(NamedTuple):
-    """What a worker has done: ("import", MODULE, FILE), ("set", NAME, VALUE) and so on."""
-
-    op: str
-    name: str
-    more: str | None
-
-    @property
-    def is_for_all(self) -> bool:
-        """Whether a successor does it whatever it cannot import."""
-        return self.op in ("set", "seed")
-
-
 Lesson: TypeAlias = list[Step]
 
 
 class TemplateClient:
     """At most one template at a time; `start` makes one, also after the last one was killed."""
 
-    def __init__(self, spawner: Spawner, deaf: Iterable[int]) -> None:
-        """`deaf` are signals to block in the template beside those that the user has blocked."""
+    def __init__(self, spawner: Spawner, blocked: Iterable[int]) -> None:
+        """`blocked` are signals to block in the template beside those that the user has blocked."""
         self._spawner = spawner
-        self._deaf = deaf
+        self._blocked = blocked
         self._argv: Sequence[str] = ()
         self._environ: Mapping[str, str] = {}
         self._modules: list[str] = []  # to import beside torch
@@ -86,10 +74,10 @@ class TemplateClient:
         environ: Mapping[str, str],
         modules: Iterable[str],
         own: list[str],
-        steps: Iterable[list[str | None]],
+        steps: Iterable[Step],
     ) -> None:
         self._argv, self._environ, self._modules, self._own = argv, environ, [*modules], own
-        self._steps = [step for raw in steps if (step := to_step(raw)) is not None]
+        self._steps = [*steps]
 
     def learn(self, steps: Lesson, own: Iterable[str]) -> None:
         """Have the next template do what workers of this round have done."""
@@ -97,7 +85,7 @@ class TemplateClient:
         self._steps += [step for step in steps if step not in known]
         self._own = sorted({*self._own, *own})
         todo = (step for step in self._steps if step not in self._done)
-        if any(step.op == "import" and not self._avoids(step.name) for step in todo):
+        if any(step.kind == "import" and not self._avoids(step.name) for step in todo):
             self._renewals = 0
             self.renew(idle=True)
 
@@ -117,7 +105,7 @@ class TemplateClient:
         return self.successor is not None and not self.successor.idle
 
     def renew(self, *, idle: bool) -> None:
-        """Begin to make a successor, if there is anything to import."""
+        """Begin to make a successor, if there is anything for it to do."""
         if self.successor is not None:
             self.drop_successor()
         self._renewals += 1
@@ -128,8 +116,8 @@ class TemplateClient:
             os.sendfile(new, old, 0, 1 << 30)
         self.successor = Successor(output, self._steps, idle=idle)
         fds = [self.successor.theirs.fileno(), *output]
-        steps = [s for s in self._steps if s.is_for_all or not self._avoids(s.name)]
-        self.ask(Renew([[*step] for step in steps], self._own, idle), fds)
+        steps = [s for s in self._steps if s.kind in ("set", "seed") or not self._avoids(s.name)]
+        self.ask(Renew(steps, self._own, idle), fds)
         self.successor.theirs.close()
 
     def hear_successor(self) -> list[tuple[str, str]]:
@@ -212,31 +200,24 @@ class TemplateClient:
         environ = {**self._environ, "HPCLAUNCH_TEMPLATE": words}
         for fd in fds:
             os.set_inheritable(fd, True)
-        self.pid = self._spawner.spawn(self._argv, environ, *self._output, deaf=self._deaf)
+        self.pid = self._spawner.spawn(self._argv, environ, *self._output, blocked=self._blocked)
         for fd in self._output:
             os.set_inheritable(fd, False)
         theirs.close()
-        self.load()
-
-    def load(self) -> None:
-        """Have it import its modules; those that it has already cost nothing."""
         self.state = State.STARTING
         blocked = sorted(self._spawner.blocked)
         self.ask(Load(self._modules, {**self._environ}, self._own, blocked))
-
-    def loaded(self, state: State, words: list[str]) -> None:
-        """It has imported its modules, and has these words in its command line."""
-        self.state, self.words = state, words
 
     def ask(self, request: Load | Fork | Renew, fds: Sequence[int] = ()) -> None:
         assert self._channel is not None, "a template is asked while there is one"
         try:
             self._channel.send(request.encoded(), fds)
         except OSError:
-            pass  # it is dead: its exit tells
+            pass  # it is dead, as its exit is going to show
 
     def receive(self, wait: float = 0.0) -> list[Reply]:
-        """The replies that are there after at most `wait` seconds; [] also once it has ended."""
+        """Return the replies that are there after at most `wait` seconds; [] also once the template
+        has ended."""
         if self._channel is None or not select.select([self._channel], [], [], wait)[0]:
             return []
         try:
@@ -248,34 +229,37 @@ class TemplateClient:
         return all(worker.argv[: len(self.words)] == self.words for worker in workers)
 
     def leave(self) -> None:
-        """Have it end, since nobody needs it for now."""
+        """Have the template end, since nobody needs it for now."""
         self.drop_successor()
         if self.state in (State.READY, State.UNFIT) and self._channel is not None:
             self.state = State.NONE
             self._channel.close()
 
     def end(self) -> None:
-        """It is about to be killed, and no other is to follow it."""
+        """Let no other template follow this one, which is about to be killed."""
         self._ends = MOST_ENDS
 
-    def ended(self, how: str) -> str:
-        """Record its end. Return why it has ended, from its last output if it has failed."""
+    def ended(self, code: int, signum: int) -> bool:
+        """Record the end of the template. Return whether it was killed or has failed; `why` then
+        has its last output, or how it has ended."""
         self.drop_successor()
-        failed = self.state is State.STARTING and how != UNSAFE
-        self.torchless = how == NO_TORCH
+        has_left = code == LEFT and not signum
+        failed = self.state is State.STARTING and not has_left
+        self.torchless = code == NO_TORCH and not signum
         self.state = State.DEAD if failed else State.NONE
         if self._channel is not None:
             self._channel.close()
         self._channel = None
         self.pid = 0
-        said = _last_line(self._output[1])
+        last = _last_line(self._output[1])
         for fd in self._output:
             os.close(fd)
         self._ends += 1
         if self._ends > MOST_ENDS:
             self.state = State.DEAD
-        self.why = said if said and failed else how
-        return self.why
+        how = signal.Signals(signum).name if signum else f"exit code {code}"
+        self.why = last if last and failed else how
+        return not has_left
 
 
 def _last_line(file: int) -> str:
@@ -284,14 +268,14 @@ def _last_line(file: int) -> str:
 
 
 class Successor:
-    """A fork of the template that imports what a lesson says, to take its place."""
+    """A fork of the template that does the steps of a lesson, to take the template's place."""
 
     def __init__(self, output: Sequence[int], steps: Lesson, *, idle: bool) -> None:
         ours, self.theirs = socket.socketpair()
         self.channel = JsonLines(ours)
         self.output = output
         self.steps = frozenset(steps)
-        self.idle = idle  # nobody waits for it
+        self.idle = idle  # no start waits for it
         self.limit = time.monotonic() + (IDLE_LIMIT if idle else LIMIT)
         self.pid = 0
         self.words: list[str] = []
@@ -315,8 +299,8 @@ class Successor:
 
 
 class Pipe:
-    """For one worker's lesson, which is a line. The worker opens it by its place in /proc, when it
-    has something to tell: until then it has no descriptor that a script could find.
+    """A pipe for one worker's lesson, which is a line. The worker opens it by its place in /proc
+    when the lesson is complete: until then it has no descriptor that a script could find.
     """
 
     def __init__(self) -> None:
@@ -331,8 +315,8 @@ class Pipe:
 
     @property
     def lesson(self) -> Lesson | None:
-        """Return its steps once all of them have come, else None. A broken worker may write
-        anything: it has done nothing then.
+        """The steps once all of them are there, else None. A broken worker may write anything: its
+        lesson has no steps.
         """
         if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
             return None
@@ -351,10 +335,10 @@ class Pipe:
 
 
 def to_step(raw: object) -> Step | None:
-    """Return a step of JSON: ["import", MODULE, FILE], ["set", NAME, None]. None: it is none."""
+    """Return a step from JSON, such as ["import", MODULE, FILE]; None if it is none."""
     match raw:
-        case [str(op), str(name), str() | None as more]:
-            return Step(op, name, more)
+        case [str(kind), str(name), str() | None as more]:
+            return Step(kind, name, more)
     return None
 
 
@@ -370,7 +354,7 @@ class RestartReports:
         return self._reading
 
     def read(self) -> list[Restart]:
-        """Return the reports that have come. A broken worker may write anything."""
+        """Return the reports that are there. A broken worker may write anything."""
         *lines, self._data = (self._data + os.read(self._reading, 1 << 16)).split(b"\n")
         self._data = self._data[-select.PIPE_BUF :]
         found = []
@@ -382,13 +366,13 @@ class RestartReports:
 
 
 class Lessons:
-    """What one or two workers of the round have imported."""
+    """The lessons of one or two workers of the round."""
 
     def __init__(self) -> None:
         self.pipes: list[Pipe] = []
 
     def begin(self, workers: int) -> list[int]:
-        """The descriptors of this process that these workers are to open."""
+        """Return the descriptors of this process that these workers are to open."""
         self._close()
         self.pipes = [Pipe() for _ in range(min(workers, 2))]
         return [pipe.writing for pipe in self.pipes]
@@ -410,11 +394,11 @@ class Lessons:
 
 
 def in_common(one: Lesson, other: Lesson) -> tuple[Lesson, list[str]]:
-    """Return what both workers have done, in the order of the one, and the variables that they have
-    set to values of their own.
+    """Return the steps of both workers, in the order of the first, and the variables that they have
+    set to different values.
     """
     both = {*other}
-    sets = [[step[1:] for step in steps if step.op == "set"] for steps in (one, other)]
+    sets = [[(s.name, s.more) for s in steps if s.kind == "set"] for steps in (one, other)]
     names = {name for steps in sets for name, _ in steps}
     values = [{name: [v for n, v in steps if n == name] for name in names} for steps in sets]
     differ = sorted(name for name in names if values[0][name] != values[1][name])

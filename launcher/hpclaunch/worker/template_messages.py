@@ -1,13 +1,10 @@
-"""What the fork server asks of its template, and what it learns from it.
-
-The template can import nothing from here: `site/_hpclaunch_template.py` has the other end.
-"""
+"""The messages between the fork server and its template (`site/_hpclaunch_template.py`)."""
 
 from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
-from .fork_server_messages import Worker
+from .fork_server_messages import Step, Worker
 from .messages import Kinds, Message, by_op
 
 # Requests
@@ -23,8 +20,8 @@ class Load(Message):
 
 
 class Fork(Message):
-    """Fork workers, or the store process, or both; a listening socket comes along for the store.
-    Answered by Forked, with the same `what`."""
+    """Fork workers, the store process with a listening socket, or both. Answered by Forked, with
+    the same `what`."""
 
     what: str
     store: str  # the file for errors of the store process; "": none is wanted
@@ -35,11 +32,16 @@ class Fork(Message):
 
 
 class Renew(Message):
-    """Fork a successor that imports what a lesson says; a channel and two files come along."""
+    """Fork a successor that does the steps of a lesson, with a channel and two files for its
+    output. Answered on that channel, by Begun and then Ready or Unsafe."""
 
-    steps: list[list[str | None]]
+    steps: list[Step]
     own: list[str]
     idle: bool  # nobody waits for it
+
+
+Request: TypeAlias = Load | Fork | Renew
+REQUESTS: Kinds[Request] = by_op(get_args(Request))
 
 
 # Replies
@@ -64,7 +66,7 @@ class Ready(Message):
 
 
 class Unfit(Message):
-    """Torch is imported, but a worker that is forked would differ from a fresh interpreter."""
+    """torch is imported, but a worker that is forked would differ from a fresh interpreter."""
 
     words: list[str]
     why: str

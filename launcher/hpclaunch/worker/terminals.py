@@ -1,13 +1,13 @@
 """The streams of workers that are not files: terminals and pipes.
 
 A worker whose output the user watches on a terminal has a pseudo-terminal: a script that asks
-whether it writes to one, and how wide it is, gets the same answer as without a launcher. A program
-that is not Python has pipes: shell scripts open /dev/stderr for writing, which would truncate a
-file.
+whether it writes to a terminal, and how wide that is, gets the same answer as without a launcher. A
+program that is not Python has pipes: shell scripts open /dev/stderr for writing, which would
+truncate a file.
 
-A separate process, the copier, copies what is written there to the worker's file, unchanged. It
-depends on no other process: a stopped launcher holds up no worker, and what is in a stream when the
-launcher or the fork server is killed still reaches the file. It ends once all streams are closed.
+A separate process, the copier, copies their content to the worker's file, unchanged. It depends on
+no other process: a stopped launcher delays no worker, and when the launcher or the fork server is
+killed, the rest of a stream still reaches the file. It ends once all streams are closed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,40 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import TypeAlias, TypedDict, get_args
 
 from .fork_server_messages import Worker
 from .json_lines import JsonLines
+from .messages import Kinds, Message, by_op, decode, never
 from .private_files import open_file
 
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
-LINGER = 10.0  # seconds that copying goes on for processes that outlive their fork server
+LINGER = 10.0  # seconds for which it copies for processes that outlive their fork server
 
 Size = tuple[int, ...]  # rows, columns
 
 
+class Copy(Message):
+    """Have the copier copy a stream, a descriptor with this message, to this file."""
+
+    file: str
+
+
+class Flush(Message):
+    """Have the copier copy all that is in the streams. Answered by Flushed."""
+
+
+class Flushed(Message):
+    """All that was in the streams is in the files."""
+
+
+Request: TypeAlias = Copy | Flush
+REQUESTS: Kinds[Request] = by_op(get_args(Request))
+
+
 class Streams(TypedDict):
-    """What a worker writes to: a file, the name of a terminal, or the descriptor of a pipe."""
+    """The streams of a worker: each is a file, the name of a terminal, or a pipe's descriptor."""
 
     out: str | int
     err: str | int
@@ -43,12 +62,13 @@ class Terminals:
     """The fork server's side. It keeps a worker's streams open until the worker has ended."""
 
     def __init__(self) -> None:
-        self.pid = 0  # of the process that copies
+        self.pid = 0  # of the copier
         self._channel: JsonLines | None = None
         self._streams: dict[int, list[int]] = {}  # rank -> our descriptors of its streams
 
     def fileno(self) -> int:
-        """Readable once a flush is done, or the process that copies is gone; -1 without one."""
+        """Return a descriptor that is readable once a flush is done, or the copier is gone; -1
+        without a copier."""
         return -1 if self._channel is None else self._channel.fileno()
 
     def open(
@@ -69,7 +89,7 @@ class Terminals:
     def _open(self, worker: Worker, wanted: Container[str], size: Size, *, pipes: bool) -> Streams:
         streams: dict[str, str | int] = {}  # by file; both may have the same
         for kind, file in (("out", worker.out), ("err", worker.err)):
-            with contextlib.suppress(OSError):  # no more can be opened: the file remains
+            with contextlib.suppress(OSError):  # too many open files: the worker has the file
                 if file not in streams and kind in wanted:
                     streams[file] = self._open_stream(
                         worker.rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
@@ -86,12 +106,12 @@ class Terminals:
         ends: tuple[int, int],
         prepare: Callable[[int], str | int],
     ) -> str | int:
-        """Have what comes out of one end copied to the file; return what `prepare` makes of the
-        other end: the name or the descriptor to which the worker writes."""
+        """Have one end copied to the file. Return what `prepare` makes of the other end: the name
+        or the descriptor to which the worker writes."""
         ours, theirs = ends
         try:
             stream = prepare(theirs)
-            self._ask([ours], file=file)
+            self._ask(Copy(file), ours)
         except BaseException:
             os.close(theirs)
             raise
@@ -109,23 +129,21 @@ class Terminals:
         return {rank for rank, _ in terminals}
 
     def flush(self, rank: int | None = None) -> bool:
-        """Have all that was written so far copied to the files; True if that is to be waited for.
-
-        The worker of this `rank` has ended, or all workers have.
-        """
+        """Have all output of a rank, which has ended, copied to its files; without a rank, of all
+        ranks. Return whether this is to be waited for."""
         for ended in [*self._streams] if rank is None else [rank]:
             for fd in self._streams.pop(ended, ()):
                 os.close(fd)
         if self._channel is None:
             return False
         try:
-            self._ask([])
+            self._ask(Flush())
         except OSError:
-            return False  # the process that copies is gone; fileno() tells
+            return False  # the copier is gone, and fileno() is readable
         return True
 
     def flushed(self) -> int | None:
-        """How many flushes are done; None if the process that copies is gone."""
+        """Return how many flushes are done; None if the copier is gone."""
         assert self._channel is not None, "fileno() has its descriptor"
         try:
             return len(self._channel.receive())
@@ -133,7 +151,7 @@ class Terminals:
             return None
 
     def ended(self) -> None:
-        """The process that copies has ended."""
+        """Record that the copier has ended."""
         self.pid = 0
 
     def close(self) -> None:
@@ -142,10 +160,10 @@ class Terminals:
             self._channel.close()
         self._channel = None
 
-    def _ask(self, fds: list[int], **request: str) -> None:
+    def _ask(self, request: Request, *fds: int) -> None:
         if self._channel is None:
             self._channel = self._start()
-        self._channel.send(request, fds)
+        self._channel.send(request.encoded(), fds)
 
     def _start(self) -> JsonLines:
         ours, theirs = socket.socketpair()
@@ -161,7 +179,7 @@ class Terminals:
 
 
 def _prepare_terminal(fd: int, size: Size) -> str:
-    """Return its name."""
+    """Set the modes and the size of a terminal. Return its name."""
     import termios
 
     modes = termios.tcgetattr(fd)
@@ -181,7 +199,7 @@ def _set_size(fd: int, size: Size) -> None:
 
 
 def _become_copier(channel: socket.socket) -> None:
-    """In a fork of the fork server, from which nothing is kept."""
+    """Run as the copier, in a fork of the fork server of which nothing is kept."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -200,8 +218,7 @@ class Copier:
     def __init__(self, channel: socket.socket) -> None:
         self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
         self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
-        # Of this process at the latest, once the fork server is gone
-        self._end: float | None = None
+        self._end: float | None = None  # the time of its end, once the fork server is gone
 
     def run(self) -> None:
         while self._channel is not None or self._files:
@@ -210,8 +227,8 @@ class Copier:
                 self._copy(stream, CHUNK)
             if self._channel is not None and self._channel.fileno() in ready:
                 try:
-                    for request in self._channel.receive():
-                        self._do(self._channel, request)
+                    for raw in self._channel.receive():
+                        self._do(self._channel, decode(REQUESTS, raw))
                 except EOFError:
                     self._channel, self._end = None, time.monotonic() + LINGER
 
@@ -226,26 +243,28 @@ class Copier:
             os._exit(0)
         return {fd for fd, _ in poll.poll(left)}
 
-    def _do(self, channel: JsonLines, request: dict[str, Any]) -> None:
-        if "file" in request:
-            stream = channel.descriptors.pop(0)
-            os.set_blocking(stream, False)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._files[stream] = open_file(request["file"], flags)
-            return
-        for stream in [*self._files]:
-            self._copy(stream, MOST)
-        with contextlib.suppress(OSError):
-            channel.send({"flushed": True})
+    def _do(self, channel: JsonLines, request: Request) -> None:
+        match request:
+            case Copy(file):
+                stream = channel.descriptors.pop(0)
+                os.set_blocking(stream, False)
+                self._files[stream] = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            case Flush():
+                for stream in [*self._files]:
+                    self._copy(stream, MOST)
+                with contextlib.suppress(OSError):
+                    channel.send(Flushed().encoded())
+            case _:
+                never(request)
 
     def _copy(self, stream: int, most: int) -> None:
-        """At most so many bytes. What cannot be written to the file is lost: nobody waits."""
+        """Copy at most so many bytes. Data that cannot be written to the file is lost."""
         while most > 0:
             try:
                 data = os.read(stream, CHUNK)
             except BlockingIOError:
                 return
-            except OSError:  # no process has this terminal open any more
+            except OSError:  # no process has this terminal open any longer
                 data = b""
             if not data:
                 os.close(stream)

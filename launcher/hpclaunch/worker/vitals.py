@@ -1,37 +1,37 @@
-"""What the workers do and use, for people who look at the job: only read while somebody does."""
+"""The activity and resources of the workers, which are only read while somebody watches the job."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, TypeAlias
 
-from .processes import STARTED, stat
-from .progress_watch import CPU_TIMES, ProgressWatch, tree
+from .fork_server_messages import RankVitals
+from .processes import CPU_TIMES, STARTED, TICKS, stat
+from .progress_watch import ProgressWatch
+from .worker_processes import tree
 
 RESIDENT = 1  # fields of /proc/PID/statm: pages
-TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-
-# pid -> (when it was looked at, seconds of CPU time until then)
-Used: TypeAlias = Mapping[int, tuple[float, float]]
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class VitalSigns:
-    """Of the workers of one round after the other."""
+    """The use of CPUs and memory by workers, as the difference to the last reading."""
 
     def __init__(self, progress: ProgressWatch) -> None:
-        self.progress = progress
+        self._progress = progress
+        # pid -> (when it was read, seconds of CPU time until then)
         self._used: dict[int, tuple[float, float]] = {}
 
-    def of(self, pids: Mapping[int, int]) -> list[dict[str, Any]]:
-        """Return the fields of RankVitals (core/protocol/model.py) for each. `pids` are those of
-        the living workers, by rank."""
+    def of(self, pids: Mapping[int, int]) -> list[RankVitals]:
+        """Return those of each living worker; `pids` are by rank."""
         before, self._used = self._used, {}
         return [self._of_rank(rank, pid, before) for rank, pid in sorted(pids.items())]
 
-    def _of_rank(self, rank: int, pid: int, before: Used) -> dict[str, Any]:
-        phase, steps, step = self.progress.whereabouts(rank)
+    def _of_rank(
+        self, rank: int, pid: int, before: Mapping[int, tuple[float, float]]
+    ) -> RankVitals:
+        phase, steps, step = self._progress.whereabouts(rank)
         processes = [(process, fields) for process in tree(pid) if (fields := stat(process))]
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         used = sum(sum(map(int, fields[CPU_TIMES])) for _, fields in processes) / TICKS
@@ -50,7 +50,7 @@ class VitalSigns:
 
 
 def resident(pid: int) -> int:
-    """In bytes; 0 if it has ended."""
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as f:
             return int(f.read().split()[RESIDENT]) * PAGE

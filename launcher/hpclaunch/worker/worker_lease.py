@@ -1,8 +1,8 @@
-"""The worker lease: until when the workers of a node may run without its head.
+"""The worker lease: until when the workers of a node may run without orders of the head.
 
 At its end (on the monotonic clock) everything that runs is held with SIGSTOP, whatever the agent
-does: others may be about to go on without this node. If they do not, because all have been
-suspended, or only the network was gone, a new lease lets it go on.
+does: the other nodes may be about to continue without this one. If they do not, because the whole
+job was suspended or only the network was down, a new lease lets the workers continue.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import time
 from .processes import signal_all
 from .workers import Workers
 
-HOLD = 0.5  # seconds between two looks whether all that is held stands still
+HOLD = 0.5  # seconds after which everything that is held is stopped once more
 
 
 class WorkerLease:
-    """One that is over stays so until the head renews it: no later order may start workers without
-    a new one.
-    """
+    """A lease that stays over until the head renews it: no order may start workers before that."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._until = math.inf
-        self._ended = False  # its end was acted upon, in this round
+        self._ended = False  # its end was acted upon in this round
         self.holds = False  # workers are held, or were not started yet, because it is over
 
     def keep(self, until: float) -> bool:
-        """Let workers run until this time. Return whether some that were held go on."""
+        """Let workers run until this time. Return whether some that were held continue."""
         self._until = until
         if self.is_over:
             return False
@@ -45,11 +43,11 @@ class WorkerLease:
 
     @property
     def is_due(self) -> bool:
-        """Whether its end is to be acted upon: `end` does so."""
+        """Whether its end is to be acted upon."""
         return self.is_over and not (self._ended or self.holds)
 
     def due(self) -> float:
-        """Return when its end is to be acted upon, or the next look at what is held."""
+        """Return when its end is to be acted upon, or `stop_all` is to be called again."""
         if self.holds:
             return time.monotonic() + HOLD
         return math.inf if self._ended else self._until
@@ -65,10 +63,10 @@ class WorkerLease:
         """Stop the workers and all below them."""
         self.holds = True
         self._workers.signal_groups(signal.SIGSTOP)
-        self.look()
+        self.stop_all()
 
-    def look(self) -> None:
-        """Stop whatever runs although it is held: somebody else may let processes go on, as
+    def stop_all(self) -> None:
+        """Stop whatever runs although it is held: somebody else may make processes continue, as
         `scontrol resume` does."""
         held: set[int] = set()
         while self.holds and (running := self._workers.descendants() - held):
@@ -76,5 +74,5 @@ class WorkerLease:
             held |= running
 
     def release(self) -> None:
-        """Hold nothing any longer: it is gone, or is killed."""
+        """Hold nothing any longer: the workers are gone, or are being killed."""
         self.holds = False

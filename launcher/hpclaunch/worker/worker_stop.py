@@ -1,7 +1,7 @@
-"""How the workers of a round are stopped: whom a signal is for, and who is killed.
+"""How the workers of a round are stopped: which processes get a signal, and which are killed.
 
-The workers are signalled, but not the processes that they have started (see `foreground` for an
-exception): a worker may need these to save, such as those of a DataLoader. Once it has ended, the
+The workers get the signal, but not the processes that they have started (`foreground` has an
+exception): a worker may need them to save, such as those of a DataLoader. Once it has ended, the
 rest of its process group is ended. Most leftovers of workers, such as Python's resource_tracker,
 then clean up and end by themselves.
 """
@@ -30,14 +30,14 @@ SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 
 
 class WorkerStop:
-    """Begun anew with every round."""
+    """The stop of a round, which begins anew with every round."""
 
     def __init__(self, workers: Workers, handlers: Handlers) -> None:
         """`handlers` are those with which the workers begin."""
         self._workers = workers
         self._handlers = handlers
         self._activity = Activity()
-        self._signalled: set[int] = set()  # the processes that a stop is for
+        self._signalled: set[int] = set()  # the processes that got the signal
         self.is_asked_for = False
 
     def begin_round(self) -> None:
@@ -45,7 +45,7 @@ class WorkerStop:
         self._signalled = set()
 
     def ask(self) -> None:
-        """Record that the workers are to stop: none of them may start or go on."""
+        """Record that the workers are to stop: none of them may start or continue."""
         self.is_asked_for = True
 
     def signal(self, signum: int) -> None:
@@ -78,14 +78,14 @@ class WorkerStop:
             self._end_groups({pid})
 
     def is_for(self, pids: Collection[int]) -> bool:
-        """Return whether one of these processes was signalled."""
+        """Return whether one of these processes got the signal."""
         return not self._signalled.isdisjoint(pids)
 
     def _end_groups(self, groups: Collection[int]) -> None:
-        """End what workers that have ended leave in their process groups.
+        """End the processes that ended workers leave in their process groups.
 
-        Forks of a worker, such as the processes of a DataLoader, get SIGKILL: the worker's signal
-        handlers, which they have inherited, must not run there. Other programs get SIGTERM.
+        Forks of a worker, such as the processes of a DataLoader, get SIGKILL: they have inherited
+        the worker's signal handlers, which must not run there. Other programs get SIGTERM.
         """
         if not any(map(exists, groups)):
             return
@@ -98,12 +98,12 @@ class WorkerStop:
 
 def _was_sent_to_all(signum: int) -> bool:
     """Return whether the workers have received this signal already, because it was sent to all
-    processes of the step: some clusters of Slurm do so, and systemd.
+    processes of the step, as some clusters of Slurm and systemd do.
 
     Then this process has received it, too. A terminal or a shell sends a signal to a process group,
-    and this process has one of its own.
+    and this process has its own.
     """
     if signum == signal.SIGTERM:
-        return False  # it ends rounds as well: one that came may not be the one of the job
+        return False  # it ends rounds as well, so a pending one may not be that of the job
     time.sleep(SENDING)
     return take_pending({signum}).get(signum) in ancestors()

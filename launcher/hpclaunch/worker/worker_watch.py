@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from .evidence import Evidence
 from .fork_server_messages import (
     EVIDENCE,
     HISTORY,
@@ -18,8 +19,6 @@ from .fork_server_messages import (
     VITALS,
     Answer,
     Event,
-    Offered,
-    Progress,
     Taken,
     Unhandled,
     Unheard,
@@ -43,19 +42,20 @@ class Answering(NamedTuple):
 
 
 class WorkerWatch:
-    """Begun anew with every round."""
+    """A watch that begins anew with every round."""
 
     def __init__(
         self, workers: Workers, report: Callable[[Event], None], is_paused: Callable[[], bool]
     ) -> None:
-        """`is_paused`: the workers are held or stopped, so that they make no progress."""
+        """`is_paused` returns whether the workers are held or stopped, and make no progress."""
         self._workers = workers
         self._report = report
         self._is_paused = is_paused
-        self._progress = ProgressWatch()
-        self._sampler = Sampler(self._progress)
-        self._vitals = VitalSigns(self._progress)
-        self._notices = StepNotices(self._progress)
+        self.progress = ProgressWatch()
+        self._evidence = Evidence(self.progress)
+        self._sampler = Sampler(self.progress)
+        self._vitals = VitalSigns(self.progress)
+        self.notices = StepNotices(self.progress)
         self._finders: dict[str, Callable[[], Steps]] = {
             EVIDENCE: self._find_evidence,
             SAMPLE: lambda: self._sampler.take(self._workers.pids),
@@ -69,23 +69,13 @@ class WorkerWatch:
     def begin(self, ranks: Iterable[int]) -> dict[int, dict[str, str]]:
         """Begin a round. Return what each rank needs in its environment to report its progress."""
         self._sampler.begin()
-        return self._progress.begin(ranks)
-
-    def born(self, rank: int, pid: int) -> None:
-        self._progress.born(rank, pid)
-
-    def ended(self, rank: int) -> None:
-        self._progress.ended(rank)
-
-    def go_on(self) -> None:
-        """Begin anew: nothing was looked at while the workers stood still."""
-        self._progress.go_on()
+        return self.progress.begin(ranks)
 
     def end_notice(self) -> None:
         """Report whether the workers, all of which have ended, have ended with the notice's step.
-        Call it before what they have left behind is looked at."""
+        Call it before the leftovers of the workers are looked at."""
         self._look_at_notice()
-        if self._given and self._notices.was_last(self._given):
+        if self._given and self.notices.was_last(self._given):
             self._report(Taken(self._given, last=True))
             self._given = 0
 
@@ -93,12 +83,9 @@ class WorkerWatch:
         """End the round. Return on what the workers spent their time, in milliseconds."""
         self._given = self._untaken = 0
         self._queries.clear()
-        spent, _ = self._progress.spent()
-        self._progress.end()
-        return list(spent)
-
-    def await_stillness(self, seconds: Iterable[float]) -> None:
-        self._progress.await_stillness(seconds)
+        spent, _ = self.progress.spent()
+        self.progress.end()
+        return spent
 
     # Queries
 
@@ -127,33 +114,27 @@ class WorkerWatch:
             self._report(Answer(kind, query.number, found))
 
     def _find_evidence(self) -> Steps:
-        yield from self._progress.ask(self._workers.pids())
+        yield from self._evidence.ask(self._workers.pids())
         if not self._is_paused():
-            self._look_at_workers(at_once=True)  # some may go on meanwhile
-        yield {"ranks": self._progress.evidence(self._workers.pids())}
+            self._look_at_workers(at_once=True)  # some may have moved meanwhile
+        yield {"ranks": self._evidence.found(self._workers.pids())}
 
     def _find_vitals(self) -> Steps:
         yield {"ranks": self._vitals.of(self._workers.pids())}
 
     # Notices
 
-    def offer(self, number: int, step: int, signum: int) -> None:
-        self._report(Offered(number, **self._notices.offer(number, step, signum)))
-
-    def withdraw(self) -> None:
-        self._notices.withdraw()
-
     def give(self, number: int) -> None:
-        without = self._notices.give(self._workers.pids(), number)
+        without = self.notices.give(self._workers.pids(), number)
         if without:
-            self._report(Unhandled(self._notices.signum, without))
+            self._report(Unhandled(self.notices.signum, without))
         if len(without) == len(self._workers.living):
             self._report(Unheard(number))
         self._given = self._untaken = number
         self._look_at_notice()
 
     def _look_at_notice(self) -> None:
-        if self._untaken and self._notices.is_taken(self._untaken):
+        if self._untaken and self.notices.is_taken(self._untaken):
             self._report(Taken(self._untaken, last=False))
             self._untaken = 0
 
@@ -165,7 +146,7 @@ class WorkerWatch:
             return self._queries[EVIDENCE].next_at
         if self._is_paused():
             return math.inf
-        return min([self._progress.due(), *(query.next_at for query in self._queries.values())])
+        return min([self.progress.due(), *(query.next_at for query in self._queries.values())])
 
     def look(self) -> None:
         """Look at the workers, if it is time. Only evidence is found while they are paused, and
@@ -179,6 +160,6 @@ class WorkerWatch:
                 self._continue(kind)
 
     def _look_at_workers(self, *, at_once: bool = False) -> None:
-        seen = self._progress.look(self._workers.pids(), at_once=at_once)
-        if seen is not None:
-            self._report(Progress(**seen))
+        progress = self.progress.look(self._workers.pids(), at_once=at_once)
+        if progress is not None:
+            self._report(progress)

@@ -1,4 +1,4 @@
-"""The workers of a round: which of them live, and what has descended from them."""
+"""The workers of a round: which of them live, and their descendants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Workers:
     def __init__(self, others: Callable[[], set[int]]) -> None:
         """`others` returns the children of this process that belong to no round."""
         self.others = others
-        self.is_running = False  # a round was started, and not everything of it is gone
+        self.is_running = False  # from the start of a round until everything of it is gone
         self.living: dict[int, int] = {}  # pid -> rank
         self.commands: dict[int, Sequence[str]] = {}  # pid -> command line, of all of the round
 
@@ -34,15 +34,15 @@ class Workers:
         return self.living.pop(pid)
 
     def pids(self) -> dict[int, int]:
-        """Return {rank: pid} of the living ones."""
+        """Return {rank: pid} of the living workers."""
         return {rank: pid for pid, rank in self.living.items()}
 
     def descendants(self) -> set[int]:
-        """Return all processes of the round: workers, and whatever has descended from them."""
+        """Return all processes of the round: workers and their descendants."""
         return descendants(self.others())
 
     def pass_on(self, signum: int) -> list[int]:
-        """Send a signal to the workers that it does not kill. Return the ranks of the others."""
+        """Send a signal to the workers that handle it. Return the ranks of the others."""
         without = []
         for pid, rank in self.living.items():
             if catches(pid, signum):

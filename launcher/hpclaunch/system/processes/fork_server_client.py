@@ -58,7 +58,7 @@ class ForkServerClient(Helper):
                 modules=[*modules],
                 own=sorted(own),
                 now=now,
-                steps=[[*step] for step in steps],
+                steps=[messages.Step(*step) for step in steps],
             )
         )
 

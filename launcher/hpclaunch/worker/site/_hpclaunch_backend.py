@@ -1,9 +1,9 @@
 """The backend that torch.distributed uses where several workers share a GPU.
 
-NCCL up to 2.29 refuses two ranks on one GPU, and may hang instead. From 2.30 on it can be told to
-allow them: an experiment for two, which exhausts the GPU and hangs with more. gloo always works.
+NCCL up to 2.29 refuses two ranks on one GPU, or hangs. From 2.30 on a variable allows them: an
+experiment for two ranks, which with more exhausts the GPU and hangs. gloo always works.
 
-The hooks load this file in such workers only (HPCLAUNCH_RANKS_PER_GPU), when they make a process
+The hooks load this file only in such workers (HPCLAUNCH_RANKS_PER_GPU), when they make a process
 group. A group of one rank may use NCCL: independent replicas may each have one.
 """
 
@@ -22,17 +22,17 @@ ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 SINCE = (2, 30)  # the first NCCL that knows this variable
 MOST = 2  # ranks on a GPU that NCCL supports then; for more, users have to set it themselves
 
-_said = [""]
+_warned = [""]  # texts
 
 
 def chosen(
     c10d: "Any", create: "Callable[..., Any]", args: "tuple[Any, ...]", kwargs: "dict[str, Any]"
 ) -> "tuple[tuple[Any, ...], dict[str, Any]]":
-    """The arguments for `create`, one of torch's two functions that make process groups."""
+    """Return the arguments for `create`, one of torch's two functions that make process groups."""
     try:
         call = inspect.signature(create).bind(*args, **kwargs)
     except TypeError:
-        return args, kwargs  # torch says what is wrong with them
+        return args, kwargs  # torch raises an error that describes them
     given = call.arguments
     first = create.__name__ == "init_process_group"
     if os.environ.get(SHARED_BACKEND) == "gloo":
@@ -69,27 +69,27 @@ def use_gloo(given: "dict[str, Any]", first: bool) -> None:
     if first:
         what = "torch's default" if backend is None else repr(asked)
         ranks = os.environ.get(RANKS_PER_GPU, "several")
-        say(
+        write_once(
             f"{ranks} workers share a GPU: init_process_group takes gloo in place of {what} "
             "(--shared-backend gloo)"
         )
 
 
 def check_nccl(c10d: "Any", given: "dict[str, Any]") -> None:
-    """RuntimeError if the group would need an NCCL that cannot make it."""
+    """Raise RuntimeError if the group needs NCCL, and this version cannot make it."""
     devices = backends(c10d, given.get("backend"))
     if "nccl" not in devices.values():
         return
     version = nccl_version()
     if version is None:
-        return  # torch says that it has none
+        return  # torch raises an error, since it has none
     ranks = int(os.environ[RANKS_PER_GPU])
     allowed = os.environ.get(ENABLE)
     number = ".".join(map(str, version))
     if version[:2] >= SINCE:
         if allowed is None and ranks <= MOST:
             os.environ[ENABLE] = "1"
-            say(f"{ranks} workers share a GPU: {ENABLE}=1 has NCCL {number} allow it")
+            write_once(f"{ranks} workers share a GPU: {ENABLE}=1 has NCCL {number} allow it")
             return
         if allowed not in (None, "0"):
             return
@@ -101,7 +101,7 @@ def check_nccl(c10d: "Any", given: "dict[str, Any]") -> None:
             'or write init_process_group("gloo"), or start fewer workers (--nproc) so that each '
             f"has a GPU of its own.{more}"
         )
-    say(
+    write_once(
         f"{trouble}: only tensors on the CPU can be communicated; --shared-backend gloo is for all",
         "warning: ",
     )
@@ -116,7 +116,7 @@ def reason(version: "tuple[int, ...]", allowed: "str | None") -> str:
 
 
 def backends(c10d: "Any", backend: object) -> "dict[str, str]":
-    """{device: backend} as this torch understands it; its default depends on the version."""
+    """Return {device: backend} as this torch reads the name; the default depends on its version."""
     name = "undefined" if backend is None else str(backend).lower()
     if name != "undefined" and "nccl" not in name:
         return {}
@@ -124,11 +124,12 @@ def backends(c10d: "Any", backend: object) -> "dict[str, str]":
         found: dict[str, str] = c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
         return found
     except (AttributeError, ValueError):
-        return {}  # not as known here, or torch says what is wrong with it
+        return {}  # another torch than is known here, or torch raises an error for the name
 
 
 def nccl_version() -> "tuple[int, ...] | None":
-    """The version of the NCCL that is loaded, (2, 29, 7), or None. Opens no device."""
+    """Return the version of the NCCL that is loaded, such as (2, 29, 7), or None. This opens no
+    device."""
     try:
         version: tuple[int, ...] = sys.modules["torch"].cuda.nccl.version()[:3]
         return version
@@ -136,8 +137,8 @@ def nccl_version() -> "tuple[int, ...] | None":
         return None
 
 
-def say(text: str, kind: str = "") -> None:
-    """Once, by the first worker of each node."""
-    if text not in _said and os.environ.get("HPCLAUNCH_LOCAL_RANK", "0") == "0":
+def write_once(text: str, kind: str = "") -> None:
+    """Write a line once, from the first worker of each node."""
+    if text not in _warned and os.environ.get("HPCLAUNCH_LOCAL_RANK", "0") == "0":
         sys.stderr.write(f"hpclaunch: {kind}{text}\n")
-    _said.append(text)
+    _warned.append(text)

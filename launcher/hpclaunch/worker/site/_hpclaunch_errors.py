@@ -1,13 +1,13 @@
 """Writes the exception that ends a worker to TORCHELASTIC_ERROR_FILE, as torch's @record does.
 
-Python keeps an exception that nobody handled (sys.last_value) before it shows it, and runs atexit
-callbacks later on. One of them, registered before all others and so the last to run, writes the
-file; sys.excepthook is the script's alone.
+Python stores an unhandled exception (sys.last_value) before it shows it, and runs atexit callbacks
+later. One of them, registered before all others and so the last to run, writes the file;
+sys.excepthook is left to the script.
 
-Only the worker's own failure counts. A Python below another Python leaves it to that one, which may
-handle the failure, or else fails itself. Where the worker is another program, such as a shell
-script, the Python that failed last writes the file. A file that somebody else has written, @record
-or a launcher in the worker, is kept: files from here end in a newline, torch's do not.
+Only the worker's own failure counts. A Python below another Python writes nothing: the other one
+may handle the failure, or else fails itself. Where the worker is another program, such as a shell
+script, the Python that failed last writes the file. A file of @record, or of a launcher in the
+worker, is kept: files from here end in a newline, torch's do not.
 """
 
 import os
@@ -20,11 +20,13 @@ if not _atexit_was_there and sys.version_info >= (3, 10):
     # The callbacks are the interpreter's; in older Pythons they are the module's.
     del sys.modules["atexit"]
 
-from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # noqa: E402 - beside this
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from types import TracebackType
+
+    from ._hpclaunch_ownership import is_ours
+else:
+    from _hpclaunch_ownership import is_ours
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported
@@ -49,16 +51,17 @@ def _at_exit() -> None:
         if went_through_all(error.__traceback__) and is_the_workers():
             write(path, described(error))
     except BaseException:  # noqa: S110
-        pass  # a signal's handler may raise here too; the script's own end is all that is seen
+        pass  # also an exception of a signal handler: only the script's own end may be seen
 
 
 def went_through_all(trace: "TracebackType | None") -> bool:
-    """Whether nothing has handled it: shells and test runners set sys.last_value too."""
+    """Return whether nothing has handled an exception: shells and test runners set sys.last_value,
+    too."""
     return trace is None or trace.tb_frame.f_back is None
 
 
 def is_the_workers() -> bool:
-    """Whether this is the worker, or only programs other than Python are between the two."""
+    """Return whether this is the worker, or only other programs than Python are between the two."""
     pid, leader = os.getpid(), os.getsid(0)
     if pid == leader:
         return dies_with_its_parent()
@@ -71,7 +74,8 @@ def is_the_workers() -> bool:
 
 
 def dies_with_its_parent() -> bool:
-    """The fork server arranges that; others that make sessions, such as torchrun, do not."""
+    """Return whether this process gets SIGKILL when its parent dies. The fork server sets that for
+    workers; other programs that make sessions, such as torchrun, do not."""
     import ctypes
     import signal
 
@@ -95,7 +99,7 @@ def is_python(pid: int) -> bool:
 
 
 def described(error: Exception) -> bytes:
-    """As ErrorHandler.record_exception of torch.distributed.elastic.multiprocessing.errors."""
+    """Return the text of torch.distributed.elastic.multiprocessing.errors for an exception."""
     import json
     import time
     import traceback
@@ -122,8 +126,8 @@ def write(path: str, text: bytes) -> None:
 
 
 def open_own(path: str, flags: int) -> int:
-    """As open_file in worker/private_files.py: in place of the file another user may have put a
-    link, or a pipe."""
+    """Open a file as open_file in worker/private_files.py does: another user may have put a link or
+    a pipe in its place."""
     import stat
 
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -1,17 +1,16 @@
-"""Lets scripts under the launcher choose their own rendezvous, as they can without a launcher.
+"""Patches of torch and other libraries in a worker, applied when the script imports them.
 
-TORCHELASTIC_USE_AGENT_STORE says that the launcher serves the store at HPCLAUNCH_STORE. torch
-applies it to every address: all ranks become clients there, and wait for a server that nobody
-starts. With these hooks it applies to the launcher's store only, and rank 0 serves a store at any
-other address, as usual. A file:// store gets a new file in every round, since the old file has the
-addresses of processes that are dead. Both take the worker's rank if the script gives none.
+A script can choose its own rendezvous, as without a launcher. TORCHELASTIC_USE_AGENT_STORE means
+that the launcher serves the store at HPCLAUNCH_STORE. torch applies it to every address: all ranks
+become clients there, and wait for a server that nobody starts. With these hooks it applies to the
+launcher's store only, and rank 0 serves a store at any other address. A file:// store gets a new
+file in every round, since the old file has the addresses of processes that are dead. Both take the
+worker's rank if the script gives none.
 
-A worker's output goes on when its files cannot grow (`_hpclaunch_output`), and it can end its
-process groups right after a collective.
-
-`_hpclaunch_progress` tells how far a script has come, and where it is. Where workers share a GPU,
-`_hpclaunch_backend` checks the backend of every process group. Where Horovod is installed,
-`_hpclaunch_horovod` runs before its `init`.
+A worker's output continues when its files cannot grow (`_hpclaunch_output`), and a worker can
+destroy its process groups right after a collective. `_hpclaunch_progress` records the progress of
+a script. Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group.
+Where Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
 The hooks patch private names of torch, from 2.4 on. If one is missing, torch stays as it is.
 """
@@ -19,13 +18,18 @@ The hooks patch private names of torch, from 2.4 on. If one is missing, torch st
 import os
 import sys
 
-from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  # beside this
-from _hpclaunch_output import keep_writing  # type: ignore[import-not-found]
-from _hpclaunch_progress import progress  # type: ignore[import-not-found]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
+    from collections.abc import Callable
     from typing import Any
+
+    from ._hpclaunch_errors import record_errors
+    from ._hpclaunch_output import keep_writing
+    from ._hpclaunch_progress import progress
+else:
+    from _hpclaunch_errors import record_errors
+    from _hpclaunch_output import keep_writing
+    from _hpclaunch_progress import progress
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
@@ -39,11 +43,11 @@ HOROVOD = "horovod.common.basics"  # which all its bindings import
 RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
-_loaded = {}  # type: ignore[var-annotated]  # name of a file beside this: its module
+_loaded: "dict[str, Any]" = {}  # name of a file beside this: its module
 
 
 class Finder:
-    """Waits on the meta path for the modules to patch, and leaves when there are no more."""
+    """A finder on the meta path that patches modules, and leaves once all are patched."""
 
     def __init__(self) -> None:
         self.awaited = set(PATCHES)
@@ -75,7 +79,7 @@ class Finder:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            pass  # no loader of Python's own
+            pass  # not one of Python's loaders
 
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
@@ -87,10 +91,8 @@ class Finder:
 
 
 def in_round() -> bool:
-    """Whether the launcher's variables are those of this process.
-
-    A launcher that a worker starts, torchrun for one, has its own store and run id for its workers.
-    """
+    """Return whether the launcher's variables are those of this process. A launcher that a worker
+    starts, such as torchrun, has its own store and run id for its workers."""
     ids = {os.environ.get(name) for name in ("HPCLAUNCH_RUN_ID", "TORCHELASTIC_RUN_ID")}
     return "HPCLAUNCH_STORE" in os.environ and len(ids - {None}) < 2
 
@@ -116,8 +118,8 @@ def own_stores(rendezvous: "Any") -> None:
 
     @functools.wraps(create)
     def create_store(hostname: str, port: int, *args: "Any", **kwargs: "Any") -> "Any":
-        # The port is enough to tell: no other server can have it on rank 0's host, whatever the
-        # script calls that host.
+        # The port is enough: no other server can have it on rank 0's host, whatever name the script
+        # has for that host.
         if not (use_agent_store() and in_round()) or str(port) == launchers_port():
             return create(hostname, port, *args, **kwargs)
         thread.creates_own = True
@@ -167,7 +169,7 @@ def own_ranks(rendezvous: "Any") -> None:
 
 
 def own_backends(c10d: "Any") -> None:
-    """Decides in every call: a worker that is forked has its environment after the import."""
+    """Check backends in every call: a forked worker gets its environment after the import."""
     import functools
 
     def choosing(create: "Any") -> "Any":
@@ -185,43 +187,16 @@ def own_backends(c10d: "Any") -> None:
             setattr(c10d, name, choosing(create))
 
 
-def told_of_groups(c10d: "Any") -> None:
-    progress.watch_groups(c10d)
-
-
-def told_of_optimizers(optimizer: "Any") -> None:
-    progress.watch_optimizers(optimizer)
-
-
-def told_of_scalers(scaler: "Any") -> None:
-    progress.watch_scalers(scaler)
-
-
-def told_of_engines(engine: "Any") -> None:
-    progress.watch_engines(engine)
-
-
-def told_of_requests(trainer: "Any") -> None:
-    progress.watch_requests(trainer)
-
-
-def told_of_graphs(graphs: "Any") -> None:
-    progress.watch_graphs(graphs)
-
-
-def told_of_saves(serialization: "Any") -> None:
-    if hasattr(serialization, "save"):
-        serialization.save = progress.saves(serialization.save)
-
-
 def ends_in_order(c10d: "Any") -> None:
-    """Before a group is destroyed, its threads have done what they need the interpreter's lock for.
+    """Before a group is destroyed, wait until its threads no longer need the interpreter's lock.
 
-    gloo's threads take it to let go of a collective's tensors. If DDP's reducer then has the last
-    reference to the group, it waits for these threads with the lock held, for ever. With torch 2.13
-    about every fourth script hangs that ends right after a collective, whoever launches it.
+    gloo's threads take the lock to release the tensors of a collective. If DDP's reducer then has
+    the last reference to the group, it waits for these threads with the lock held, for ever. With
+    torch 2.13, about every fourth script that ends right after a collective hangs, whatever
+    launches it.
 
-    In older ones, 2.4 to 2.6 at least, these threads have the name of the one that has made them.
+    In older versions, at least 2.4 to 2.6, these threads have the name of the thread that made
+    them.
     """
     import functools
     import time
@@ -243,7 +218,7 @@ def ends_in_order(c10d: "Any") -> None:
 
 
 def own_name() -> bytes:
-    """Of the thread that asks; b"" if this process has too many open files."""
+    """Return the name of the calling thread; b"" if this process has too many open files."""
     try:
         with open("/proc/thread-self/comm", "rb") as f:
             return f.read().rstrip(b"\n")
@@ -252,7 +227,7 @@ def own_name() -> bytes:
 
 
 def states_of(wanted: bytes) -> "list[bytes]":
-    """Of this process's other threads with that name, as in proc(5)."""
+    """Return the states of this process's other threads with a name, as in proc(5)."""
     from _thread import get_native_id
 
     states = []
@@ -269,7 +244,7 @@ def states_of(wanted: bytes) -> "list[bytes]":
 
 
 def own_horovod(basics: "Any") -> None:
-    """Decides in every call, as above. Whatever the binding, its `init` is a method of this."""
+    """Prepare Horovod in every call, as above. `init` of each binding is a method of this class."""
     import functools
 
     try:
@@ -287,7 +262,7 @@ def own_horovod(basics: "Any") -> None:
 
 
 def beside(name: str) -> "Any":
-    """A module of ours, loaded only when needed, and not under a name in sys.modules."""
+    """Return a module of this directory. It is loaded when needed, and not in `sys.modules`."""
     if name not in _loaded:
         from importlib.util import module_from_spec, spec_from_file_location
 
@@ -300,10 +275,8 @@ def beside(name: str) -> "Any":
 
 
 def with_rank(url: str) -> str:
-    """The URL with this worker's rank and world size, if the script gives neither.
-
-    Scripts for MPI give neither, since MPI knows them; with another backend torch would refuse.
-    """
+    """Return the URL with this worker's rank and world size, if the script gives neither. Scripts
+    for MPI give neither, since MPI knows them; with another backend torch would refuse."""
     from urllib.parse import urlparse
 
     query = urlparse(url).query
@@ -315,10 +288,8 @@ def with_rank(url: str) -> str:
 
 
 def of_round(url: str) -> str:
-    """The file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`.
-
-    The user may use a run id again, but the port is different in every round.
-    """
+    """Return a file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`. A run
+    id may be used again, but every round has another port."""
     import re
     from urllib.parse import urlparse
 
@@ -334,7 +305,7 @@ def of_round(url: str) -> str:
 
 
 def remove_earlier(stem: str, restarts: int) -> None:
-    """Remove the files of this run's earlier rounds: all who used them are dead."""
+    """Remove the files of this run's earlier rounds, whose processes are all dead."""
     import re
 
     directory, base = os.path.split(stem)
@@ -345,18 +316,18 @@ def remove_earlier(stem: str, restarts: int) -> None:
             if match and int(match.group(1)) < restarts:
                 os.unlink(os.path.join(directory, name))
     except OSError:
-        pass  # no reason to fail; if the directory is at fault, torch says so
+        pass  # no reason to fail; if the directory is at fault, torch raises an error
 
 
-PATCHES = {
+PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
     RENDEZVOUS: (own_stores, own_files, own_ranks),
-    C10D: (own_backends, told_of_groups, ends_in_order),
-    OPTIMIZER: (told_of_optimizers,),
-    SCALER: (told_of_scalers,),
-    GRAPHS: (told_of_graphs,),
-    ENGINE: (told_of_engines,),
-    REQUESTS: (told_of_requests,),
-    SERIALIZATION: (told_of_saves,),
+    C10D: (own_backends, progress.watch_groups, ends_in_order),
+    OPTIMIZER: (progress.watch_optimizers,),
+    SCALER: (progress.watch_scalers,),
+    GRAPHS: (progress.watch_graphs,),
+    ENGINE: (progress.watch_engines,),
+    REQUESTS: (progress.watch_requests,),
+    SERIALIZATION: (progress.watch_saves,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())

@@ -1,13 +1,12 @@
 """Gives Horovod with gloo what horovodrun would: its variables, and the rendezvous server.
 
-The hooks load this file when a script calls `hvd.init()` and nobody else has started it for
-Horovod. The ranks meet at the round's store first, each with its place; rank 0 tells them where its
-server listens. That is a thread of rank 0's process and ends with it: Horovod needs it while it
-connects, and every round has another.
+The hooks load this file when a script calls `hvd.init()`, unless horovodrun or mpirun has started
+it. The ranks first meet at the round's store, each with its place; rank 0 writes there where its
+server listens. The server is a thread of rank 0's process and ends with it: Horovod needs it only
+to connect, and every round has another.
 
-Horovod's server speaks plain HTTP, and whomever it answers can read and write the addresses in it,
-as with torch's store. So it listens at the address of that store, and answers the ranks' hosts
-only.
+Horovod's server speaks plain HTTP, and its clients can read and write the addresses in it, as with
+torch's store. So it listens at the address of that store, and answers only the hosts of the ranks.
 """
 
 import json
@@ -33,9 +32,9 @@ KEYS = "hpclaunch/horovod"  # in the round's store
 
 
 def prepare() -> None:
-    """Set the variables for this worker, unless they are set. Returns once all ranks are there.
+    """Set the variables for this worker, unless they are set. Return once all ranks have met.
 
-    torch.distributed's errors if the store cannot be reached, or not all ranks have come in 5
+    Raises torch.distributed's errors if the store cannot be reached, or not all ranks meet within 5
     minutes; RuntimeError where Horovod cannot connect.
     """
     env = os.environ
@@ -58,7 +57,7 @@ def prepare() -> None:
 
 
 def meet(address: str, port: int, rank: int, size: int, mine: "Place") -> "tuple[list[Place], int]":
-    """The places of all ranks, and the port of rank 0's server."""
+    """Return the places of all ranks, and the port of rank 0's server."""
     if ":" in address:
         raise RuntimeError(
             f"Horovod's rendezvous knows IPv4 only, and the nodes meet at {address}: name an IPv4 "
@@ -69,26 +68,24 @@ def meet(address: str, port: int, rank: int, size: int, mine: "Place") -> "tuple
     store = TCPStore(address, port, is_master=False)
     store.set(f"{KEYS}/{rank}", json.dumps([mine, source_address(address)]))
     if rank == 0:
-        told = [json.loads(store.get(f"{KEYS}/{other}")) for other in range(size)]
-        places = [place for place, _ in told]
-        server = serve(address, places, {source for _, source in told})
+        met = [json.loads(store.get(f"{KEYS}/{other}")) for other in range(size)]
+        places = [place for place, _ in met]
+        server = serve(address, places, {source for _, source in met})
         store.set(KEYS, json.dumps([places, server]))
     places, server = json.loads(store.get(KEYS))
     return places, server
 
 
 def source_address(server: str) -> str:
-    """From where connections of this process come to a server; the kernel decides by the route."""
+    """Return the address of this process in connections to a server, by the kernel's route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((server, 9))
         return str(s.getsockname()[0])
 
 
 def place(env: "Mapping[str, str]") -> "Place":
-    """(host, local rank), where hvd.local_rank() is LOCAL_RANK: scripts take it for their device.
-
-    A worker that sees its own device only, as 0, is on a host of its own.
-    """
+    """Return (host, local rank). hvd.local_rank() is LOCAL_RANK, which scripts take as their
+    device. A worker that only sees its own device, as 0, gets a host of its own."""
     local, position = env["LOCAL_RANK"], env["HPCLAUNCH_LOCAL_RANK"]
     host = "{}-{}".format(socket.gethostname(), env["GROUP_RANK"])
     if local != position:
@@ -97,8 +94,8 @@ def place(env: "Mapping[str, str]") -> "Place":
 
 
 def assignment(places: "Sequence[Place]", rank: int) -> "dict[str, str | int]":
-    """{variable: value}, as Horovod counts: the cross rank is that among hosts with such a local
-    rank."""
+    """Return {variable: value}, as Horovod counts: the cross rank is the rank among hosts with the
+    same local rank."""
     host, local = places[rank]
     across = [other for other, (_, its) in enumerate(places) if its == local]
     return {
@@ -113,7 +110,8 @@ def assignment(places: "Sequence[Place]", rank: int) -> "dict[str, str | int]":
 
 
 def serve(address: str, places: "Sequence[Place]", sources: "set[str]") -> int:
-    """The port of a server that lives as long as this process, for those at these addresses."""
+    """Start a server that lives as long as this process, for clients at these addresses. Return
+    its port."""
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
 

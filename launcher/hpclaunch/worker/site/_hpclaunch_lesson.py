@@ -1,12 +1,11 @@
-"""In a worker: tells what its script has imported until the first optimizer steps are done.
+"""In a worker: reports what its script has imported by the second optimizer step.
 
-The lesson is what a later template has to do to be where the script was: a list of steps in order,
-["import", name, origin], ["set", variable, value or null] or ["seed", generator, null]. Only
-modules that the script shares with others are in it, Python's own and installed ones. The script's
-own may change until it is started the next time, and are imported by the workers themselves.
+This report, the lesson, has the steps that a later template has to do in order to be where the
+script was: ["import", name, origin], ["set", variable, value or null] or ["seed", generator, null].
+Only installed modules and those of Python are in it. The script's own may change until it is
+started the next time, so workers import them themselves.
 
-One line to the fork server, and then nothing of this is left in the process but a hook that does
-nothing.
+The lesson is one line to the fork server. After that, only a hook is left that does nothing.
 """
 
 import atexit
@@ -16,15 +15,17 @@ import json
 import os
 import sys
 
-from _hpclaunch_progress import progress  # type: ignore[import-not-found]  # loaded before
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any, TypeAlias
 
-    Step: "TypeAlias" = list[str | None]  # [op, name, origin or value]
+    from ._hpclaunch_progress import progress
+
+    Step: "TypeAlias" = list[str | None]  # [kind, name, origin or value]
+else:
+    from _hpclaunch_progress import progress  # loaded before
 
 STEPS = 2  # of an optimizer; the first may import what only the second needs
 MOST = 1 << 20  # bytes of that line
@@ -39,7 +40,9 @@ SEEDS = (
 PYTHONS_OWN = ("built-in", "frozen")
 
 
-class Telling:
+class Lesson:
+    """The steps of a script, noted until they are sent."""
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.pid = os.getpid()
@@ -53,11 +56,12 @@ class Telling:
         self.replace("os", "unsetenv", self.unsetenv)
         for generator, module, name in SEEDS:
             self.replace(module, name, functools.partial(self.seed, generator))
-        progress.listen(self.stepped)  # for good: torch is iterating over its hooks when it is told
-        atexit.register(self.tell)
+        # This hook stays: torch is iterating over its hooks when the lesson is sent.
+        progress.listen(self.stepped)
+        atexit.register(self.send)
 
     def replace(self, owner: str, name: str, noting: "Callable[..., object]") -> None:
-        """A function by one that notes its call, until the lesson is told."""
+        """Replace a function by one that notes its calls, until the lesson is sent."""
         module = sys.modules.get(owner)
         function = getattr(module, name, None)
         if module is None or function is None:
@@ -68,7 +72,8 @@ class Telling:
         self.replaced.append((module, name, function, ours))
 
     def note(self, *step: "str | None") -> None:
-        """Also called later, by what a script has taken with `from random import seed`."""
+        """Note a step. A function that a script took by `from random import seed` calls this also
+        after the lesson was sent."""
         if self.left > 0:
             try:
                 self.changes.append((next(reversed(sys.modules)), [*step]))
@@ -88,11 +93,11 @@ class Telling:
         if self.left > 0:
             self.left -= 1
             if not self.left:
-                self.tell()
+                self.send()
 
-    def tell(self) -> None:
+    def send(self) -> None:
         self.left = 0
-        atexit.unregister(self.tell)
+        atexit.unregister(self.send)
         for module, name, function, ours in self.replaced:
             if getattr(module, name) is ours:
                 setattr(module, name, function)
@@ -104,7 +109,7 @@ class Telling:
                 while line:
                     line = line[f.write(line) :]
         except (OSError, RuntimeError):
-            pass  # the fork server wants it no more, or another thread imports something
+            pass  # the fork server no longer wants it, or another thread imports something
 
     def message(self) -> bytes:
         steps = self.steps()
@@ -131,8 +136,8 @@ class Telling:
 
 
 class NotedFunction:
-    """A function that notes its calls. To a process that gets it by pickle, as DataLoader's workers
-    get what they are to begin with, it is the function that has its name there."""
+    """A function that notes its calls. In a process that receives it by pickle, as DataLoader's
+    workers may, it is the function that has its name there."""
 
     def __init__(
         self, module: "ModuleType", name: str, function: "Any", noting: "Callable[..., object]"
@@ -151,7 +156,7 @@ class NotedFunction:
 
 
 class ModuleByName:
-    """A module, for pickle."""
+    """A reference to a module that pickle accepts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -161,9 +166,9 @@ class ModuleByName:
 
 
 def lasting(changes: "Sequence[Step]", environ: "dict[str, str | None]") -> "list[Step]":
-    """Of each variable the last value, and none if it was changed and put back: some scripts take
-    all away for a while. One that is only set to what it was stays: the next time it may not be.
-    """
+    """Return the steps with only the last value of each variable, and without a variable that was
+    changed and put back: some scripts remove all of them for a while. A variable that was only set
+    to the value that it had stays: the next time it may have another."""
     sets = [step for step in changes if step[0] == "set"]
     last = {step[1]: step for step in sets}
     several = {step[1] for step in sets if step is not last[step[1]]}

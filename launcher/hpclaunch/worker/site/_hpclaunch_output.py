@@ -1,8 +1,8 @@
-"""Standard output and error of a worker that go on when their files cannot grow.
+"""Standard output and error of a worker that continue when their files cannot grow.
 
 A full disk, a quota, or a file server that is gone must not end a training because a script prints.
-What is lost is counted, and the file says so once it can be written again. Only the worker's own
-files: where a script writes anywhere else, it is told as ever. Nothing else differs for the script.
+The bytes that are lost are counted, and a line has their number once the file can be written again.
+This is only for the worker's own files: anywhere else, a script gets the error.
 """
 
 import io
@@ -22,7 +22,7 @@ ENDS = ".error.json"
 
 class FileIO(io.FileIO):
     __module__ = io.FileIO.__module__
-    _lost = 0  # bytes since the last that was written
+    _lost = 0  # bytes since the last ones that were written
     _why = ""
 
     def write(self, data: "Any") -> int:
@@ -30,11 +30,11 @@ class FileIO(io.FileIO):
         size = len(left)
         try:
             if self._lost:
-                said = f"\nhpclaunch: {self._lost} bytes are lost here: {self._why}\n"
-                _write(self, said.encode())
+                note = f"\nhpclaunch: {self._lost} bytes are lost here: {self._why}\n"
+                _write(self, note.encode())
                 self._lost = 0
             written = _write(self, left)
-            while written is not None and written < len(left):  # the disk is full now, say
+            while written is not None and written < len(left):  # as when the disk is full now
                 left = left[written:]
                 written = _write(self, left)
         except OSError as e:
@@ -61,7 +61,7 @@ def keep_writing() -> None:
                 setattr(sys, name, like(stream, fd))
                 setattr(sys, f"__{name}__", getattr(sys, name))
         except (OSError, AttributeError):
-            pass  # closed, or not Python's own any more
+            pass  # closed, or replaced by the script
 
 
 def like(stream: "Any", fd: int) -> io.TextIOWrapper:
@@ -74,7 +74,7 @@ def like(stream: "Any", fd: int) -> io.TextIOWrapper:
         stream.errors,
         "\n",
         stream.line_buffering,
-        write_through=getattr(stream, "write_through", True),  # Python 3.6 does not tell
+        write_through=stream.write_through,
     )
     text.mode = stream.mode  # type: ignore[misc]
     return text

@@ -1,8 +1,8 @@
 """The owners of files in a shared directory, for the launcher and for workers of any Python.
 
-Root counts as this user, who is at its mercy anyway. Some file systems give all that this user
-makes to somebody else (NFS to nobody, where root is squashed; mounts with one owner for all): what
-belongs to that one is this user's, too.
+Root counts as this user, since root can change everything anyway. On some file systems, all files
+that this user makes belong to somebody else: to nobody on NFS that squashes root, or to one owner
+of a mount. Files of that owner count as this user's, too.
 """
 
 import os

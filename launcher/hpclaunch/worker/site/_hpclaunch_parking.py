@@ -27,8 +27,8 @@ TORCH = ("torch", "functorch")
 
 
 class Effects:
-    """What importing torch does beside loading modules: variables that it reads and sets, and what
-    it writes. Created before the import; `end` is called after it."""
+    """The effects of importing torch beside loading modules: variables that it reads and sets, and
+    output. Created before the import; `end` is called after it."""
 
     def __init__(self, startup: "Startup") -> None:
         self.read: frozenset[str] = frozenset()

@@ -1,16 +1,16 @@
 """In a fork of the template that is to be the next one: imports what a script was seen to import.
 
-Each import is compared before and after. What would differ in a worker that is forked afterwards is
-not for the template: a thread, a process, a socket, a device; a generator that is seeded, or from
-which a number is drawn after the script has seeded it; a variable read that is each worker's own; a
-function of another module replaced; a line written; the process id kept. Such a module ends this
-process, which names it, so that the next attempt does without.
+The process is compared before and after each import. A module that would make a difference for
+workers that are forked afterwards is left to them: one that starts a thread or a process; opens a
+socket or a device; seeds a generator, or draws a number after the script has seeded it; reads a
+variable of which each worker has its own value; replaces a function of another module; writes a
+line; or keeps the process id. Such a module ends this process, which names it, so that the next
+attempt does without it.
 
-What a fork hands on as it is may stay: handlers of signals and of the interpreter's end, locks,
-caches, open files that are only read.
+What forks inherit without harm may stay: handlers of signals and of the interpreter's end, locks,
+caches, files that are open for reading.
 """
 
-import contextlib
 import importlib
 import os
 import random
@@ -18,16 +18,12 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what only type checkers need
-    from collections.abc import Iterable, Iterator
-    from typing import Any, TypeAlias
+    from collections.abc import Iterable
+    from typing import Any
 
+    from ..template_messages import Renew
     from ._hpclaunch_template import Template
 
-    Step: "TypeAlias" = tuple[str, str, str | None]  # op, name, origin or value
-
-BEHIND = 5  # niceness: a third of a worker's share of a CPU that both want, or it would never end
-IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31)}  # numbers of ioprio_set and ioprio_get
-ONLY_IDLE_DISKS = 3 << 13
 FUNCTIONS = (type(lambda: 0), type(len), type)
 OWN_BUSINESS = {"sys", "__main__"}
 
@@ -37,29 +33,27 @@ class NotForAll(Exception):  # noqa: N818
 
 
 class Renewal:
-    """Of a template: `steps` are a lesson's, without modules that came to grief before."""
+    """The steps of a lesson, without modules that ended an earlier attempt."""
 
-    def __init__(
-        self, template: "Template", unfit: "type[Exception]", steps: "list[Step]", own: "list[str]"
-    ) -> None:
+    def __init__(self, template: "Template", unfit: "type[Exception]", request: "Renew") -> None:
         self.template = template
         self.unfit = unfit  # the template's exception
-        self.steps = steps
-        self.names = {name for kind, name, _ in steps if kind not in ("set", "seed")}
-        template.own |= frozenset(own)
+        self.steps = request.steps
+        self.names = {step.name for step in self.steps if step.kind not in ("set", "seed")}
+        template.own |= frozenset(request.own)
         self.asked = template.startup.asked
         self.set_here: dict[str, str | None] = {}  # as the script has set them by now
         self.seeded: set[str] = set()  # generators, by the script
-        # {module: {name: function or class}}, to see which are replaced; empty if nobody asks.
+        # {module: {name: function or class}}, to see which are replaced; empty if not careful
         self.functions: dict[str, dict[str, object]] = {}
 
     def run(self, careful: bool) -> None:
-        """`careful`: also compare what takes long to. Raises NotForAll with (module, why)."""
+        """Do all steps; with `careful`, also compare functions. Raises NotForAll(module, why)."""
         before = dict(os.environ)
         if careful:
             self.note_functions()
         for step in [*self.steps]:
-            kind, name, value = step
+            kind, name, value = step.kind, step.name, step.more
             if kind == "set" and self.is_set(name, value) and before.get(name) != value:
                 self.steps.remove(step)
             elif kind == "set":
@@ -75,7 +69,7 @@ class Renewal:
                 self.set(name, before.get(name))
 
     def is_set(self, name: str, value: "str | None") -> bool:
-        """By a module, and not by the script."""
+        """Return whether a module, and not the script, has set a variable to this value."""
         return value is not None and os.environ.get(name) == value and name not in self.set_here
 
     def set(self, name: str, value: "str | None") -> None:
@@ -89,7 +83,7 @@ class Renewal:
         self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
-        # A package comes after those of its modules that it imports itself.
+        # In a lesson, a package is after those of its modules that it imports itself.
         blamed = package if is_new and package in self.names else name
         before, known = Moment(), set(sys.modules)
         try:
@@ -113,16 +107,17 @@ class Renewal:
             raise NotForAll(blamed, f"it reads {read[0]}, which the script sets")
 
     def note_functions(self) -> None:
-        """Those of modules that are new."""
+        """Record the functions of new modules."""
         for name, module in list(sys.modules.items()):
             if name not in self.functions and isinstance(module, type(sys)):
-                # isinstance() asks the object, and some complain that they are old.
+                # isinstance() would ask the object, and some warn that they are deprecated.
                 space = vars(module).items()
                 found = {k: v for k, v in space if issubclass(type(v), FUNCTIONS)}
                 self.functions[name] = found
 
     def replaced(self, own: str) -> str:
-        """A function of a module that was there before, by one that is not of its package."""
+        """Describe a function of another package that an import of `own` has replaced; "" if there
+        is none."""
         for module, before in self.functions.items():
             top = module.partition(".")[0]
             there = sys.modules.get(module)
@@ -139,14 +134,14 @@ class Renewal:
 
 
 class Moment:
-    """What an import may change for others."""
+    """The generators of random numbers and the output, which an import may change for others."""
 
     def __init__(self) -> None:
         self.generators = generators(moved=True)
         self.written = written()
 
     def differs(self, seeded: "set[str]") -> str:
-        """How, in words; "" if it does not."""
+        """Describe what has changed since; "" if nothing has."""
         now = generators()
         for key, (seed, position) in self.generators.items():
             if now[key][0] != seed:
@@ -159,9 +154,9 @@ class Moment:
 
 
 def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
-    """{name: (what a seed determines, the position after it)}. The first changes also after some
-    600 draws: `moved` makes sure that these are not about to be over. Every worker gets a seed of
-    its own.
+    """Return {name: (what a seed determines, the position after it)}. The first changes also after
+    some 600 draws; with `moved`, one is drawn first, so that a change by the next draw is not taken
+    for a seed. Every worker gets a seed of its own.
     """
     modules = sys.modules
     if moved:
@@ -179,7 +174,7 @@ def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
 
 
 def keeps_pid(names: "Iterable[str]") -> str:
-    """How one of these modules does, in words; "" if none does."""
+    """Describe where one of these modules keeps the process id; "" if none does."""
     pid = os.getpid()
     for name in names:
         for attribute, value in getattr(sys.modules[name], "__dict__", {}).items():
@@ -193,41 +188,3 @@ def written() -> "list[int]":
         if stream is not None:
             stream.flush()
     return [os.fstat(fd).st_size for fd in (1, 2)]
-
-
-@contextlib.contextmanager
-def standing_back() -> "Iterator[None]":
-    """Behind the workers for a while. Without a privilege a process can never lower its own
-    niceness, nor leave SCHED_IDLE; but it can do so with that of its autogroup, which it has to
-    itself since setsid(), and with its priority for disks (ioprio_set(2)). Where cgroups divide the
-    CPUs, there are no autogroups (sched(7)).
-    """
-    import ctypes
-
-    call = ctypes.CDLL(None).syscall
-    change, get = IOPRIO.get(os.uname().machine, (0, 0))
-    before = call(get, 1, 0) if get else -1
-    set_niceness(BEHIND)
-    if before >= 0:
-        call(change, 1, 0, ONLY_IDLE_DISKS)
-    try:
-        yield
-    finally:
-        set_niceness(0)
-        if before >= 0:
-            call(change, 1, 0, before)
-
-
-def set_niceness(niceness: int) -> None:
-    """Of the autogroup."""
-    import time
-
-    for _ in range(20):
-        try:
-            with open("/proc/self/autogroup", "w") as f:
-                f.write(str(niceness))
-            return
-        except BlockingIOError:  # one can be changed ten times a second, on the whole machine
-            time.sleep(0.02)
-        except OSError:
-            return  # this kernel has none

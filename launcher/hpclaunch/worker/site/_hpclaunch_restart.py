@@ -2,9 +2,8 @@
 
 While torch is loaded it reads environment variables. In a worker that is forked, this has happened
 before the script began. So until the script imports torch, changes of these variables are watched:
-whoever changes one replaces the process by a new interpreter, with the same arguments, streams and
-process id. That one imports torch itself. The fork server learns it, and starts the later rounds
-cold.
+a change replaces the process by a new interpreter, with the same arguments, streams and process id,
+which imports torch itself. This is reported to the fork server, which starts later rounds cold.
 
 A process that the script has forked cannot begin anew. If it imports torch, it reports what it has
 changed.
@@ -18,13 +17,15 @@ import signal
 import sys
 from typing import Any
 
-import _hpclaunch_hooks  # type: ignore[import-not-found]  # loaded before
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..fork_server_messages import Worker
+    from ._hpclaunch_hooks import beside
     from ._hpclaunch_parking import Effects, Parking
+else:
+    from _hpclaunch_hooks import beside  # loaded before
 
-is_read_at_load = _hpclaunch_hooks.beside("_hpclaunch_variables").is_read_at_load
+is_read_at_load = beside("_hpclaunch_variables").is_read_at_load
 PR_SET_PDEATHSIG = 1
 MOST = 300  # characters of a name in a report, which must fit into a pipe in one piece
 # Python ignores these for itself.
@@ -40,7 +41,7 @@ class Restarts:
         self,
         parking: "Parking",
         environ: "dict[str, str]",
-        worker: "dict[str, Any]",
+        worker: "Worker",
         blocked: "list[int]",
         report: str,
     ) -> None:
@@ -129,8 +130,8 @@ class Restarts:
         for fd in inheritable() - self.inherited:
             os.set_inheritable(fd, False)
         try:
-            if self.worker["stdin"]:
-                os.dup2(os.open(self.worker["stdin"], os.O_RDONLY), 0)
+            if self.worker.stdin:
+                os.dup2(os.open(self.worker.stdin, os.O_RDONLY), 0)
             # Another thread than the first one has its own of these.
             self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -138,7 +139,7 @@ class Restarts:
                 ignored = s in self.ignored and s not in PYTHONS_OWN
                 self.libc.signal(int(s), ctypes.c_void_p(int(ignored)))
             signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
-            argv = self.worker["argv"]
+            argv = self.worker.argv
             os.execvpe(argv[0], argv, self.environ)
         except OSError as e:
             os.write(2, f"hpclaunch: cannot start the worker again: {e}\n".encode())

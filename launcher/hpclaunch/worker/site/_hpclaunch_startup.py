@@ -1,11 +1,11 @@
 """Watches, in the template, what Python runs before a script: sitecustomize and usercustomize.
 
 Both may add to sys.path, install import hooks, or set variables, and forked workers inherit that.
-Two things cannot be inherited: what they open or start would be shared by all workers, and what
-they read from a variable that differs between workers was the template's value. The template
-checks for both before it is ready.
+Two things cannot be inherited: all workers would share what they open or start, and would have the
+template's value of a variable that differs between workers. The template checks for both before it
+is ready.
 
-Imports nothing, since it would be imported before these two run.
+This imports nothing, since it would be imported before these two run.
 """
 
 import os
@@ -20,22 +20,22 @@ if TYPE_CHECKING:  # typing is not imported here
 _CORE = {f.__code__.co_filename for f in (os.getenv, type(os.environ).get, type(os.environ).update)}
 
 
-_asked: "dict[str, str]" = {}  # name of a variable: the file of whoever asked first
-_listed: "dict[str, str]" = {}  # name of a variable: the file of whoever listed all
+_asked: "dict[str, str]" = {}  # name of a variable: the file that read it first
+_listed: "dict[str, str]" = {}  # name of a variable: the file that listed all
 
 
 def _reader(frame: "FrameType") -> str:
-    """The file of whoever asks os.environ for something."""
+    """Return the file of the code that reads os.environ."""
     while frame.f_back is not None and frame.f_code.co_filename in _CORE:
         frame = frame.f_back
     return frame.f_code.co_filename
 
 
 class Environ(type(os.environ)):  # type: ignore[misc]
-    """os.environ while the template loads: records which variables are read, and by which file.
+    """os.environ while the template loads. It records which file reads which variable.
 
-    Code that lists all variables, to find those with its own prefix or to hand them on, may read
-    each of them once: tqdm does that, and torch imports it.
+    Code that lists all variables, to find those with its prefix or to pass them on, may read each
+    of them once: tqdm does that, and torch imports it.
     """
 
     def __iter__(self) -> "Iterator[str]":
@@ -53,7 +53,7 @@ class Environ(type(os.environ)):  # type: ignore[misc]
 
 
 class Startup:
-    """Created before they run."""
+    """The state before they run, when this is created, and what they do."""
 
     def __init__(self, parking: "ModuleType") -> None:
         for name in (__name__, parking.__name__):
@@ -65,8 +65,8 @@ class Startup:
         self._plain = type(os.environ)
         os.environ.__class__ = Environ
 
-    def go_on(self) -> None:
-        """sitecustomize has run. Serve as the template once usercustomize has run, too."""
+    def serve_next(self) -> None:
+        """Serve as the template once usercustomize has run; sitecustomize has run already."""
         import site  # which is running
 
         if not site.ENABLE_USER_SITE:
@@ -86,14 +86,14 @@ class Startup:
         sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template").serve(self)
 
     def changes(self, before: "dict[str, str]") -> "dict[str, str | None]":
-        """{name: value, or None if it is gone} of the variables that differ from `before`."""
+        """Return {name: value, or None if it is gone} of variables that differ from `before`."""
         now = dict(os.environ)
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return {name: now.get(name) for name in names}
 
     @staticmethod
     def descriptors() -> "dict[str, str]":
-        """{descriptor: what it is}."""
+        """Return {descriptor: the target of its link in /proc}."""
         found = {}
         for fd in os.listdir("/proc/self/fd"):
             try:
@@ -103,5 +103,5 @@ class Startup:
         return found
 
     def end(self) -> None:
-        """In a fork of the template: os.environ is an ordinary one again."""
+        """Make os.environ an ordinary one again, in a fork of the template."""
         os.environ.__class__ = self._plain

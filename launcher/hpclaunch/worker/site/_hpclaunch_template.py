@@ -2,24 +2,21 @@
 
 The fork server starts it with the workers' own command line. It never runs the script. Still in its
 startup, after all that Python runs before a script (`_hpclaunch_startup.py`), it serves
-requests; a worker that it forks returns from here and goes on to the script as a fresh interpreter
-does. So `__main__`, `sys.argv`, `sys.path`, the interpreter's options and the end of a script are
-Python's own doing. What the template has imported is parked in the worker until the script imports
-it (`_hpclaunch_parking.py`).
+requests. A worker that it forks returns from here, and continues to the script as a fresh
+interpreter does. So `__main__`, `sys.argv`, `sys.path`, the interpreter's options and the end of a
+script are Python's own. What the template has imported is parked in the worker until the script
+imports it (`_hpclaunch_parking.py`).
 
-HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a stream socket to the fork
-server, with one JSON object per line, and the files with what was written to stdout and stderr.
-`worker/template_messages.py`, of which nothing can be imported here, has the messages.
+HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a socket to the fork server
+(`worker/template_messages.py`), and the files with what was written to stdout and stderr.
 
-With "store" the listening socket comes along, and one child holds the round's TCPStore. "learn" has
-the fork server's descriptors, one or two, to which the first and the last worker write their
-lessons (`_hpclaunch_lesson.py`). To the one of "restarts", a worker writes why it becomes a new
-interpreter (`_hpclaunch_restart.py`).
+On Fork, a child may hold the round's TCPStore, whose listening socket comes with the request. The
+first and the last worker write lessons (`_hpclaunch_lesson.py`). Every worker reports why it
+becomes a new interpreter, if it does (`_hpclaunch_restart.py`).
 
-With "renew" come a channel and two files for output. A fork of the template imports what a lesson
-says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says "begun" on its
-channel, and is a template like this one once it is "ready", unless a module is "unsafe". This one
-goes on until then.
+On Renew, a fork of the template imports what a lesson says (`_hpclaunch_renewal.py`), as the fork
+server's child like the workers. It answers Begun on its own channel, and is a template like this
+one once it has answered Ready, unless a module is Unsafe. This one continues until then.
 
 Workers are forked by a child of this process that ends at once. So they become children of the fork
 server, which is the nearest subreaper: it alone waits for them and ends them.
@@ -34,46 +31,69 @@ does without the module.
 import atexit
 import ctypes
 import gc
-import json
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
+import types
 import warnings
 from typing import Any
-
-import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
-from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # the same
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import random
     from typing import TypeAlias
 
-    from ._hpclaunch_renewal import Step
+    from .. import template_messages as replies
+    from ..fork_server_messages import Worker
+    from ..json_lines import JsonLines
+    from ..messages import decode, never
+    from ..processes import PR_SET_PDEATHSIG, append_to, children, prctl
+    from ..template_messages import REQUESTS, Fork, Load, Renew
+    from ._hpclaunch_errors import record_errors
+    from ._hpclaunch_hooks import beside
+    from ._hpclaunch_output import keep_writing
+    from ._hpclaunch_progress import progress
     from ._hpclaunch_startup import Startup
 
     # In a worker that was forked, what `become` needs: the template, the pid of the process between
     # the two, the worker, and the request
-    Forked: "TypeAlias" = tuple["Template", int, dict[str, Any], dict[str, Any]]
+    NewWorker: "TypeAlias" = tuple["Template", int, Worker, Fork]
+else:
+    # All of these are loaded already.
+    from _hpclaunch_errors import record_errors
+    from _hpclaunch_hooks import beside
+    from _hpclaunch_output import keep_writing
+    from _hpclaunch_progress import progress
 
-PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
+    # The package above this directory, under a name that no module of the user's has. A worker
+    # removes it from `sys.modules`.
+    _package = types.ModuleType("_hpclaunch_worker")
+    _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.modules[_package.__name__] = _package
+    from _hpclaunch_worker import template_messages as replies
+    from _hpclaunch_worker.json_lines import JsonLines
+    from _hpclaunch_worker.messages import decode, never
+    from _hpclaunch_worker.processes import PR_SET_PDEATHSIG, append_to, children, prctl
+    from _hpclaunch_worker.template_messages import REQUESTS, Fork, Load, Renew
+
 NAME = b"hpclaunch-torch"  # of the template, for ps
 NO_TORCH = 3  # exit code
 SHARED = (  # what must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
 )
-# jemalloc, which pyarrow brings along, hears of a fork, and then does that thread's work elsewhere.
+# jemalloc, which pyarrow brings along, is informed of a fork, and then does that thread's work
+# elsewhere.
 HARMLESS = (b"jemalloc_bg_thd",)
-OURS = ("__main__", "_hpclaunch_hooks")
+OURS = ("__main__", "_hpclaunch_hooks", "_hpclaunch_worker")
 STARTUP = "what this Python runs before a script (sitecustomize, usercustomize, .pth files)"
 
 
 def serve(startup: "Startup") -> None:
-    """Returns in the workers only."""
+    """Serve the fork server's requests. Return in the workers only."""
     try:
         words = os.environ.pop("HPCLAUNCH_TEMPLATE").split(",")
         worker = Template(startup, *map(int, words)).run()
@@ -86,7 +106,7 @@ def serve(startup: "Startup") -> None:
         os._exit(126)
 
 
-class Unfit(Exception):  # noqa: N818
+class UnfitError(Exception):
     """Why a worker that is forked from here would differ from a fresh interpreter."""
 
 
@@ -96,7 +116,7 @@ class Template:
             os.set_inheritable(fd, False)
         self.startup = startup
         self.server = server
-        self.channel = socket.socket(fileno=channel)
+        self.channel = JsonLines(socket.socket(fileno=channel))
         self.output = (out, err)
         self.env: dict[str, str] = {}  # with which this process was started
         self.own: frozenset[str] = frozenset()
@@ -104,50 +124,44 @@ class Template:
         self.unseeded: Any = None
         self.effects: Any = None  # of importing torch
         # What all else has written to stdout and stderr, and which variables it has changed
-        self.said = (b"", b"")
+        self.written = (b"", b"")
         self.changes: dict[str, str | None] = {}
         self.parking: Any = None
-        self.came: list[int] = []  # descriptors for the next requests
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
         self.name = name()
         set_name(NAME)
-        # Whoever looks for workers by their command line is not to find this process.
+        # A search for workers by their command line must not find this process.
         self.command = command_line()
         set_command_line(NAME)
 
-    def run(self) -> "Forked | None":
-        """None at the end; in a worker that was forked, what `become` needs.
-
-        The lines are those of worker/json_lines.py, of which nothing can be imported here.
-        """
-        buffer = b""
+    def run(self) -> "NewWorker | None":
+        """Return None at the end; in a worker that was forked, what `become` needs."""
         while True:
-            data, more, _, _ = socket.recv_fds(self.channel, 1 << 16, 4)
-            if not data:
+            channel = self.channel
+            try:
+                requests = channel.receive()
+            except EOFError:
                 return None
-            self.came += more
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                request = json.loads(line)
-                op = request.pop("op")
-                if op == "load":
-                    self.load(**request)
-                elif op == "fork":
-                    listener = self.came.pop(0) if request["store"] else None
-                    worker = self.fork(request, listener)
-                    if worker is not None:
-                        return worker
-                    close(listener)
-                elif op == "renew":
-                    given, self.came = self.came[:3], self.came[3:]
-                    if self.renew(given, **request):
-                        buffer = b""
-                        break
-                    close(*given)
-                else:
-                    raise ValueError(f"unknown request {op!r}")
+            for raw in requests:
+                request = decode(REQUESTS, raw)
+                match request:
+                    case Load():
+                        self.load(request)
+                    case Fork():
+                        listener = channel.descriptors.pop(0) if request.store else None
+                        worker = self.fork(request, listener)
+                        if worker is not None:
+                            return worker
+                        close(listener)
+                    case Renew():
+                        fds = [channel.descriptors.pop(0) for _ in range(3)]
+                        if self.renew(fds, request):
+                            break  # further requests on this channel are not for the successor
+                        close(*fds)
+                    case _:
+                        never(request)
 
     def take_name(self) -> None:
         """Older torches give the process that imports them another name: the workers have that."""
@@ -155,20 +169,19 @@ class Template:
             self.name = given
             set_name(NAME)
 
-    def tell(self, op: str, **fields: object) -> None:
-        self.channel.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
+    def answer(self, reply: "replies.Reply") -> None:
+        self.channel.send(reply.encoded())
 
     # Loading
 
-    def load(
-        self, modules: "list[str]", env: "dict[str, str]", own: "list[str]", blocked: "list[int]"
-    ) -> None:
-        self.env, self.own, self.blocked = env, frozenset(own), blocked
+    def load(self, request: "Load") -> None:
+        self.env, self.own = request.env, frozenset(request.own)
+        self.blocked = request.blocked
         often = gc.get_threshold()
         gc.set_threshold(0)  # what is imported stays, and collections cost a tenth of the time
         try:
             if is_traced():
-                raise Unfit("the interpreter is being traced")
+                raise UnfitError("the interpreter is being traced")
             self.check_state(STARTUP)
             self.unseeded = Unseeded()
             is_plain = finalizing().is_plain()
@@ -179,13 +192,13 @@ class Template:
             self.take_name()
             self.check("torch")
             self.effects.end(self.own)
-        except Unfit as e:
-            self.tell("unfit", words=self.words, why=str(e))
+        except UnfitError as e:
+            self.answer(replies.Unfit(self.words, str(e)))
             return
-        for name in modules:
+        for name in request.modules:
             self.load_module(name)
         self.prepare_to_fork()
-        self.tell("ready", words=self.words)
+        self.answer(replies.Ready(self.words))
         if not gc.get_threshold()[0]:  # else a module has set another
             gc.set_threshold(*often)
         finalizing().freeze()
@@ -198,14 +211,14 @@ class Template:
             for name, value in self.startup.changes(self.env).items()
             if name not in torchs.changes
         }
-        self.said = tuple(
+        self.written = tuple(
             parking.read(fd, 0, end - len(written)) + parking.read(fd, end, now)
             for fd, end, now, written in zip(
                 (1, 2), torchs.sizes, parking.sizes(), torchs.written, strict=True
             )
         )
-        for name in ("_hpclaunch_lesson", "_hpclaunch_restart"):
-            _hpclaunch_hooks.beside(name)
+        for name in ("_hpclaunch_lesson", "_hpclaunch_responder", "_hpclaunch_restart"):
+            beside(name)
         self.parking = parking.Parking(self.startup.modules, torchs)
         finalizing().left_out.append(self.parking)
 
@@ -213,11 +226,11 @@ class Template:
         try:
             __import__(name)
         except (Exception, SystemExit) as e:
-            self.tell("failed", module=name, why=f"{type(e).__name__}: {e}")
+            self.answer(replies.Failed(name, f"{type(e).__name__}: {e}"))
         try:
             self.check(name)
-        except Unfit as e:
-            self.tell("unsafe", module=name, why=str(e))
+        except UnfitError as e:
+            self.answer(replies.Unsafe(name, str(e)))
             os._exit(0)
 
     def check(self, name: str) -> None:
@@ -225,7 +238,8 @@ class Template:
         self.check_shadows(name)
 
     def check_state(self, what: str) -> None:
-        """A fork loses threads and devices, and shares connections and files."""
+        """Raise UnfitError if a fork would lose threads or devices, or share connections or
+        files."""
         if threads():
             # OpenBLAS ends its threads before a fork, and starts them again when it needs them.
             pid = fork()
@@ -233,18 +247,21 @@ class Template:
                 os._exit(0)
             os.waitpid(pid, 0)
         if threads():
-            raise Unfit(f"{what} starts threads")
+            raise UnfitError(f"{what} starts threads")
         if children():
-            raise Unfit(f"{what} starts processes")
+            raise UnfitError(f"{what} starts processes")
         for fd, target in self.startup.descriptors().items():
             if fd not in self.mine and (target.startswith(SHARED) or is_written(fd, target)):
-                raise Unfit(f"{what} opens {target}")
+                raise UnfitError(f"{what} opens {target}")
         for name in sorted(self.own.intersection(self.startup.asked)):
             if not is_of_torch(reader := self.startup.asked[name]):
-                raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
+                raise UnfitError(
+                    f"{reader} reads {name}, of which each worker has a value of its own"
+                )
 
     def check_shadows(self, imported: str, known: "frozenset[str]" = frozenset()) -> None:
-        """The script would find modules beside it first; they were not searched here."""
+        """Raise UnfitError if the script would find one of the modules beside itself first; they
+        were not searched there."""
         first = script_directory()
         if first is None:
             return
@@ -255,99 +272,93 @@ class Template:
         for name in sorted(names.difference(OURS)):
             spec = PathFinder.find_spec(name, [first])
             if spec is not None and spec.loader is not None:
-                raise Unfit(f"{spec.origin} stands in for the {name} that {imported} imports")
+                raise UnfitError(f"{spec.origin} stands in for the {name} that {imported} imports")
         sys.path_importer_cache.pop(first, None)
 
     # The next template
 
-    def renew(self, fds: "list[int]", steps: "list[Step]", own: "list[str]", idle: bool) -> bool:
-        """True in the fork that is the next template."""
+    def renew(self, fds: "list[int]", request: "Renew") -> bool:
+        """Fork a successor. Return True in the successor."""
         try:
-            brood = fork_through()
-        except OSError:  # the kernel grants no further process; its channel's end tells
+            between = fork_through()
+        except OSError:  # the kernel grants no further process, as the end of its channel shows
             return False
-        if not brood:
+        if not between:
             return False
-        self.adopted(brood)
+        self.adopted(between)
         channel, out, err = fds
         for stream, new in enumerate((out, err), start=1):
             os.dup2(new, stream)
         close(*self.output)
         self.output = (out, err)
-        self.channel = socket.socket(fileno=channel)
+        self.channel = JsonLines(socket.socket(fileno=channel))
         for fd in fds:
             os.set_inheritable(fd, False)
         self.mine = self.startup.descriptors().keys()
-        self.tell("begun", pid=os.getpid())
-        self.replay(steps, own, idle)
+        self.answer(replies.Begun(os.getpid()))
+        self.replay(request)
         return True
 
-    def replay(self, steps: "list[Step]", own: "list[str]", idle: bool) -> None:
-        renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
+    def replay(self, request: "Renew") -> None:
+        renewal = beside("_hpclaunch_renewal")
         often = gc.get_threshold()
         gc.set_threshold(0)
         known = frozenset(sys.modules)
-        replayed = renewal.Renewal(self, Unfit, steps, own)
         name = ""
         try:
-            if idle:
-                with renewal.standing_back():
-                    replayed.run(careful=True)
-            else:
-                replayed.run(careful=False)
+            renewal.Renewal(self, UnfitError, request).run(careful=request.idle)
             self.check_shadows("the script", known)
         except renewal.NotForAll as e:
             name, why = e.args
-        except Unfit as e:
+        except UnfitError as e:
             name, why = "*", str(e)
         if name:
-            self.tell("unsafe", module=name, why=why)
+            self.answer(replies.Unsafe(name, why))
             os._exit(0)
         self.take_name()
         gc.set_threshold(*often)
         self.prepare_to_fork()
         finalizing().freeze()
-        self.tell("ready", words=self.words)
+        self.answer(replies.Ready(self.words))
 
     # Forking
 
-    def fork(self, request: "dict[str, Any]", listener: "int | None") -> "Forked | None":
-        what = request["what"]
+    def fork(self, request: "Fork", listener: "int | None") -> "NewWorker | None":
+        what = request.what
         try:
-            brood = fork()
+            between = fork()
         except OSError as e:
-            self.tell("forked", what=what, pids={}, store=0, why=str(e.strerror))
+            self.answer(replies.Forked(what, {}, 0, str(e.strerror)))
             return None
-        if brood:
-            _, status = os.waitpid(brood, 0)
+        if between:
+            _, status = os.waitpid(between, 0)
             if status:
-                why = f"fork failed with status {status}"
-                self.tell("forked", what=what, pids={}, store=0, why=why)
+                self.answer(replies.Forked(what, {}, 0, f"fork failed with status {status}"))
             return None
-        brood = os.getpid()
+        between = os.getpid()
         pids: dict[int, int] = {}
         store, why = 0, ""
         try:
             if listener is not None:
                 store = fork()
                 if not store:
-                    self.hold_store(brood, listener, request["store"])
-            for worker in request["workers"]:
+                    self.hold_store(between, listener, request.store)
+            for worker in request.workers:
                 pid = fork()
                 if not pid:
                     close(listener)
-                    return self, brood, worker, request
-                pids[worker["rank"]] = pid
+                    return self, between, worker, request
+                pids[worker.rank] = pid
         except OSError as e:
             why = str(e.strerror)
-        self.tell("forked", what=what, pids=pids, store=store, why=why)
+        self.answer(replies.Forked(what, pids, store, why))
         os._exit(0)
 
-    def lesson_of(self, worker: "dict[str, Any]", request: "dict[str, Any]") -> "str | None":
-        """Where the worker writes its lesson; None for most."""
-        tellers = dict(zip((0, -1), request["learn"], strict=False))
-        for place, fd in tellers.items():
-            if worker is request["workers"][place]:
+    def lesson_of(self, worker: "Worker", request: "Fork") -> "str | None":
+        """Return where the worker writes its lesson; None for most."""
+        places = dict(zip((0, -1), request.learn, strict=False))
+        for place, fd in places.items():
+            if worker is request.workers[place]:
                 return self.of_server(fd)
         return None
 
@@ -355,22 +366,21 @@ class Template:
         """Return the path of a descriptor of the fork server."""
         return f"/proc/{self.server}/fd/{fd}"
 
-    def adopted(self, brood: int) -> None:
+    def adopted(self, between: int) -> None:
         """Wait until the fork server is our parent, whose death then ends us."""
         os.setsid()
-        while os.getppid() == brood:
+        while os.getppid() == between:
             time.sleep(0.0002)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.server:
             os._exit(1)
         self.channel.close()
-        close(*self.came)
-        self.came = []
+        close(*self.channel.descriptors)
 
-    def hold_store(self, brood: int, listener: int, err: str) -> None:
+    def hold_store(self, between: int, listener: int, err: str) -> None:
         """Serve the round's store until we are killed; it outlives the workers of the round."""
         try:
-            self.adopted(brood)
+            self.adopted(between)
             redirect(err, err)
             store = serve_store(listener)
             while store:
@@ -383,7 +393,7 @@ class Template:
 
 class Unseeded:
     """Generators of random numbers that modules have made for themselves, such as for the ids of
-    runs or of cached files, which must not be the same in two workers."""
+    runs or of cached files, which must differ between workers."""
 
     def __init__(self) -> None:
         import random
@@ -403,7 +413,7 @@ class Unseeded:
         self.kind.seed = noting  # type: ignore[method-assign, assignment]
 
     def renew(self) -> None:
-        """In a worker, which has the function as it was."""
+        """Seed the generators, in a worker, and put the function back."""
         self.kind.seed = self.seed  # type: ignore[method-assign]
         for generator in [*self.known.values()]:
             generator.seed()
@@ -419,10 +429,8 @@ def import_torch() -> None:
 
 
 def serve_store(listener: int) -> object:
-    """A TCPStore that takes over a listening socket.
-
-    torch's libuv backend can do so from 2.8 on; its older backend could always.
-    """
+    """Return a TCPStore that takes over a listening socket. torch's libuv backend can do so from
+    2.8 on, its older backend in every version."""
     import functools
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -442,28 +450,26 @@ def serve_store(listener: int) -> object:
         return serve(use_libuv=False)
 
 
-def become(
-    template: "Template", brood: int, worker: "dict[str, Any]", request: "dict[str, Any]"
-) -> None:
+def become(template: "Template", between: int, worker: "Worker", request: "Fork") -> None:
     """Turn a fork of the template into an interpreter that is about to run its script."""
-    template.adopted(brood)
+    template.adopted(between)
     set_name(template.name)
     set_command_line(template.command)
-    redirect(worker["out"], worker["err"])
-    if worker["stdin"]:
-        fd = os.open(worker["stdin"], os.O_RDONLY)
+    redirect(worker.out, worker.err)
+    if worker.stdin:
+        fd = os.open(worker.stdin, os.O_RDONLY)
         os.dup2(fd, 0)
         os.close(fd)
     close(*template.output)
-    for stream, data in enumerate(template.said, start=1):
+    for stream, data in enumerate(template.written, start=1):
         write(stream, data)
-    if worker["cpus"]:
+    if worker.cpus:
         try:
-            os.sched_setaffinity(0, worker["cpus"])
+            os.sched_setaffinity(0, worker.cpus)
         except OSError:
             pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
     template.startup.end()
-    environ = request["env"] | worker["env"]
+    environ = request.env | worker.env
     os.environ.clear()
     os.environ.update(environ)
     for name, value in template.changes.items():
@@ -471,24 +477,27 @@ def become(
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    sys.orig_argv[:] = worker["argv"]
-    sys.argv[1:] = worker["argv"][len(template.words) :]
+    sys.orig_argv[:] = worker.argv
+    sys.argv[1:] = worker.argv[len(template.words) :]
     forget()
     template.unseeded.renew()
-    _hpclaunch_hooks.keep_writing()
-    _hpclaunch_hooks.progress.begin()
+    keep_writing()
+    progress.begin()
     lesson = template.lesson_of(worker, request)
     if lesson is not None:
-        _hpclaunch_hooks.beside("_hpclaunch_lesson").Telling(lesson)
-    report = template.of_server(request["restarts"])
-    restarts = _hpclaunch_hooks.beside("_hpclaunch_restart").Restarts
+        beside("_hpclaunch_lesson").Lesson(lesson)
+    report = template.of_server(request.restarts)
+    restarts = beside("_hpclaunch_restart").Restarts
     restarts = restarts(template.parking, environ, worker, template.blocked, report)
     template.parking.park(restarts)
+    for module in [name for name in sys.modules if name.startswith("_hpclaunch_worker")]:
+        del sys.modules[module]
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
 
 def forget() -> None:
-    """Renew what is each process's own: random numbers, a key for children, its thread's id."""
+    """Renew what each process has of its own: random numbers, a key for children, its thread's
+    id."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()
@@ -498,32 +507,33 @@ def forget() -> None:
         process.current_process()._config["authkey"] = key
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 forgets it
-    _hpclaunch_hooks.record_errors()
+    record_errors()
     atexit.register(finalizing().at_exit)
 
 
 def finalizing() -> "Any":
-    return _hpclaunch_hooks.beside("_hpclaunch_finalizing")
+    return beside("_hpclaunch_finalizing")
 
 
 def fork_through() -> int:
-    """Fork a grandchild, whose parent ends at once: returns that parent's pid there, and 0 here."""
-    brood = fork()
-    if brood:
-        os.waitpid(brood, 0)
+    """Fork a grandchild, whose parent ends at once. Return that parent's pid there, and 0 here."""
+    between = fork()
+    if between:
+        os.waitpid(between, 0)
         return 0
-    brood = os.getpid()
+    between = os.getpid()
     child = -1
     try:
         child = fork()
     finally:
         if child:
             os._exit(0)
-    return brood
+    return between
 
 
 def fork() -> int:
-    """From 3.12 on, Python warns of threads, of which only HARMLESS ones are here."""
+    """Fork without a warning: from 3.12 on, Python warns of threads, and only HARMLESS ones are
+    here."""
     if sys.version_info < (3, 12) or len(os.listdir("/proc/self/task")) == 1:
         return os.fork()
     with warnings.catch_warnings():
@@ -532,7 +542,7 @@ def fork() -> int:
 
 
 def name() -> bytes:
-    """As ps and top show it."""
+    """Return the name of this process, as ps and top show it."""
     with open("/proc/self/comm", "rb") as f:
         return f.read()[:-1]
 
@@ -543,7 +553,7 @@ def set_name(new: bytes) -> None:
 
 
 def arguments() -> "tuple[int, int]":
-    """Where the command line is in the memory of this process: proc(5)."""
+    """Return where the command line begins and ends in the memory of this process: proc(5)."""
     with open("/proc/self/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return int(fields[45]), int(fields[46])
@@ -561,7 +571,7 @@ def set_command_line(new: bytes) -> None:
 
 
 def threads() -> "list[bytes]":
-    """The names of those beside this one that a fork must not lose."""
+    """Return the names of the threads beside this one that a fork must not lose."""
     names = []
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -573,20 +583,17 @@ def threads() -> "list[bytes]":
     return [name for name in names if name not in HARMLESS]
 
 
-def children() -> "list[str]":
-    with open(f"/proc/self/task/{os.getpid()}/children") as f:
-        return f.read().split()
-
-
 def is_traced() -> bool:
-    """By a debugger, a profiler or coverage, each of which follows a single process."""
+    """Return whether a debugger, a profiler or coverage follows this process: they follow only
+    one."""
     tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
     names = [tools.get_tool(number) for number in range(6)] if tools else []
     return bool(sys.gettrace() or sys.getprofile() or any(names))
 
 
 def is_written(fd: str, target: str) -> bool:
-    """Whether it is a file that is open for writing, at a position that workers would share."""
+    """Return whether a descriptor is a file that is open for writing, at a position that workers
+    would share."""
     if target.startswith("/dev/"):
         return False
     with open(f"/proc/self/fdinfo/{fd}") as f:
@@ -595,7 +602,8 @@ def is_written(fd: str, target: str) -> bool:
 
 
 def is_of_torch(file: str) -> bool:
-    """torch reads some variables on import, but uses them only in the worker."""
+    """Return whether a file is one of torch's, which reads some variables when it is imported, but
+    uses them only in the worker."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return spec is not None and file.startswith(os.path.dirname(spec.origin) + os.sep)
 
@@ -608,22 +616,9 @@ def close(*fds: "int | None") -> None:
 
 def redirect(out: str, err: str) -> None:
     for stream, path in enumerate((out, err), start=1):
-        # As append_to in processes.py; the agent has made the file, and checked it.
-        if path.startswith("/dev/pts/"):
-            fd = os.open(path, os.O_RDWR | os.O_NOCTTY)
-        else:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            fd = os.open(path, flags, 0o600)
-            check_own(fd, path)
+        fd = append_to(path)
         os.dup2(fd, stream)
         os.close(fd)
-
-
-def check_own(fd: int, path: str) -> None:
-    """As open_file in private_files.py."""
-    found = os.fstat(fd)
-    if not is_ours(found, os.path.dirname(path)) or found.st_nlink > 1:
-        raise PermissionError(f"{path} belongs to another user, or has another name too")
 
 
 def write(fd: int, data: bytes) -> None:
@@ -632,7 +627,7 @@ def write(fd: int, data: bytes) -> None:
 
 
 def script_directory() -> "str | None":
-    """What Python will put first in sys.path; None if nothing."""
+    """Return what Python will put first in sys.path; None if nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None
     script = sys.argv[0]
