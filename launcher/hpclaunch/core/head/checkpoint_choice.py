@@ -7,7 +7,7 @@ earlier rounds have failed while they were resuming from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from ..ending.table import verdict
 from ..protocol.crc import checksum
@@ -16,10 +16,9 @@ from ..protocol.events import CheckpointChosen
 from ..protocol.facts import CheckpointSought, ReadersAwaited
 from ..protocol.model import Job, Look, Origin, Seen, Tally, Verdict
 from ..protocol.values import replace
-from .restarts import Budget
+from .restarts import Budget, passed_over
 from .roster import Awaited, Peer, hosts_of
 
-FAILED_TWICE = "the job failed twice while it was resuming from it"
 NO_STEP_IN_NAME = (
     "its name has no step in it, so the checkpoints of that name on several nodes may be of "
     "different steps"
@@ -29,14 +28,14 @@ Participants = Callable[[], list[Peer]]
 
 
 class CheckpointChoice:
-    """Starts with `begin`. Once this is `done`, the round can begin with `choice`. Once there is a
-    `verdict`, no round can begin.
+    """The choice for one round. Call `begin` first. Once it is `done`, the round can begin with
+    `choice`. Once there is a `verdict`, no round can begin.
     """
 
     def __init__(self, job: Job, budget: Budget, numbers: Iterator[int]) -> None:
         """`numbers` are those of the head's questions."""
         self.job, self.budget, self._numbers = job, budget, numbers
-        self.search_number = 0  # of the search that was asked for last
+        self.search_number = 0  # of the last search
         self.choice: CheckpointChosen | None = None
         self._chosen_at = 0.0
         self.done = False
@@ -44,16 +43,16 @@ class CheckpointChoice:
         self.asked = 0  # how often the agents were asked to look
         self._look: Look | None = None  # what the agents were asked to look at
         self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
-        # Why each is passed over that has not failed, by the checksum of its mark.
-        self._avoid: dict[int, str] = {}
-        self._failed: set[int] = set()  # the same of those that have
+        # Checkpoints are known by the checksums of their marks.
+        self._avoid: dict[int, str] = {}  # why each is passed over that has not failed
+        self._failed: set[int] = set()  # those that have failed
         self._tally_before: Tally | None = None  # the tally before the first choice was rejected
         self._accepts_rejected = False  # there is nothing better
-        self._unseen = ""  # why a checkpoint was passed over that some agent does not see
+        self._unseen = ""  # which agent does not see a checkpoint that was passed over for this
         self._not_answered = Awaited()
         self._waited_for: list[Peer] = []
         self._since = self._asked_at = 0.0
-        self._give_up_at = math.inf  # until then, agents may yet come to see it; inf: no longer
+        self._give_up_at = math.inf  # until then, agents may not see it yet; inf: they never will
         self._notice_at = math.inf
 
     def begin(self, now: float) -> list[Effect]:
@@ -66,12 +65,12 @@ class CheckpointChoice:
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
         self.done = False
-        avoid = (*_passed_over(sorted(self._failed)), *self._avoid.items())
+        avoid = (*passed_over(sorted(self._failed)), *self._avoid.items())
         self.search_number = next(self._numbers)
         return [ChooseCheckpoint(avoid, number=self.search_number)]
 
     def chosen(self, choice: CheckpointChosen, now: float) -> bool:
-        """Take in what a search has found. Returns False if that answers an earlier search."""
+        """Note what a search has found. Return False if that answers an earlier search."""
         if choice.number != self.search_number:
             return False
         self.choice, self._chosen_at = choice, now
@@ -80,7 +79,9 @@ class CheckpointChoice:
     # Time
 
     def next_deadline(self, paused_until: float) -> float:
-        """`paused_until` is the end of the rendezvous's pause, or `inf`."""
+        """Return when to call `notice`. `paused_until` is the end of the rendezvous's pause, or
+        `inf`.
+        """
         if self.choice is None:
             return self._notice_at
         if self._look is None or self.done:
@@ -88,8 +89,8 @@ class CheckpointChoice:
         return min(paused_until, self._notice_at, self._give_up_at)
 
     def notice(self, now: float) -> list[Effect]:
-        """Note which time-outs are over, and record if it takes long. This is to be called
-        whether or not the round could begin.
+        """Note which time-outs are over, and record if the choice takes long. Call this whether or
+        not the round could begin.
         """
         if now >= self._give_up_at:
             self._give_up_at = math.inf
@@ -118,9 +119,9 @@ class CheckpointChoice:
     def consider(self, participants: Participants, now: float) -> list[Effect] | None:
         """Take the next step with the choice, for a round of these agents.
 
-        Returns effects if that leads to another search, or to new questions to the agents (`asked`
-        is then higher). Returns None if there is nothing to do but to wait, or if this is `done` or
-        has a `verdict`.
+        Return effects if that leads to another search, or to new questions to the agents (`asked`
+        is then higher). Return None if there is nothing to do but wait, or if this is `done` or has
+        a `verdict`.
         """
         choice = self.choice
         assert choice is not None, "there is something to consider"
@@ -152,8 +153,7 @@ class CheckpointChoice:
         if self._unseen and not self.job.local:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
             reason += "that all nodes share? (--checkpoint-local is for one on each node)"
-            total = self.budget.total
-            self.verdict = verdict(Origin.TROUBLE, reason, restarts=total)
+            self.verdict = verdict(Origin.TROUBLE, reason)
             return None
         self.done = True
         return None
@@ -168,8 +168,7 @@ class CheckpointChoice:
         if self._look is None:
             timing = self.job.timing
             limit = timing.older if self._unseen else timing.visible
-            # What is missing in a node's own directory now will not appear: no other node writes
-            # there.
+            # No other node writes into a node's own directory: what is missing will not appear.
             self._give_up_at = math.inf if self.job.local else now + limit
             self._asked_at, self._notice_at = now, now + self.job.timing.next_notice
         what = (choice.path, choice.mark, choice.size, choice.time)
@@ -205,23 +204,13 @@ class CheckpointChoice:
         return None
 
     def _seen(self, peer: Peer) -> Seen | None:
-        """Return the agent's answer to what it is asked now; None if it has not answered yet."""
+        """Return the agent's answer to the present question; None if it has not answered yet."""
         seen, look = None if peer.report is None else peer.report.seen, self.look(peer)
         return seen if look is not None and seen is not None and look.is_answered(seen) else None
 
     def look(self, peer: Peer) -> Look | None:
-        """Return what the agent is asked to look at; None for nothing."""
+        """Return the checkpoint that the agent is asked to look at; None for none."""
         share = self._shares.get(peer.place.index)
         if self._look is None or share is None:
             return self._look
         return replace(self._look, share=share)
-
-
-def newest_search(budget: Budget) -> ChooseCheckpoint:
-    """Return a search for the newest checkpoint, without a number: not for the next round."""
-    return ChooseCheckpoint(_passed_over(budget.tally.avoided))
-
-
-def _passed_over(failed: Iterable[int]) -> tuple[tuple[int, str], ...]:
-    """Return what a search is asked to avoid; `failed` are the checksums of their marks."""
-    return tuple((mark, FAILED_TWICE) for mark in failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from ..consensus.leader_lease import LeaderLease
 from ..ending.table import verdict
@@ -15,8 +15,6 @@ from ..protocol.model import Job, Origin, Phase, Verdict
 from .cordon import uncordon
 from .roster import Awaited, Peer, Roster, hosts_of, names_of
 
-Groups = Callable[[], Collection[int]]
-
 
 class Rendezvous:
     """The wait for a round, from `begin` to `complete`.
@@ -24,15 +22,11 @@ class Rendezvous:
     At the start of the job, the head waits for agents that were never heard. Later it waits only
     for lost nodes, if too few are left and one of the lost nodes may come back.
 
-    `update` takes in what has changed. The methods after it change nothing.
+    Call `update` after every change. The queries after it change nothing.
     """
 
     def __init__(
-        self,
-        job: Job,
-        roster: Roster,
-        lease: LeaderLease,
-        numbers: Iterator[int],
+        self, job: Job, roster: Roster, lease: LeaderLease, numbers: Iterator[int]
     ) -> None:
         """`numbers` are those of the head's questions."""
         self.job, self.timing = job, job.timing
@@ -46,8 +40,7 @@ class Rendezvous:
         self._not_idle = Awaited()
         self._with_workers = Awaited()
         self._arrivals_closed = False  # the wait for agents that were never heard is over
-        # But the head has taken over, and still waits for the voters of its predecessor.
-        self._taken_over = False
+        self._taken_over = False  # but this head still waits for the voters of its predecessor
         self._pause_until = -math.inf  # -inf: there is no pause
         self._awaited_at = -math.inf  # when the head last waited for agents that were never heard
 
@@ -62,12 +55,12 @@ class Rendezvous:
         self._arrivals_closed = self._taken_over = begun
 
     def complete(self) -> None:
-        """The rendezvous was complete. From now on, nobody waits for agents that have not come."""
+        """End the wait. From now on, the head does not wait for agents that were never heard."""
         self._arrivals_closed, self._taken_over = True, False
 
     def pause(self, until: float) -> None:
-        """Begin no round before `until`: workers of a dead agent may be left until then, or a node
-        that fails again and again is given time. Of several pauses, the latest end counts.
+        """Begin no round before `until`, and before the end of any other pause: workers of a dead
+        agent may be left, or a node that fails again and again is given time.
         """
         self._pause_until = max(self._pause_until, until)
 
@@ -97,8 +90,8 @@ class Rendezvous:
 
     @property
     def _last_call(self) -> float:
-        """How long to wait for more than the fewest nodes. Where no other head is elected, an
-        earlier start of this one may have led agents whose workers run until they have lost it.
+        """How long to wait for more than the fewest nodes. Where no other head is elected, workers
+        of an earlier start of this head may run until the loss timeout.
         """
         last_call, loss = self.timing.last_call, self.timing.loss
         return last_call if self.job.elects else max(last_call, loss)
@@ -109,8 +102,8 @@ class Rendezvous:
 
     @property
     def _enough_agents(self) -> bool:
-        """Whether at least as many agents are here as a round needs nodes. This is necessary for a
-        round, not sufficient, but much cheaper than counting nodes.
+        """Whether there are at least as many agents as a round needs nodes. A round needs more than
+        this, but it is much cheaper to find out than the number of nodes.
         """
         return len(self.roster) - len(self.roster.absent) >= self.fewest
 
@@ -128,7 +121,7 @@ class Rendezvous:
 
     @property
     def _left(self) -> int:
-        """The number of nodes that can take part, or that may yet come."""
+        """The number of nodes that can take part, or may yet arrive."""
         all_heard = self._arrivals_closed and not self._taken_over
         return len(self.roster.nodes if all_heard else self.roster.possible)
 
@@ -142,8 +135,8 @@ class Rendezvous:
 
     @property
     def _no_quorum_at(self) -> float:
-        """When the head counts as being without a quorum: the loss timeout after its lease ended.
-        `inf` while it waits for agents that were never heard.
+        """When the head counts as being without a quorum: the loss timeout after the end of its
+        lease. `inf` while it waits for agents that were never heard.
         """
         if self._awaits_arrivals or self.lease.until == math.inf:
             return math.inf
@@ -152,7 +145,7 @@ class Rendezvous:
     def _missing_voters(self, now: float) -> list[Peer]:
         return [self.roster[agent] for agent in self.lease.missing(now)]
 
-    # Taking in changes
+    # Changes
 
     def update(self, now: float, *, ticked: bool) -> None:
         """`ticked`: the event was a tick, so every message that had arrived has been handled."""
@@ -171,8 +164,8 @@ class Rendezvous:
             self._short_since = self._notice_at = now
 
     def _has_quorum(self, now: float, *, ticked: bool) -> bool:
-        """Whether the head has a quorum. It is given the benefit of the doubt until a tick finds
-        that it has been without one for the loss timeout.
+        """Return whether the head has a quorum. It is assumed to have one until a tick finds that
+        it has been without one for the loss timeout.
         """
         if self._short_since < math.inf:
             return self.lease.holds(now)
@@ -194,8 +187,8 @@ class Rendezvous:
 
     # Whether the rendezvous is over
 
-    def is_ready(self, groups: Groups) -> bool:
-        """Whether a round can begin on the nodes `groups`: all their agents are idle."""
+    def is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
+        """Return whether a round of these agents can begin: all of them are idle."""
         if self._is_held_up:
             return False
         if self._awaits_arrivals:
@@ -204,40 +197,36 @@ class Rendezvous:
                 return False
         if self.is_short:
             return False
-
-        def participants() -> list[Peer]:
-            nodes = set(groups())
-            return [p for p in self.roster if p.place.node in nodes]
-
         return self._not_idle.none_left(participants, lambda p: p.out or self._is_idle(p))
 
     def _is_idle(self, peer: Peer) -> bool:
         idle = peer.report is not None and peer.report.phase is Phase.IDLE
         return idle and self.lease.is_followed_by(peer.presence)
 
-    def verdict(self, now: float, restarts: int) -> Verdict | None:
+    def verdict(self, now: float) -> Verdict | None:
         """Return how the job ends if there can be no next round, else None."""
         waited = now - self._since
         is_late = self._awaits_arrivals and waited >= self.timing.join
         if is_late and len(self.roster.nodes) < self.fewest:
-            names = names_of(self.roster.unheard)
             why = self._describe_partial_start() or (
                 "is hpclaunch running there, and do the hosts see the same secret file?"
             )
-            reason = f"no agent came from {names} within {waited:.0f} s: {why}"
-            return verdict(Origin.ABSENT, reason)
+            names = names_of(self.roster.unheard)
+            return verdict(
+                Origin.ABSENT, f"no agent came from {names} within {waited:.0f} s: {why}"
+            )
         over = now >= self._short_since + self.timing.wait
         if self.is_short:
-            return self._too_few(restarts) if over or self._is_hopeless else None
-        return self._no_quorum(now, restarts) if over else None
+            return self._too_few() if over or self._is_hopeless else None
+        return self._no_quorum(now) if over else None
 
-    def _no_quorum(self, now: float, restarts: int) -> Verdict:
+    def _no_quorum(self, now: float) -> Verdict:
         names = names_of(self._missing_voters(now))
         reason = f"{names} cannot be reached, and those who are left are too few to go on alone: "
         reason += f"{names} may have gone on without them"
-        return verdict(Origin.ABSENT, reason, restarts=restarts)
+        return verdict(Origin.ABSENT, reason)
 
-    def _too_few(self, restarts: int) -> Verdict:
+    def _too_few(self) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
         first = out[0]
         origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
@@ -248,7 +237,7 @@ class Rendezvous:
         reason += str(self.fewest)
         if self.fewest == self.job.nodes:
             reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
-        return verdict(origin, reason, restarts=restarts)
+        return verdict(origin, reason)
 
     # What is recorded meanwhile
 
@@ -279,8 +268,8 @@ class Rendezvous:
         return [Record(AgentsAwaited(hosts_of(unheard), here, len(self.roster), waited, why))]
 
     def _describe_partial_start(self) -> str:
-        """Return a line if hpclaunch runs in only some tasks of a node; "" if a node is missing
-        altogether, or if all tasks run it.
+        """Return a line if hpclaunch runs in only some tasks of each node; "" if none runs on a
+        missing node.
         """
         unheard = self.roster.unheard
         heard = Counter(p.place.node for p in self.roster if p.report is not None)

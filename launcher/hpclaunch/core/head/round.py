@@ -15,10 +15,12 @@ from ..protocol.facts import (
 )
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.stages import Stage
 from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
 
+IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may have workers
 MOST_FAILURES = 9  # of a round that a fact names, the cause among them
 MOST_LOST = 8  # nodes
 STEPS_KEPT, STEPS_APART = 13, 5.0  # counts, and seconds between two of them

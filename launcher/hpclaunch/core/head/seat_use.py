@@ -15,11 +15,10 @@ from ..protocol.effects import Effect, Record
 from ..protocol.facts import Category, SeatUse
 from ..protocol.stages import Stage
 from .roster import Peer
+from .round import IN_ROUND
 
 if TYPE_CHECKING:
     from .head_state import HeadState
-
-IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
 
 
 class SeatUses:

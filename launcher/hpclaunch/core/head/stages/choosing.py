@@ -29,14 +29,11 @@ class Choosing(JobStage):
 
     def event(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, CheckpointChosen) and self._choosing.chosen(event, now):
-            self.state.notices.learn(event.took)
+            self.state.end.notices.learn(event.took)
         return []
 
-    @property
-    def needed_search(self) -> int | None:
-        state = self.state
-        is_over = state.end.verdict is not None
-        return None if is_over else self._choosing.search_number
+    def needs_search(self, number: int) -> bool:
+        return self.state.end.verdict is None and number == self._choosing.search_number
 
     def asks(self, peer: Peer, now: float) -> Asks:
         return Asks(look=self._choosing.look(peer))
@@ -47,12 +44,12 @@ class Choosing(JobStage):
             return ended
         if state.rendezvous.is_short:
             return Step(next=Stage.RENDEZVOUS)
-        if said := choosing.notice(now):
-            return Step(said)
+        if recorded := choosing.notice(now):
+            return Step(recorded)
         if choosing.choice is None:
             return Step()
-        # Ask again whether all are ready. If an agent's fork server was killed meanwhile, its store
-        # port is dead until it reports a new one: workers would wait for a store that nobody has.
+        # Are all still ready? If an agent's fork server was killed meanwhile, its store port is
+        # dead until it reports a new one: workers would wait for a store that nobody has.
         ready, effects = state.can_begin_round(now)
         if not ready:
             return Step(effects)
@@ -89,10 +86,9 @@ class Choosing(JobStage):
         state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
         state.begins += 1
         state.reconfigure(now)  # the order to run brings it to all who take part
-        begins = (state.current, checkpoint, state.begins)
-        return Record(began(state.job, state.roster, last, *begins))
+        return Record(began(state, last, checkpoint))
 
     def _next_deadline(self) -> float:
         state = self.state
         choice_at = self._choosing.next_deadline(state.rendezvous.paused_until)
-        return min(state.allocation.stop_at, choice_at)
+        return min(state.end.allocation.stop_at, choice_at)

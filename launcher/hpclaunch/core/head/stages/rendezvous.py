@@ -27,4 +27,4 @@ class RendezvousStage(JobStage):
 
     def _next_deadline(self) -> float:
         state = self.state
-        return min(state.allocation.stop_at, state.rendezvous.next_deadline())
+        return min(state.end.allocation.stop_at, state.rendezvous.next_deadline())
