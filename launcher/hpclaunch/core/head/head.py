@@ -166,7 +166,7 @@ class Head:
                 effects += self._stage.order_all(now) if state.end.allocation.comes_later else []
             case LookedAt():
                 if state.viewers.look(now):
-                    effects += self._stage.show(now)
+                    effects += self._stage.event(event, now)
                 if state.roster.others:
                     self._beat_at = min(self._beat_at, now + self._beat(now))
             case Requested(request=request) if self.refusal(request):

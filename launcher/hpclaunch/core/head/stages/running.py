@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ...ending.table import ENDS, Notice
 from ...protocol.effects import Effect, Record
-from ...protocol.events import CheckpointChosen, EndFound, Event, Requested, SearchFailed
+from ...protocol.events import (
+    CheckpointChosen,
+    EndFound,
+    Event,
+    LookedAt,
+    Requested,
+    SearchFailed,
+)
 from ...protocol.facts import EndReason, RequestGranted
 from ...protocol.messages import Report
 from ...protocol.model import Phase, Request
@@ -48,6 +55,8 @@ class Running(JobStage):
         match event:
             case CheckpointChosen() | SearchFailed():
                 self._growth.hear_search(event, now)
+            case LookedAt():  # others are asked for vitals in answer to their next reports
+                return [self.order(state.roster[state.me], now)]
             case EndFound(draining=draining):
                 return self._growth.note_drains(draining, now)
             case Requested(request=Request.RESTART):
@@ -57,10 +66,6 @@ class Running(JobStage):
                 state.end.notices.give_soon()
                 return [Record(RequestGranted(event.request))]
         return []
-
-    def show(self, now: float) -> list[Effect]:
-        """Ask this agent for vitals. The others are asked in answer to their next reports."""
-        return [self.order(self.state.roster[self.state.me], now)]
 
     def _refusal(self, request: Request) -> str:
         has_notice = request is not Request.NOTICE or bool(self.state.timing.notice)

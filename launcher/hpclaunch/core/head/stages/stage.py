@@ -78,10 +78,6 @@ class JobStage:
     def straggler(self) -> Straggler | None:
         return None
 
-    def show(self, now: float) -> list[Effect]:
-        """Ask for what is only reported while somebody looks at the job."""
-        return []
-
     def refusal(self, request: Request) -> str:
         """Return why a request of the user cannot be granted now; "" if it can."""
         end = self.state.end
