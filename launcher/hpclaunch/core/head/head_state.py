@@ -12,7 +12,7 @@ from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
-from ..placement.ranks import next_groups
+from ..placement.assigning import next_groups
 from ..protocol import configuration, ranges
 from ..protocol.configuration import Configuration
 from ..protocol.effects import Effect, KeepWorkers
