@@ -33,7 +33,7 @@ class Admission:
         return [] if index is None else [Send(sender, PlaceGiven(report.incarnation, index))]
 
     def _is_of_before(self, report: Report) -> bool:
-        """Return whether an agent belongs to another launch, or to an earlier start of this head."""
+        """Return whether an agent is of another launch, or of an earlier start of this head."""
         state = self.state
         if report.round < 0 or not state.knows_rounds:
             return report.round >= 0

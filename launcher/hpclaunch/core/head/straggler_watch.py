@@ -1,4 +1,4 @@
-"""Stragglers: the head compares samples of all agents, and names the rank that the others wait for."""
+"""Stragglers: samples of all agents are compared to find the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StragglerWatch:
 
     @property
     def _awaits_steps(self) -> bool:
-        """Whether there is nothing to compare: an agent makes no steps, or no agent made a new one."""
+        """Whether there is nothing to compare: an agent makes no steps, or there are no new ones."""
         return len(self._made) < self._agents or self._total <= self._asked_total
 
     def next_deadline(self) -> float:
