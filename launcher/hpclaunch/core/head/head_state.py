@@ -21,10 +21,10 @@ from ..protocol.messages import Report
 from ..protocol.model import Job
 from .cordon import UnfitNodes
 from .orders import Orders
-from .rendezvous import Rendezvous
 from .restarts import Budget
 from .roster import Peer, Roster
 from .round import Round
+from .stages.rendezvous import Rendezvous
 from .takeover import Takeover
 from .viewers import Viewers
 

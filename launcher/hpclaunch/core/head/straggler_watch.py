@@ -59,7 +59,7 @@ class StragglerWatch:
 
     @property
     def _awaits_steps(self) -> bool:
-        """Whether there is nothing to compare: an agent makes no steps, or there are no new ones."""
+        """Whether there is nothing to compare: an agent makes no steps, or none are new."""
         return len(self._made) < self._agents or self._total <= self._asked_total
 
     def next_deadline(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...protocol.effects import Effect, Record, Send
 from ...protocol.events import Event
@@ -12,11 +12,13 @@ from ...protocol.messages import Report
 from ...protocol.model import Request
 from ...protocol.stages import GOAL, Stage
 from ...protocol.values import value
-from ..head_state import HeadState
 from ..orders import Asks
 from ..roster import Peer
 from ..round import IN_ROUND
 from ..straggler_watch import Straggler
+
+if TYPE_CHECKING:
+    from ..head_state import HeadState
 
 
 @value(frozen=True)
