@@ -1,25 +1,49 @@
-"""The fact that a round begins: who takes part, on which GPUs, and from which checkpoint."""
+"""The beginning of a round: its parts are assigned, and recorded as a fact."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ..placement.assigning import assign
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import IsolatedGpus, RoundBegan
 from ..protocol.model import Assignment
+from .round import Round
+from .seat_use import seats_of_agents
+from .takeover import next_unused_round
 
 if TYPE_CHECKING:
     from .head_state import HeadState
 
 
-def began(state: HeadState, last: Sequence[int], checkpoint: CheckpointChosen) -> RoundBegan:
-    """Return the fact that the current round begins.
+def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> RoundBegan:
+    """Begin the next round with this checkpoint, whose age is that of now. Return the fact."""
+    state.round = max(state.round, next_unused_round(state.roster))
+    last, groups = state.groups, state.next_groups()
+    participants = state.next_participants()
+    assigned = assign(
+        state.job,
+        {p.place.index: p.report for p in participants if p.report is not None},
+        groups=groups,
+        number=state.round,
+        restarts=state.budget.total,
+        checkpoint=checkpoint.path,
+    )
+    for peer in state.roster:
+        peer.assignment = assigned.get(peer.place.index)
+    seats = seats_of_agents(state.roster)
+    state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
+    state.begins += 1
+    state.reconfigure(now)  # the order to run brings it to all who take part
+    return _began(state, state.current, last, checkpoint)
 
-    `last` are the nodes of the round before, in the order of their ranks. The age of `checkpoint`
-    is that of now.
-    """
-    job, roster, current = state.job, state.roster, state.current_round
+
+def _began(
+    state: HeadState, current: Round, last: Sequence[int], checkpoint: CheckpointChosen
+) -> RoundBegan:
+    """Return the fact. `last` are the nodes of the round before, in the order of their ranks."""
+    job, roster = state.job, state.roster
     parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
     anyone = parts[0][1]  # for what is the same in all assignments
     hosts = {p.place.node: p.host for p in roster}

@@ -239,7 +239,7 @@ class Rendezvous:
             )
             names = names_of(self.roster.unheard)
             return verdict(
-                Origin.ABSENT, f"no agent came from {names} within {waited:.0f} s: {why}"
+                Origin.ABSENT, f"no agent on {names} reported within {waited:.0f} s: {why}"
             )
         over = now >= self._short_since + self.timing.wait
         if self.is_short:
@@ -248,8 +248,7 @@ class Rendezvous:
 
     def _no_quorum(self, now: float) -> Verdict:
         names = names_of(self._missing_voters(now))
-        reason = f"{names} cannot be reached, and those who are left are too few to go on alone: "
-        reason += f"{names} may have gone on without them"
+        reason = f"no quorum without {names}: they cannot be reached, and may continue the job"
         return verdict(Origin.ABSENT, reason)
 
     def _too_few(self) -> Verdict:
@@ -262,7 +261,7 @@ class Rendezvous:
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self.fewest)
         if self.fewest == self.job.nodes:
-            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
+            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} continues without lost nodes)"
         return verdict(origin, reason)
 
     # What is recorded meanwhile

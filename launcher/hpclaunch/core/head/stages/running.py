@@ -69,7 +69,7 @@ class Running(JobStage):
 
     def _refusal(self, request: Request) -> str:
         has_notice = request is not Request.NOTICE or bool(self.state.timing.notice)
-        return "" if has_notice else "its workers are to have no notice (--notice off)"
+        return "" if has_notice else "its workers get no notice (--notice off)"
 
     def asks(self, peer: Peer, now: float) -> Asks:
         viewers = self.state.viewers.query(now)
