@@ -157,7 +157,7 @@ def test_no_notice_where_it_is_off(tmp_path):
         name = run.until_told(runs)["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert done.returncode == 2
-        assert done.stderr.endswith(f"{name}: its workers are to have no notice (--notice off)\n")
+        assert done.stderr.endswith(f"{name}: its workers get no notice (--notice off)\n")
         assert run.ends()[0] == 0
 
 

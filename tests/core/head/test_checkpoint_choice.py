@@ -3,8 +3,8 @@
 import pytest
 from crew import Crew
 
-from hpclaunch.core.head import checkpoint_choice
-from hpclaunch.core.head.restarts import LOADING, Budget
+from hpclaunch.core.head.restarts import FAILED_TWICE, LOADING, Budget
+from hpclaunch.core.head.stages import choosing
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import EXIT_LOST, Failure, Tally
 from hpclaunch.core.protocol.timing import DEFAULTS
@@ -130,7 +130,7 @@ def test_a_job_that_fails_twice_as_it_resumes_goes_on_from_an_older_one():
     fail(crew, tail="")
     told = ["/c/2.pt", "/c/2.pt", "/c/1.pt", "/c/1.pt"]
     assert checkpoints(crew) == [{path} for path in told]
-    assert f"passing over checkpoint it: {checkpoint_choice.FAILED_TWICE}" in crew.said
+    assert f"passing over checkpoint it: {FAILED_TWICE}" in crew.said
 
 
 def test_without_an_older_one_it_is_tried_again():
@@ -190,7 +190,7 @@ def test_on_disks_of_their_own_a_name_without_a_step_says_too_little():
     crew.checkpoint = "/c/snapshot.pt"
     crew.start(0, 1, 2)
     assert checkpoints(crew) == [{""}]
-    assert f"passing over checkpoint it: {checkpoint_choice.NO_STEP_IN_NAME}" in crew.said
+    assert f"passing over checkpoint it: {choosing.NO_STEP_IN_NAME}" in crew.said
 
 
 def test_what_fails_later_is_no_matter_of_the_checkpoint():

@@ -193,7 +193,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
     one, other = Budget(most), Budget(most)
     for step in steps:
         another = Budget(most)
-        another.take_over(other.tally)
+        another.tally = other.tally
         other = another
         said = [
             budget.begin(CheckpointChosen(step))

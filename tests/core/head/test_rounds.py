@@ -318,7 +318,7 @@ def test_join_timeout_names_the_hosts():
     assert said == Say(words)
     verdict = sent(tell(head, 600.0, Tick()))[1].verdict
     assert verdict.code == EXIT_LOST
-    assert verdict.reason.startswith("no agent came from n2 within 600 s")
+    assert verdict.reason.startswith("no agent on n2 reported within 600 s")
 
 
 def test_nodes_where_only_some_tasks_run_hpclaunch():
@@ -331,7 +331,7 @@ def test_nodes_where_only_some_tasks_run_hpclaunch():
     words = f"waiting for n0, n1 (10 s so far); 2 of 4 agents are here; {why}"
     assert said == Say(words)
     verdict = sent(tell(head, 600.0, Tick()))[2].verdict
-    assert verdict.reason == f"no agent came from n0, n1 within 600 s: {why}"
+    assert verdict.reason == f"no agent on n0, n1 reported within 600 s: {why}"
 
 
 def test_many_missing_hosts_are_counted():
@@ -394,7 +394,7 @@ def test_an_agent_that_falls_silent_ends_a_job_that_needs_it():
     assert head.state.end.verdict.code == EXIT_LOST
     assert head.state.end.verdict.reason == (
         "the agent on n1 was lost: it has been silent for 10 s; 1 of 2 nodes are left, and the job "
-        "needs 2 (--nnodes 1:2 goes on without lost nodes)"
+        "needs 2 (--nnodes 1:2 continues without lost nodes)"
     )
     assert head.stage is Stage.ENDING
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.placement.ranks import next_groups
+from hpclaunch.core.placement.assigning import next_groups
 
 
 @pytest.mark.parametrize(

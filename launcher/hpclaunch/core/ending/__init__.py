@@ -1,1 +1,1 @@
-"""The end of a job. `table.py` is read first: what may end a job, and what follows from each."""
+"""The end of a job. Read `table.py` first: what may end a job, and what follows from each cause."""

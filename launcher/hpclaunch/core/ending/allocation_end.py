@@ -32,13 +32,13 @@ class AllocationEnd:
         self.warned_at = math.inf
 
     def begin_to_ask(self, now: float) -> None:
-        """This agent begins to lead."""
+        """Ask Slurm from now on: this agent leads."""
         self.ask_at = now if self.job.may_end else math.inf
 
     @property
     def stop_at(self) -> float:
-        """When to end the workers, so that they are gone before Slurm kills them, and it is known
-        what comes next.
+        """When to stop the workers: they must be gone before Slurm kills them, and another run may
+        have to be asked for.
         """
         return self.at - self.timing.grace - self.timing.closing
 
@@ -46,12 +46,13 @@ class AllocationEnd:
         return now >= self.stop_at
 
     def left(self, now: float) -> float | None:
-        """Seconds until Slurm ends the job; None if that is not known."""
+        """Return the seconds until Slurm ends the job; None if that is not known."""
         return None if self.at == math.inf else max(0.0, self.at - now)
 
-    # What Slurm is asked, and answers
+    # Slurm's answers
 
     def ask(self, now: float) -> list[Effect]:
+        """Ask Slurm when the job ends, if it is time to do so."""
         if now < self.ask_at:
             return []
         self._asked_at = now
@@ -59,28 +60,11 @@ class AllocationEnd:
         self._question = next(self._numbers)
         return [AskForEnd(self._question)]
 
-    def ask_again(self, now: float) -> None:
-        """Ask what another SIGTERM means: the job may have been cancelled since the first one."""
-        if self.comes_later:
-            self.warned_at = self.ask_at = now
-
-    def explained_by(self, ended: Verdict) -> float:
-        """Return until when Slurm is to say what its SIGTERM means, if agents have ended their
-        workers because of it; -inf if nothing is to be explained.
-        """
-        is_open = ended.origin is Origin.SIGTERM and self.waits_for_slurm
-        return self.warned_at + self.timing.search if is_open else -math.inf
-
-    def explain(self, ended: Verdict) -> Verdict:
-        """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
-        if ended.origin is not Origin.SIGTERM:
-            return ended
-        return replace(ended, origin=self.announced or Origin.SIGNAL)
-
     def found(self, event: EndFound, now: float) -> list[Effect]:
+        """Note what Slurm has answered, and record the end that its SIGTERM has announced."""
         if event.number == self._question:  # else it is late
             self._known_at = self._asked_at
-            if self.ask_at > now:  # else it is to be asked anew
+            if self.ask_at > now:  # else there is another question to ask
                 self.ask_at = self._asked_at + self.timing.ask_end
         before, state = self.announced, event.state
         if before is Origin.REQUEUE:  # Slurm no longer knows when such a job ends
@@ -93,7 +77,7 @@ class AllocationEnd:
             return []
         origin = ANNOUNCED_BY.get(state)
         if before is Origin.PREEMPTION and origin in (None, Origin.TIME_LIMIT):
-            return []  # Slurm, which takes nothing back, has not answered this time
+            return []  # Slurm never withdraws a preemption: it has not answered this time
         self.at = now + left
         if origin is Origin.TIME_LIMIT and not self._announces_limit(left):
             return []
@@ -113,37 +97,49 @@ class AllocationEnd:
         return is_wanted and is_near and self._warned is not None and not self.waits_for_slurm
 
     @property
-    def is_preempted(self) -> bool:
-        return self.announced is Origin.PREEMPTION
-
-    @property
     def comes_later(self) -> bool:
         """Whether SIGTERM has announced an end that comes later."""
         return self.announced is not None
 
     @property
-    def waits_for_slurm(self) -> bool:
-        """Whether Slurm has yet to say what its SIGTERM means. After a while, agents heed it."""
-        return self._warned is not None and self._known_at < self.warned_at
-
-    @property
     def origin(self) -> Origin:
+        """The origin of the end at `at`."""
         return self.announced or Origin.TIME_LIMIT
 
     # The SIGTERM
 
+    @property
+    def waits_for_slurm(self) -> bool:
+        """Whether Slurm has yet to say what its SIGTERM means. After a while, agents obey it."""
+        return self._warned is not None and self._known_at < self.warned_at
+
     def hear(self, report: Report, now: float) -> None:
-        """Take in what a report says of a SIGTERM."""
+        """Ask what a SIGTERM means, if a report is the first to mention one."""
         if report.warned and self._warned is None:
             self._warned = (report.warned, report.host)
             self.warned_at = self.ask_at = now
 
-    def verdict_of_warning(self, restarts: int) -> Verdict | None:
-        """Return how the job ends if SIGTERM does not mean an end that comes later; None if it
-        does, or Slurm has yet to say so.
-        """
+    def ask_again(self, now: float) -> None:
+        """Ask what another SIGTERM means: the job may have been cancelled since the first one."""
+        if self.comes_later:
+            self.warned_at = self.ask_at = now
+
+    def verdict_of_warning(self) -> Verdict | None:
+        """Return how the job ends if SIGTERM ends it now; None if it does not, as far as known."""
         if self._warned is None or self.comes_later or self.waits_for_slurm:
             return None
         signum, host = self._warned
-        reason = f"ended by {signal_name(signum)} on {host}"
-        return verdict(Origin.SIGTERM, reason, signum=signum, restarts=restarts)
+        return verdict(Origin.SIGTERM, f"ended by {signal_name(signum)} on {host}", signum=signum)
+
+    def explained_by(self, ended: Verdict) -> float:
+        """Return until when to wait for Slurm's explanation, if agents have stopped their workers
+        because of a SIGTERM; -inf if nothing needs one.
+        """
+        is_open = ended.origin is Origin.SIGTERM and self.waits_for_slurm
+        return self.warned_at + self.timing.search if is_open else -math.inf
+
+    def explain(self, ended: Verdict) -> Verdict:
+        """Replace Origin.SIGTERM by the origin that it stands for, according to Slurm."""
+        if ended.origin is not Origin.SIGTERM:
+            return ended
+        return replace(ended, origin=self.announced or Origin.SIGNAL)

@@ -1,77 +1,84 @@
-"""The end of the job: what ends it, what Slurm says of its SIGTERM, the checkpoint that was saved
-last, and whether another run follows. What follows from each origin is in `table.py`.
-
-The end goes one way:
+"""The end of the job as one state machine. `table.py` says what follows from each cause.
 
     nothing ends the job -> there is a verdict -> no worker is left -> Slurm has explained its
     SIGTERM -> the last save is known -> the verdict is final, with its exit code and its sequel
 
-A stage calls `check` while workers run or a round is to begin, `workers_done` or `workers_failed`
-once they have ended, and `advance` once there is a verdict and no worker is left.
+A stage calls `check` while workers run or a round is about to begin. Once the workers have ended,
+it calls `seek_save`, `why_done` and `conclude` if they were done, and `workers_failed` if they were
+not. With a verdict and no worker left, it calls `advance` until the verdict is final.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from ..protocol.effects import ChooseCheckpoint, Effect
-from ..protocol.events import CheckpointChosen, EndFound
+from ..protocol.events import CheckpointChosen, EndFound, SearchFailed
 from ..protocol.messages import Report
 from ..protocol.model import Job, Origin, Verdict
+from ..protocol.values import replace
 from ..protocol.wording import count, signal_name
 from .allocation_end import AllocationEnd
-from .last_save import LastSave
 from .leaving import Leaving
 from .notices import Notices
 from .requeueing import STOPPED_BY, RequeueDecision
 from .table import ENDS, verdict
 
 
+class Training(Protocol):
+    """The training so far, as far as the end of the job depends on it."""
+
+    @property
+    def total(self) -> int:
+        """The number of restarts."""
+
+    @property
+    def search(self) -> ChooseCheckpoint:
+        """A search for the newest checkpoint."""
+
+    def is_beyond_first(self, found: CheckpointChosen) -> bool:
+        """Whether a checkpoint is further than the one that the first round began with."""
+
+
 class JobEnd:
-    def __init__(
-        self,
-        job: Job,
-        notices: Notices,
-        allocation: AllocationEnd,
-        numbers: Iterator[int],
-        is_progress: Callable[[CheckpointChosen], bool],
-    ) -> None:
-        """`numbers` are those of the head's questions. `is_progress`: whether a checkpoint is
-        further than the one that the first round began with.
-        """
-        self.job, self.allocation = job, allocation
-        self._numbers, self._is_progress = numbers, is_progress
+    def __init__(self, job: Job, training: Training, numbers: Iterator[int]) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self._training, self._numbers = job, training, numbers
         self.verdict: Verdict | None = None
-        self.last_save = LastSave(job, numbers)
-        self._leaving = Leaving(job, notices, allocation)
+        self.allocation = AllocationEnd(job, numbers)
+        self.notices = Notices(job, self.allocation)
+        self._leaving = Leaving(job, self.notices, self.allocation, numbers)
         self._requeue = RequeueDecision(job)
-        self._is_out_of_time = False  # the workers are ended before Slurm ends the job
-        self._explained_by = math.inf  # when the wait for Slurm's explanation ends
+        self._is_out_of_time = False  # the workers are stopped before Slurm ends the job
+        self._explained_by = math.inf  # the end of the wait for Slurm's explanation
         self._is_final = False  # the verdict has its exit code and its sequel
 
     def round_ended(self) -> None:
-        """The job goes on after a round."""
-        self.last_save = LastSave(self.job, self._numbers)
+        """Forget what the workers of the last round have saved: the job continues."""
+        self._leaving = Leaving(self.job, self.notices, self.allocation, self._numbers)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job is about to end, or to go on, once something is known."""
-        return self.last_save.is_open or self._explained_by < math.inf
+        """Whether an answer decides whether the job ends, or how."""
+        return self._leaving.is_searching or self._explained_by < math.inf
 
     def next_deadline(self) -> float:
-        return min(self.last_save.until, self._explained_by)
-
-    def found(self, event: EndFound) -> list[Effect]:
-        """Note what Slurm says of another run."""
-        return self._requeue.found(event)
+        return min(self._leaving.search_until, self._explained_by)
 
     # What ends the job
 
     def note(self, found: Verdict | None) -> None:
-        """End the job with this verdict, unless it is None or the job is about to end already."""
+        """End the job with this verdict, unless it is None or there is a verdict already."""
         self.verdict = self.verdict or found
+
+    def end_found(self, event: EndFound, now: float) -> list[Effect]:
+        """Note what Slurm says of the end of the job, and of another run."""
+        effects = self.allocation.found(event, now) + self._requeue.found(event)
+        self.notices.end_found()
+        return effects
 
     @property
     def accepts_stop(self) -> bool:
@@ -86,96 +93,96 @@ class JobEnd:
         return is_unexplained or self._requeue.may_follow(self._origin(self.verdict))
 
     def _origin(self, ended: Verdict) -> Origin:
-        """Return where the end comes from, as far as Slurm has said."""
-        # Slurm may have announced another end since the time was up.
+        """Return where the end comes from, as far as Slurm has said. If the time was up, Slurm may
+        have announced another end since.
+        """
         explained = self.allocation.explain(ended).origin
         return self.allocation.origin if self._is_out_of_time else explained
 
-    def stop(self, restarts: int) -> None:
-        """End the job because its user wants that, if `accepts_stop`. No other run follows, also
-        if it ends already: then for the reason that it has.
+    def stop(self) -> None:
+        """End the job because its user wants that, if `accepts_stop`. No other run follows. If the
+        job is about to end already, the reason stays the same.
         """
         assert self.accepts_stop, "a stop that makes no difference is refused"
         self._requeue.is_stopped = True
-        self.note(verdict(Origin.STOP, f"ended by {STOPPED_BY}", restarts=restarts))
+        self.note(verdict(Origin.STOP, f"ended by {STOPPED_BY}"))
 
-    def hear(self, report: Report, now: float, restarts: int) -> None:
+    def hear(self, report: Report, now: float) -> None:
         """End the job if an agent is in trouble, or has received a signal."""
         self.allocation.hear(report, now)
         if self.verdict is not None:
             return
         if report.trouble is not None:
-            trouble = report.trouble
-            self.verdict = verdict(trouble.origin, trouble.reason, restarts=restarts)
+            self.verdict = verdict(report.trouble.origin, report.trouble.reason)
         elif signum := report.stop_signal:
             origin = Origin.SIGTERM if signum == signal.SIGTERM else Origin.SIGNAL
             reason = f"ended by {signal_name(signum)} on {report.host}"
-            self.verdict = verdict(origin, reason, signum=signum, restarts=restarts)
+            self.verdict = verdict(origin, reason, signum=signum)
             if origin is Origin.SIGTERM:
                 self.allocation.ask_again(now)
 
-    def check(self, now: float, restarts: int) -> None:
+    def check(self, now: float) -> None:
         """End the job if Slurm's SIGTERM means that, or if its time is up."""
         if self.verdict is not None:
             return
-        self.verdict = self.allocation.verdict_of_warning(restarts)
+        self.verdict = self.allocation.verdict_of_warning()
         if self.verdict is None and self.allocation.is_over(now):
             self._is_out_of_time = True
-            self.verdict = self._verdict_in_time(None, now, restarts)
+            self.verdict = self._verdict_in_time(now)
 
     # All workers have ended
 
-    def seek_save(self, search: ChooseCheckpoint, now: float) -> list[Effect] | None:
+    def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
+        """Note the answer to a search of a checkpoint, if it was asked for here."""
+        self._leaving.hear_search(event)
+
+    def seek_save(self, now: float) -> list[Effect] | None:
         """Find out what workers that have ended with 0 have saved, if `why_done` depends on it.
-        Returns None once there is nothing to wait for.
+        Return None once there is nothing to wait for.
         """
-        # A search takes time, in which what they have done does not change.
-        if not (self.last_save.has_begun or self._leaving.is_possible(now)):
+        # A search takes time, in which what the workers have done does not change.
+        if not (self._leaving.has_searched or self._leaving.is_possible(now)):
             return None
-        return self.last_save.search(search, now, ended_well=True)
+        return self._leaving.search(self._training.search, now, ended_well=True)
 
     def why_done(self, now: float, *, drains: bool) -> Origin:
-        """Return why all workers have ended with 0. They may be finished if they have saved nothing
-        since they were asked to leave. `drains`: they were asked to because Slurm drains a node.
+        """Return why all workers have ended with 0. If they have saved nothing since they were
+        asked to leave, they may be finished. `drains`: they were asked because Slurm drains a node.
         """
-        if not self.last_save.has_begun:
-            return Origin.DONE
-        has_saved = self._leaving.has_saved(self.last_save.found, now)
-        unfinished = has_saved or self._leaving.is_certain
-        return self._leaving.origin(drains=drains) if unfinished else Origin.DONE
+        leaving = self._leaving
+        if leaving.has_searched and (leaving.saved_since(now) or leaving.is_certain):
+            return leaving.origin(drains=drains)
+        return Origin.DONE
 
-    def conclude(self, origin: Origin, now: float, restarts: int) -> None:
-        """End the job, since all workers have ended: with 0, or after they have saved."""
-        saved = self.last_save.found
+    def conclude(self, origin: Origin, now: float) -> None:
+        """End the job because all workers have ended: with 0, or after they have saved."""
+        saved = ""
         if origin is Origin.DONE:
-            again = f" after {count(restarts, 'restart')}" if restarts else ""
-            reason, has_saved = f"all workers ended with 0{again}", False
+            restarts = self._training.total
+            reason = "all workers ended with 0"
+            reason += f" after {count(restarts, 'restart')}" if restarts else ""
         else:
-            has_saved = self._leaving.has_saved(saved, now)
+            saved = self._leaving.saved_since(now)
             reason = f"not finished: the workers left after {self._leaving.account}"
-            if saved is not None and has_saved:
-                reason = f"saved, {reason}, with {saved.path}"
-            else:
-                reason += ", and nothing was saved since"
-        self.verdict = verdict(origin, reason, saved=has_saved, restarts=restarts)
+            nothing = f"{reason}, and nothing was saved since"
+            reason = f"saved, {reason}, with {saved}" if saved else nothing
+        self.verdict = verdict(origin, reason, saved=bool(saved))
 
-    def workers_failed(
-        self, search: ChooseCheckpoint, now: float, restarts: int
-    ) -> list[Effect] | None:
+    def workers_failed(self, now: float) -> list[Effect] | None:
         """End the job if workers that have failed had notice of the end, and have saved since.
-        Returns None once it is known whether they have.
+        Return None once that is known.
         """
         if self.verdict is not None or not self._leaving.may_have_saved:
             return None
-        searched = self.last_save.search(search, now)
-        if searched is None and self._leaving.has_saved(self.last_save.found, now):
-            self.conclude(self.allocation.origin, now, restarts)
+        searched = self._leaving.search(self._training.search, now)
+        if searched is None and self._leaving.saved_since(now):
+            self.conclude(self.allocation.origin, now)
         return searched
 
     # The job ends, and no worker is left
 
-    def advance(self, search: ChooseCheckpoint, now: float) -> list[Effect] | None:
-        """Find out what the verdict depends on. Returns None once it is final."""
+    def advance(self, now: float) -> list[Effect] | None:
+        """Find out what the verdict depends on. Return None once it is final."""
         assert self.verdict is not None, "a job ends with a verdict"
         until = self.allocation.explained_by(self.verdict)
         self._explained_by = until if now < until else math.inf
@@ -184,28 +191,27 @@ class JobEnd:
         ended = self.allocation.explain(self.verdict)
         depends = self._requeue.depends_on_progress(self._origin(ended))
         if self._is_out_of_time or depends:
-            searched = self.last_save.search(search, now)
+            searched = self._leaving.search(self._training.search, now)
             if searched is not None:
                 return searched
-        saved = self.last_save.found
         if self._is_out_of_time:
-            ended = self._verdict_in_time(saved, now, ended.restarts)
-        progress = depends and (saved is None or self._is_progress(saved))
+            ended = self._verdict_in_time(now)
+        if ended.cause is None:  # else the verdict was made with its number of restarts
+            ended = replace(ended, restarts=self._training.total)
+        saved = self._leaving.saved
+        progress = depends and (saved is None or self._training.is_beyond_first(saved))
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
         self._is_final = True
         return None
 
-    def _verdict_in_time(
-        self, saved: CheckpointChosen | None, now: float, restarts: int
-    ) -> Verdict:
+    def _verdict_in_time(self, now: float) -> Verdict:
         """Return how the job ends before Slurm ends it."""
-        leaving, origin = self._leaving, self.allocation.origin
+        origin, saved = self.allocation.origin, self._leaving.saved_since(now)
         seconds = max(0.0, self.allocation.at - now)
         reason = f"ended {seconds:.0f} s before {ENDS[origin].moment}"
-        has_saved = leaving.has_saved(saved, now)
-        if saved is not None and has_saved:
-            reason = f"saved, not finished: {reason}, with {saved.path}"
-        elif leaving.has_had_notice and self.job.saves:
-            reason += f"; nothing was saved after the notice{leaving.where}"
-        return verdict(origin, reason, saved=has_saved, restarts=restarts)
+        if saved:
+            reason = f"saved, not finished: {reason}, with {saved}"
+        elif self.notices.given is not None and self.job.saves:
+            reason += f"; nothing was saved after the notice{self.notices.given.where}"
+        return verdict(origin, reason, saved=bool(saved))

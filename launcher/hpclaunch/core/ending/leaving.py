@@ -1,91 +1,132 @@
 """Whether workers that have ended were done, or left because they were asked to: by a notice, or by
-a signal that Slurm or a user has sent to them.
+a signal that Slurm or a user has sent to them. For this, the checkpoint that they saved last is
+searched for.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from ..protocol.events import CheckpointChosen
-from ..protocol.model import Job, NoticeAnswer, Origin
+from ..protocol.effects import ChooseCheckpoint, Effect
+from ..protocol.events import CheckpointChosen, SearchFailed
+from ..protocol.model import Job, Origin
+from ..protocol.values import replace
 from ..protocol.wording import signal_name
 from .allocation_end import AllocationEnd
-from .negotiation import last_answers
 from .notices import WAVE, Notices
 
 
 class Leaving:
-    """Judges the workers of one round by the notices that they were given. It changes nothing."""
+    """The workers of one round, judged by the notices that they were given and what they saved."""
 
-    def __init__(self, job: Job, notices: Notices, allocation: AllocationEnd) -> None:
-        self.job, self.timing = job, job.timing
-        self.notices, self.allocation = notices, allocation
+    def __init__(
+        self, job: Job, notices: Notices, allocation: AllocationEnd, numbers: Iterator[int]
+    ) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self.notices, self.allocation = job, notices, allocation
+        self._numbers = numbers
+        self.saved: CheckpointChosen | None = None  # the newest checkpoint, as the search found it
+        self.search_until = math.inf  # the end of the wait for the answer
+        self._search = 0  # the number of the only search; 0: it has not begun
+
+    # The last save
+
+    @property
+    def has_searched(self) -> bool:
+        """Whether the search has begun."""
+        return self._search > 0
+
+    @property
+    def is_searching(self) -> bool:
+        return self.search_until < math.inf
+
+    def search(
+        self, search: ChooseCheckpoint, now: float, *, ended_well: bool = False
+    ) -> list[Effect] | None:
+        """Begin the search, or wait for its answer. Return None once there is nothing to wait for:
+        the checkpoint is `saved`, or could not be found.
+
+        `ended_well`: all workers have ended with 0, and were not stopped.
+        """
+        if self.job.saves and not self.has_searched:
+            self._search = next(self._numbers)
+            self.search_until = now + self.job.timing.search
+            return [replace(search, ended_well=ended_well, number=self._search)]
+        if now < self.search_until < math.inf:
+            return []
+        self.search_until = math.inf
+        return None
+
+    def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
+        """Note the answer to the search, if this is one."""
+        if self.is_searching and event.number == self._search:
+            self.saved = event if isinstance(event, CheckpointChosen) else None
+            self.search_until = math.inf
+
+    def saved_since(self, now: float) -> str:
+        """Return the path of the newest checkpoint if it was saved since the workers were asked to
+        leave; "" if it was not.
+        """
+        if self.saved is None or self.saved.age is None:
+            return ""
+        given = self.notices.given
+        asked_at = min(math.inf if given is None else given.at, self._signalled_at)
+        return self.saved.path if self.saved.age <= now - asked_at + WAVE else ""
+
+    # Why they have ended
 
     def is_possible(self, now: float) -> bool:
         """Return whether workers that have ended with 0 may have done so because of a notice or a
         signal.
 
-        They came to the step of a notice of the end, or of a signal, the latter a short while ago
-        or as their last step; or Slurm itself had sent them a signal before the notice.
+        They have reached the step of a notice of the end; or that of a signal, a short while ago or
+        as their last step; or they were sent a signal before they had notice of it.
         """
         if self._signalled_at < math.inf:
             return True
         given = self.notices.given
-        if given is None or not self._is_taken:
+        if given is None or not given.is_taken:
             return False
-        lasts = max(self.notices.seconds, self.timing.least_notice)
+        lasts = max(self.notices.seconds, self.job.timing.least_notice)
         is_recent = now < given.at + lasts
-        for_signal = not self._is_unheard and (is_recent or self._left_at_once)
+        for_signal = not given.is_unheard and (is_recent or given.is_last)
         return self.notices.knows_end or for_signal
 
     @property
     def may_have_saved(self) -> bool:
-        """Whether workers that have failed have had notice of the end, and came to its step."""
-        return self.notices.knows_end and self._is_taken
-
-    def has_saved(self, saved: CheckpointChosen | None, now: float) -> bool:
-        """Return whether the newest checkpoint was saved since the workers were asked to leave."""
-        if saved is None or not saved.path or saved.age is None:
-            return False
-        given = self.notices.given
-        asked_at = min(math.inf if given is None else given.at, self._signalled_at)
-        return saved.age <= now - asked_at + WAVE
+        """Whether workers that have failed had reached the step of a notice of the end."""
+        return self.notices.knows_end and self._has_taken_notice
 
     @property
     def is_certain(self) -> bool:
         """Whether workers that have ended with 0 are not finished even if they have saved nothing:
         they ended at the very step of a notice of the end, or before it and after Slurm's SIGTERM.
         """
-        at_once = self.notices.knows_end and self._left_at_once
-        unnoticed = self._sigterm_at < math.inf and not self._is_taken
+        given = self.notices.given
+        at_once = self.notices.knows_end and given is not None and given.is_last
+        unnoticed = self._sigterm_at < math.inf and not self._has_taken_notice
         return self.job.saves and (unnoticed or at_once)
 
     def origin(self, *, drains: bool) -> Origin:
-        """Return why they were asked to. `drains`: among others, because Slurm drains a node."""
+        """Return why they were asked. `drains`: among others, because Slurm drains a node."""
         knows_end = self.notices.knows_end
         if drains and not knows_end:
             return Origin.DRAIN
         return self.allocation.origin if knows_end or self.allocation.comes_later else Origin.NOTICE
 
     @property
-    def has_had_notice(self) -> bool:
-        return self.notices.given is not None
-
-    @property
     def account(self) -> str:
-        """Return in words after what they left."""
-        if self._is_taken:
-            return f"the notice{self.where}"
+        """What they left after, in words."""
+        given = self.notices.given
+        if given is not None and given.is_taken:
+            return f"the notice{given.where}"
         announced = self._sigterm_at < math.inf
         return "Slurm's SIGTERM" if announced else signal_name(self.notices.last_signal)
 
     @property
-    def where(self) -> str:
-        """The step of the last notice, in words; "" if there is none."""
-        given = self.notices.given
-        return "" if given is None or not given.step else f" before step {given.step:,}"
-
-    # When they were asked to
+    def _has_taken_notice(self) -> bool:
+        return self.notices.given is not None and self.notices.given.is_taken
 
     @property
     def _sigterm_at(self) -> float:
@@ -98,42 +139,10 @@ class Leaving:
 
     @property
     def _signalled_at(self) -> float:
-        """When Slurm may have sent the workers the first signal for which they have had no notice
-        yet: its SIGTERM, or one that an agent received as well. Infinite if there is none.
+        """When Slurm may have sent the workers the first signal that they have had no notice of:
+        its SIGTERM, or one that an agent has received as well. Infinite if there is none.
         """
         given, found = self.notices.given, [self._sigterm_at, self.notices.waiting_since]
-        if given is not None and given.is_signal and not (self._is_taken or self._is_unheard):
+        if given is not None and given.is_signal and not (given.is_taken or given.is_unheard):
             found.append(given.at)
         return min(found)
-
-    # Their answers to the last notice
-
-    @property
-    def _answers(self) -> list[NoticeAnswer | None]:
-        """The last answers of the agents that had workers left when it was given."""
-        given = self.notices.given
-        return [] if given is None else last_answers(given.agents)
-
-    @property
-    def _is_taken(self) -> bool:
-        """Whether all workers have come to its step."""
-        given, answers = self.notices.given, self._answers
-        if given is None or not answers:
-            return False
-        return all(a is not None and a.taken >= given.number for a in answers)
-
-    @property
-    def _is_unheard(self) -> bool:
-        """Whether no worker handles its signal: none leaves because of it."""
-        given, answers = self.notices.given, self._answers
-        if given is None or not answers:
-            return False
-        return all(a is not None and a.unheard == given.number for a in answers)
-
-    @property
-    def _left_at_once(self) -> bool:
-        """Whether workers that have ended did so at its very step."""
-        given = self.notices.given
-        if given is None or not given.step:
-            return False
-        return all(a is not None and a.last for a in self._answers)

@@ -1,8 +1,8 @@
 """The negotiation with all agents of a round about the step before which a notice is given.
 
 A step is offered to all of them (`StepNotice`). If all accept, they have agreed. If one of them has
-a rank that has begun this step, a later one is offered. The offer is the head's alone: another head
-begins another round, and what was only offered is forgotten with this one.
+a rank that has begun this step, a later one is offered. Another head begins another round, so what
+was only offered is forgotten with this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..protocol.model import EACH_ITS_NEXT, NoticeAnswer, Phase, StepNotice
 from ..protocol.timing import Timing
 from ..protocol.values import replace
 
-TOGETHER = 64  # steps; ranks that are further apart do not step together
+TOGETHER = 64  # steps; ranks that are further apart do not make their steps together
 MOST_AHEAD = 1 << 20  # steps
 
 
@@ -47,17 +47,19 @@ class Outcome(Enum):
 
 
 class Negotiation:
-    """Offers of one round: `begin` makes one, `go_on` continues it, `give` makes it a notice."""
+    """The offers of one round: `begin` makes one, `advance` evaluates the answers, and `give` makes
+    the offer a notice.
+    """
 
-    def __init__(self, timing: Timing, numbers: Iterator[int], now: float) -> None:
+    def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
         """`numbers` are those of the offers of this head."""
         self.timing, self._numbers = timing, numbers
-        self.offer: StepNotice | None = None  # what the orders say
+        self.offer: StepNotice | None = None  # in the orders
         self.try_at = -math.inf  # when there may be another offer
-        self._offered_at = now
-        self._ahead = 1  # by how many steps the next offer is
+        self._offered_at = 0.0
+        self._ahead = 1  # steps from `_most` to the next offer
         self._most = 0  # steps that a rank is known to have begun
-        self._apart = False  # the ranks do not step together
+        self._apart = False  # the ranks do not make their steps together
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self.is_stepping = False  # the ranks that have agreed have an optimizer
 
@@ -66,7 +68,7 @@ class Negotiation:
         return self.offer is not None and not self.offer.given
 
     def next_deadline(self) -> float:
-        """Return when an offer that is open is withdrawn."""
+        """Return when the open offer is withdrawn."""
         return self._offered_at + self.timing.answer
 
     def begin(self, current: Round, signum: int, now: float) -> None:
@@ -94,10 +96,11 @@ class Negotiation:
     def _wait(self, now: float) -> Outcome:
         return self._withdraw(now) if now >= self.next_deadline() else Outcome.OPEN
 
-    def go_on(self, current: Round, now: float, *, holds: bool, patience: float) -> Outcome:
-        """Take in the answers to the offer that is open. `holds`: this head has its lease. Without
-        it, another one may lead, and nothing is given. `patience` is for how many seconds to wait
-        for ranks that have no optimizer yet.
+    def advance(self, current: Round, now: float, *, holds: bool, patience: float) -> Outcome:
+        """Evaluate the answers to the open offer.
+
+        `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
+        `patience`: how many seconds to wait for ranks that have no optimizer yet.
         """
         offer = self.offer
         assert offer is not None, "an offer is open"
@@ -109,7 +112,7 @@ class Negotiation:
         if any(a.busy for a in answers):
             return self._withdraw(now)
         if not all(a.accepted for a in answers):
-            # Twice as far each time, until the step is further than they come meanwhile.
+            # Twice as far each time, until no rank reaches the step before the offer does.
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
             return self._offer(offer.signum, now)
         if counts and not self._apart:
@@ -138,8 +141,8 @@ def last_answers(peers: Sequence[Agent]) -> list[NoticeAnswer | None]:
 
 
 def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
-    """Return those of all agents that have workers left; None while one has not answered, or there
-    is none.
+    """Return the answers to this offer of all agents that have workers left; None while one has not
+    answered, or if there is none.
     """
     found = []
     for answer in last_answers(with_workers(current)):

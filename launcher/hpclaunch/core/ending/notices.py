@@ -1,8 +1,8 @@
 """Notices: all workers learn before the same step that the end of the job is near, or that somebody
-has sent a signal for them. In a new round, notice of the end is given again.
+has sent a signal for them. A new round is given notice of the end again.
 
-When they have notice, and why, is decided here; before which step, in `negotiation.py`; whether
-they leave because of it, in `leaving.py`.
+This file decides when the workers have notice, and why; `negotiation.py` before which step; and
+`leaving.py` whether they have left because of it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import NoticeGiven
 from ..protocol.messages import Report
-from ..protocol.model import EACH_ITS_NEXT, Job, StepNotice
+from ..protocol.model import EACH_ITS_NEXT, Job, NoticeAnswer, StepNotice
 from ..protocol.timing import LEARNED
 from ..protocol.values import value
 from .allocation_end import AllocationEnd
 from .negotiation import Agent, Negotiation, Outcome, Round, last_answers, with_workers
 from .table import ENDS
 
-WAVE = 2.0  # seconds in which all agents get the signal that one has got
-TIMES = 2  # the longest save
+WAVE = 2.0  # seconds within which all agents receive a signal that is sent to all of them
+SAVES = 2  # the longest saves that fit between a notice and the end
 
 
 @value(frozen=True)
 class PendingNotice:
-    """A notice that the workers are to have, for a reason other than the end of the job."""
+    """A notice to give for a reason other than the end of the job."""
 
     signum: int
     heard_at: float = math.inf  # when an agent received the signal; workers may have it, too
@@ -43,47 +44,72 @@ class GivenNotice:
     is_signal: bool  # it passes on a signal that an agent received
     agents: list[Agent]  # those that had workers left
 
+    @property
+    def where(self) -> str:
+        """Its step in words, to be appended; "" if each rank has its own."""
+        return f" before step {self.step:,}" if self.step else ""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether all workers have reached its step."""
+        return self._do_all(lambda answer: answer.taken >= self.number)
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether no worker handles its signal, so that none leaves because of it."""
+        return self._do_all(lambda answer: answer.unheard == self.number)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the workers have ended at its very step."""
+        return self.step > 0 and self._do_all(lambda answer: answer.last)
+
+    def _do_all(self, say: Callable[[NoticeAnswer], bool]) -> bool:
+        """Return whether the last answers of all agents say so."""
+        return all(answer is not None and say(answer) for answer in last_answers(self.agents))
+
 
 class Notices:
     def __init__(self, job: Job, allocation: AllocationEnd) -> None:
         self.job, self.timing, self.allocation = job, job.timing, allocation
-        self._save = 0.0  # the longest that was seen
+        self._save = 0.0  # the longest so far, in seconds
         self._numbers = itertools.count(1)  # of offers
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
         """Begin a round."""
-        self._negotiation = Negotiation(self.timing, self._numbers, now)
+        self._negotiation = Negotiation(self.timing, self._numbers)
         self.began_at = now
         self.given: GivenNotice | None = None
         self._is_of_end = False  # the offer is
         self.knows_end = False  # the workers have had notice of it
-        self._end_at = math.inf  # the end of the job that this was of
+        self._end_at = math.inf  # the end of the job that this notice was of
         self._pending: deque[PendingNotice] = deque()
-        self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
-        self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
-        self._in_wave: set[int] = set()  # these agents
+        self._passed: dict[int, tuple[int, int]] = {}  # the last signal that each agent received
+        self.last_signal = 0  # that an agent has received in this round; 0: none
+        self._wave_until = -math.inf  # until then, other agents receive the same one
+        self._in_wave: set[int] = set()  # the agents that have received it
 
     @property
     def offer(self) -> StepNotice | None:
         """The offer in the orders."""
         return self._negotiation.offer
 
-    # When the end comes
+    # The notice of the end
 
     @property
     def seconds(self) -> float:
-        """For how long workers have notice before they are ended."""
+        """For how long workers have notice before they are stopped."""
         if self.timing.notice != LEARNED:
             return self.timing.notice
-        return self.timing.least_notice + TIMES * self._save
+        return self.timing.least_notice + SAVES * self._save
 
     @property
     def _due_at(self) -> float:
         return self.allocation.stop_at - self.seconds
 
     def next_deadline(self) -> float:
-        """For `check`, while a round is running."""
+        """Return when to call `check`, while a round is running."""
         if self._negotiation.is_open:
             return self._negotiation.next_deadline()
         try_at = self._negotiation.try_at
@@ -92,9 +118,7 @@ class Notices:
         return math.inf if self.knows_end else max(self._due_at, try_at)
 
     def end_found(self) -> None:
-        """Slurm has said when the job ends. If that was put off, the workers are to have notice of
-        the new end, too.
-        """
+        """Give notice of the end again if Slurm has put it off."""
         if self.knows_end and self.allocation.at > self._end_at + self.seconds:
             self.knows_end = False
 
@@ -102,31 +126,39 @@ class Notices:
         """Note the duration of a save, in seconds."""
         self._save = max(self._save, save)
 
+    # Notices for other reasons
+
     def give_soon(self) -> None:
-        """The workers are to have notice for another reason than the end, and go on."""
+        """Give the workers notice although the job continues."""
         self._pending.append(PendingNotice(self.job.notice_signal))
 
-    # Signals that agents have got
-
     def hear(self, agent: int, report: Report, number: int, now: float) -> None:
-        """Note what a report says of saves and passed signals; `number` is that of the round."""
+        """Note what a report says of saves, and of a signal for the workers; `number` is that of
+        the round. A signal that was sent to all agents is passed on once.
+        """
         if report.progress is not None:
             self.learn(report.progress.save)
         if report.round != number or report.passed == self._passed.get(agent, (0, 0)):
             return
         self._passed[agent] = report.passed
         signum, _ = report.passed
-        same, until = self._wave
-        if signum != same or now >= until or agent in self._in_wave:
+        if signum != self.last_signal or now >= self._wave_until or agent in self._in_wave:
             self._pending.append(PendingNotice(signum, now))
-            self._wave, self._in_wave = (signum, now + WAVE), set()
+            self.last_signal, self._wave_until, self._in_wave = signum, now + WAVE, set()
         self._in_wave.add(agent)
 
-    # Notice
+    @property
+    def waiting_since(self) -> float:
+        """When an agent received the first signal that is still to be passed on; infinite if there
+        is none.
+        """
+        return min((p.heard_at for p in self._pending), default=math.inf)
+
+    # Giving one
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
-        """Continue the notice that is wanted, if any. Returns what to record if all agents are to
-        be sent new orders, None if they are not.
+        """Offer or give the notice that is due. Return what to record if all agents are to be sent
+        new orders, None if they are not.
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
@@ -134,7 +166,7 @@ class Notices:
         if negotiation.is_open:
             most = min(self.timing.first_steps, self.seconds / 2)
             patience = most if self._is_of_end else 0.0
-            outcome = negotiation.go_on(current, now, holds=holds, patience=patience)
+            outcome = negotiation.advance(current, now, holds=holds, patience=patience)
             if outcome is Outcome.AGREED:
                 return self._give(current, now)
             return [] if outcome is Outcome.CHANGED else None
@@ -143,7 +175,7 @@ class Notices:
             return None
         reports = [p.report for p in current.participants]
         all_run = all(r is not None and r.round == current.number for r in reports)
-        # Another offer would take the place of a notice that some have not heard of.
+        # Another offer would replace a notice that some agents have not heard of.
         if not all_run or not self._all_have_it(current):
             negotiation.put_off(now)
             return None
@@ -153,7 +185,7 @@ class Notices:
         return []
 
     def _all_have_it(self, current: Round) -> bool:
-        """Whether all agents that have workers left have heard that the last notice was given."""
+        """Return whether all agents that have workers left know that the last notice was given."""
         if self.given is None:
             return True
         number, answers = self.given.number, last_answers(with_workers(current))
@@ -177,8 +209,6 @@ class Notices:
         assert state is not None, "Slurm ends the job"
         return [Record(NoticeGiven(current.number, given.step, state, left))]
 
-    # What is seen of it
-
     @property
     def account(self) -> str:
         """The last offer in this round, in words; "" if there is none."""
@@ -186,15 +216,3 @@ class Notices:
             return ""
         where = "" if self.offer.step == EACH_ITS_NEXT else f" before step {self.offer.step:,}"
         return f"{'given' if self.offer.given else 'offered'}{where}"
-
-    @property
-    def last_signal(self) -> int:
-        """The last signal that agents have received in this round; 0: they have received none."""
-        return self._wave[0]
-
-    @property
-    def waiting_since(self) -> float:
-        """When an agent received the first signal that is still to be passed on; infinite if none
-        is.
-        """
-        return min((p.heard_at for p in self._pending), default=math.inf)

@@ -1,7 +1,8 @@
-"""Whether the job goes on in another run after its end: Slurm starts it again, or the next element
-of its array.
+"""Whether the job continues in another run after its end: Slurm starts it again, or the next
+element of its array.
 
-A run that makes no progress, after another one, is the last. So no job is started again for ever.
+A run that makes no progress is the last, unless it is the first. So no job is started again for
+ever.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ class RequeueDecision:
     def __init__(self, job: Job) -> None:
         self.job, self.wanted = job, job.requeueing
         self.is_stopped = False  # by its user
-        self._warned = False
+        self._has_recorded = False
         self._requeued_if_killed = False  # the job is preempted
 
     def found(self, event: EndFound) -> list[Effect]:
-        """Note what Slurm has answered, and record at once what will not work in the end."""
+        """Note what Slurm has answered, and record at once if it will not start the job again."""
         if event.state is JobState.PREEMPTED:  # else it may not have answered this time
             self._requeued_if_killed = event.requeued_if_killed
         asked = self.wanted.on and not self.wanted.is_chain
-        if self._warned or event.may_requeue is not False or not asked:
+        if self._has_recorded or event.may_requeue is not False or not asked:
             return []
-        self._warned = True
+        self._has_recorded = True
         return [Record(RequeueImpossible(self.job.slurm_id))]
 
     def _is_wanted(self, origin: Origin) -> bool:
@@ -51,9 +52,9 @@ class RequeueDecision:
         return self._is_wanted(origin) and self.wanted.before > 0
 
     def decide(self, ended: Verdict, left: float, *, progress: bool) -> Verdict:
-        """Add the sequel. `left`: seconds until Slurm ends the job. `progress`: as far as is known,
-        this run has saved a checkpoint that is further than the one it began with; for verdicts
-        that depend on it.
+        """Add the sequel. `left`: seconds until Slurm ends the job. `progress`: this run is
+        believed to have saved a checkpoint that is further than the one it began with; only for
+        verdicts that depend on it.
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)

@@ -1,8 +1,8 @@
 """The ways in which a job may end, and their consequences: one row for each origin of an end.
 
-Whatever depends on where an end comes from is looked up here: whether the workers have notice of
-it, whether their last save counts, the exit code, the names that users know it by, and whether
-another run may follow. `job_end.py` applies the rows. docs/ending.md shows them to users.
+Whatever depends on the origin is looked up here: whether the workers have notice, whether their
+last save counts, the exit code, the names that users know the end by, and whether another run may
+follow. `job_end.py` applies the rows. docs/ending.md shows them to users.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NextRun(Enum):
 class Row:
     """The consequences of an origin."""
 
-    code: int | Code | None  # None: the job goes on in another round, and there is no verdict
+    code: int | Code | None  # None: the job continues in another round, and there is no verdict
     notice: Notice = Notice.NEVER
     next_run: NextRun = NextRun.NEVER
     kind: EndKind = EndKind.STOPPED  # as options and notifications name it
@@ -144,14 +144,15 @@ def verdict(
     origin: Origin,
     reason: str,
     *,
-    restarts: int = 0,
     saved: bool = False,
     signum: int = signal.SIGTERM,
     failure: Failure | None = None,
     consequences: tuple[Failure, ...] = (),
+    restarts: int = 0,
 ) -> Verdict:
     """Return the verdict on a job with the exit code of its row. `saved`: a checkpoint was saved
-    since the workers were asked to leave.
+    since the workers were asked to leave. `restarts` is for failures; for all other origins the
+    head fills it in when the job ends.
     """
     row = ENDS[origin]
     match row.code:
@@ -165,7 +166,7 @@ def verdict(
         case int():
             code = row.code
         case None:
-            raise AssertionError(f"{origin.value}: the job goes on")
+            raise AssertionError(f"{origin.value}: the job continues")
     return Verdict(
         code,
         reason,

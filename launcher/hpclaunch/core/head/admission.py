@@ -1,5 +1,5 @@
-"""Admission of agents that have no part in the job: one without a place is given one, and those of
-an earlier start are dismissed.
+"""Admission of agents without a part in the job: one without a place is given one, and those of an
+earlier start are dismissed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .head_state import HeadState
 class Admission:
     def __init__(self, state: HeadState) -> None:
         self.state = state
-        self._places: dict[str, int] = {}  # that were given, by incarnation
+        self._places: dict[str, int] = {}  # the places that were given, by incarnation
 
     def answer(self, sender: int, report: Report, now: float) -> list[Effect] | None:
         """Answer a report; None if its agent has a part in the job."""
@@ -22,8 +22,8 @@ class Admission:
         return self._dismiss(sender, report, now) if self._is_of_before(report) else None
 
     def _give_place(self, sender: int, report: Report) -> list[Effect]:
-        """Give the agent a place that nobody has had, if there is one. While agents of an earlier
-        start end, they still have theirs.
+        """Give the agent a place that nobody has had, if there is one. Agents of an earlier start
+        keep theirs until they have ended.
         """
         places, roster = self._places, self.state.roster
         if report.incarnation not in places and not self.state.rendezvous.is_paused:
@@ -41,7 +41,7 @@ class Admission:
         return state.lease.is_of_ours(report.term) and is_other
 
     def _dismiss(self, sender: int, report: Report, now: float) -> list[Effect]:
-        """Let it end, unless another head may have it."""
+        """Order the agent to end, unless it may belong to another head."""
         state = self.state
         if state.job.elects and not state.knows_rounds:
             return []

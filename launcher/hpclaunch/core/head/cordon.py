@@ -40,10 +40,12 @@ class UnfitNodes:
 
 
 def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) -> list[Effect]:
-    """Cordon nodes for which there are spares, until too few others are left. `number` is the
-    round, as in the fact.
+    """Cordon nodes, if there are any, for which there are spares. `number` is the round, as in the
+    fact. `uncordon` takes it back when too few others are left.
     """
     hosts = tuple(hosts)
+    if not hosts:
+        return []
     for peer in roster:
         if peer.host in hosts:
             peer.cordoned = kind
@@ -52,9 +54,7 @@ def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) 
 
 
 def uncordon(roster: Roster) -> None:
-    """Let all nodes take part again whose workers have failed, or were slow: too few others are
-    left. Nodes that are unfit stay cordoned.
-    """
+    """Let all nodes take part again that `cordon` has left out. Unfit nodes stay cordoned."""
     for peer in roster:
         peer.cordoned = None
     roster.changed()

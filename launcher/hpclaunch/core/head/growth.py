@@ -1,92 +1,140 @@
-"""When to end a round so that other nodes can take part in the next one: nodes that have come, or
-come back, and spares in place of stragglers.
+"""When to end a round so that other nodes take part in the next one: nodes that have arrived or
+come back, and spares in place of stragglers and of nodes that Slurm drains.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ..protocol.effects import ChooseCheckpoint, Effect
-from ..protocol.events import CheckpointChosen
-from ..protocol.model import Grow, Job
+from ..protocol.effects import Effect, Record
+from ..protocol.events import CheckpointChosen, SearchFailed
+from ..protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin
+from ..protocol.model import Grow
 from ..protocol.values import replace
-from .roster import Roster
+from .cordon import cordon
+from .straggler_watch import Straggler
+
+if TYPE_CHECKING:
+    from .head_state import HeadState
 
 
 class Growth:
-    """Nodes that have come take part in the next round in any case. This tells whether to end the
-    running round for their sake.
+    """The reasons to replace or add nodes in one round, and the search for the checkpoint that ends
+    it: little work is lost if one was saved just before.
     """
 
-    def __init__(self, job: Job, roster: Roster, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
-        self.job, self.roster, self._numbers = job, roster, numbers
-        self._base: str | None = None  # the mark of the first one found; "": that is new as well
+    def __init__(self, state: HeadState) -> None:
+        self.state, self.job = state, state.job
+        self._draining: tuple[str, ...] = ()  # hosts, as far as Slurm has said in this round
+        self._leaving: set[str] = set()  # those for which the workers are given notice
+        self._base: str | None = None  # the mark of the first checkpoint found; "": it is new, too
         self._since = math.inf  # what was saved after this is new
         self._newest: str | None = None  # the mark of the newest checkpoint
         self._look_at = -math.inf  # when to search again
         self._search = 0  # the number of the search that is running, which may take long; 0: none
 
-    def begin(self, since: float = math.inf) -> None:
-        """A new round begins; or, with `since`, only a checkpoint from then on is new."""
-        self._since = since
-        self._base = self._newest = None
-        self._look_at = -math.inf
-        self._search = 0
-
     @property
-    def is_looking(self) -> bool:
-        return self._search > 0
+    def drains(self) -> bool:
+        """Whether the workers were given notice because Slurm drains a node."""
+        return bool(self._leaving)
 
-    def has_asked(self, number: int) -> bool:
-        """Return whether this is the number of the search that is running."""
-        return self.is_looking and number == self._search
+    def beat(self, slow: Straggler | None, now: float) -> list[Effect]:
+        """End the round if it is time to continue with other nodes. `slow`: the straggler."""
+        roster, current = self.state.roster, self.state.current_round
+        hosts = self._newcomers()
+        straggler, drained = self._replaceable(slow), self.relievable()
+        if drained and self._has_new_checkpoint:
+            effects = self.cordon_drained()
+        elif straggler and self._has_new_checkpoint:
+            effects = cordon(roster, [straggler], CordonKind.SLOW, self.state.round)
+        elif hosts and (self.job.grow is Grow.NOW or self._has_new_checkpoint):
+            effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
+        elif drained or straggler or (hosts and self.job.grow is Grow.CHECKPOINT):
+            return self._look(now)
+        else:
+            return []
+        current.ends.add(EndReason.GROWTH)
+        return effects
 
-    def chosen(self, newest: CheckpointChosen, now: float) -> None:
-        """The search that is running has found the newest checkpoint."""
-        self._search = 0
-        self._newest = newest.mark
-        if self._base is None:
-            is_new = newest.age is not None and now - newest.age > self._since
-            self._base = "" if is_new else newest.mark
+    # Which nodes
 
-    def failed(self) -> None:
-        """The search has failed. There will be another one at the usual time."""
-        self._search = 0
-
-    def newcomers(self, groups: list[int], number: int) -> list[str]:
+    def _newcomers(self) -> list[str]:
         """Return the hosts that could take part in a larger round; [] if the job does not grow.
 
-        `groups` are the nodes of round `number`. Once a worker has finished, the round is about to
-        end by itself, and there are no newcomers.
+        Once a worker has finished, the round is about to end by itself.
         """
-        reports = [p.report for p in self.roster if p.report is not None]
-        if any(r.exits for r in reports if r.round == number):
+        state, current = self.state, self.state.current_round
+        reports = [p.report for p in state.roster if p.report is not None]
+        if any(r.exits for r in reports if r.round == current.number):
             return []
-        room = (self.job.most or self.job.nodes) - len(groups)
+        room = (self.job.most or self.job.nodes) - len(current.groups)
         if room <= 0 or self.job.grow is Grow.NEVER:
             return []
-        nodes = sorted(self.roster.nodes.difference(groups))[:room]
-        return [p.host for p in self.roster if p.place.node in nodes]
+        nodes = sorted(state.roster.nodes.difference(current.groups))[:room]
+        return [p.host for p in state.roster if p.place.node in nodes]
+
+    def _replaceable(self, slow: Straggler | None) -> str:
+        """Return the host of the straggler; "" if there is none, or no spare for it."""
+        job, roster = self.job, self.state.roster
+        spares = roster.nodes.difference(self.state.current_round.groups)
+        if slow is None or not (job.replaces_stragglers and job.saves and spares):
+            return ""
+        return roster[slow.agent].host
+
+    def note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
+        """Note which nodes Slurm drains. Spares take the places of those that are in the round,
+        once the workers have saved.
+        """
+        self._draining = hosts
+        new = [host for host in self.relievable() if host not in self._leaving]
+        if not new:
+            return []
+        self._leaving.update(new)
+        self.await_save(now)
+        self.state.end.notices.give_soon()
+        return [Record(DrainFound(tuple(new)))]
+
+    def relievable(self) -> list[str]:
+        """Return the hosts of the round that Slurm drains, as far as there are spares for them."""
+        roster, current = self.state.roster, self.state.current_round
+        if not (self._draining and self.job.saves):
+            return []
+        fit = {p.place.node for p in roster if p.host not in self._draining}
+        spares = (roster.nodes & fit).difference(current.groups)
+        used = dict.fromkeys(p.host for p in current.participants if p.host in self._draining)
+        return list(used)[: len(spares)]
+
+    def cordon_drained(self) -> list[Effect]:
+        """Let spares take the places of the nodes that Slurm drains."""
+        return cordon(self.state.roster, self.relievable(), CordonKind.DRAINING, self.state.round)
+
+    # The new checkpoint
 
     @property
-    def is_worthwhile(self) -> bool:
-        """Whether the round may be ended now for the sake of newcomers."""
-        return self.job.grow is Grow.NOW or self.has_new_checkpoint
-
-    @property
-    def has_new_checkpoint(self) -> bool:
-        """Whether one was saved in this round, so that little work is lost with it."""
+    def _has_new_checkpoint(self) -> bool:
         return self._newest != self._base
 
-    def look(self, search: ChooseCheckpoint, now: float) -> list[Effect]:
+    def await_save(self, now: float) -> None:
+        """Let only what is saved from now on count as new."""
+        self._since, self._look_at, self._search = now, -math.inf, 0
+        self._base = self._newest = None
+
+    def hear_search(self, event: CheckpointChosen | SearchFailed, now: float) -> None:
+        """Note what the search has found. If it has failed, there is another one later."""
+        if not self._search or event.number != self._search:
+            return
+        self._search, self._look_at = 0, now + self.job.timing.look
+        if isinstance(event, CheckpointChosen):
+            self.state.end.notices.learn(event.took)
+            self._newest = event.mark
+            if self._base is None:
+                is_new = event.age is not None and now - event.age > self._since
+                self._base = "" if is_new else event.mark
+
+    def _look(self, now: float) -> list[Effect]:
         """Search for a new checkpoint if it is time to do so."""
-        if now < self._look_at and not self.is_looking:
+        if self._search or now < self._look_at:
             return []
-        # Put off while a search is running, so that the interval counts from the end of a search.
-        self._look_at = now + self.job.timing.look
-        if self.is_looking:
-            return []
-        self._search = next(self._numbers)
-        return [replace(search, number=self._search)]
+        self._search = next(self.state.numbers)
+        return [replace(self.state.budget.search, number=self._search)]

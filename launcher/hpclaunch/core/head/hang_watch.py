@@ -1,4 +1,4 @@
-"""Hangs: all workers of a round stand still, and one of them is at fault."""
+"""Hangs: all workers of a round show no sign of life, and one of them is at fault."""
 
 from __future__ import annotations
 
@@ -23,26 +23,22 @@ from ..protocol.model import (
 )
 from ..protocol.timing import Timing
 from ..protocol.values import replace
-from .roster import Peer
-from .round import Round
+from .round import Round, ranks_of
 
 
 class HangWatch:
-    """All workers are suspected or none: one that does something may be what the others wait for.
-    Then all agents are asked where their workers are, and the answers are judged.
+    """The search for a hang in one round. While one worker does something, the others may wait for
+    it. Once all are suspected, all agents are asked where their workers are, and the answers are
+    judged.
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
         """`numbers` are those of the head's questions."""
         self.timing, self._numbers = timing, numbers
-        self.query: Query | None = None  # for the evidence that is asked for
+        self.query: Query | None = None  # for evidence, while an answer is awaited
         self._asked_at = math.inf
-        self._ended = 0  # how many workers had by then
-        self._not_before = 0.0  # seconds of stillness; with less, it was judged already
-
-    def forget(self) -> None:
-        """The workers do something, or are new."""
-        self.query, self._asked_at, self._not_before = None, math.inf, 0.0
+        self._ended = 0  # how many workers had ended by then
+        self._not_before = 0.0  # seconds of stillness; less than this was judged already
 
     def next_deadline(self) -> float:
         return self._asked_at + self.timing.gathering
@@ -51,16 +47,16 @@ class HangWatch:
         """Return what to record, if all agents are to be sent new orders; None if they are not. A
         hang is noted as the failure of the round.
 
-        `is_last`: no other round could follow. Then it is recorded at once, but the round is
-        given more time: what a stalled file system holds up may go on after all.
+        `is_last`: no other round could follow. Then a hang is recorded at once, but the round is
+        given more time: what a stalled file system holds up may continue after all.
         """
-        suspects, ended = _suspects(current), _ended(current)
+        suspects = _suspects(current)
+        ended = sum(len(p.report.exits) for p in current.participants if p.report is not None)
         current.still_since = max((now - s.still for s in suspects), default=math.inf)
         query = self.query
-        if not suspects or (query and ended != self._ended):
-            was_asked = query is not None
-            self.forget()
-            return [] if was_asked else None
+        if not suspects or (query and ended != self._ended):  # a worker has done something
+            self.query, self._asked_at, self._not_before = None, math.inf, 0.0
+            return None if query is None else []
         still = min(progress.still for progress in suspects)
         if query is None:
             if still < self._not_before:
@@ -75,7 +71,7 @@ class HangWatch:
         limit = max(progress.limit for progress in suspects)
         usual = max(progress.usual for progress in suspects)
         rank = judgement.culprits[0] if judgement.culprits else NO_RANK
-        host = _host(current, rank)
+        host = current.host_of(rank)
         hang = HangFound(current.number, still, usual, judgement.lines, rank, host)
         if judgement.is_debugged:
             self._not_before = math.inf
@@ -102,15 +98,15 @@ def _judge(current: Round, query: Query) -> Judgement:
         answer = None if report is None else report.answer(Evidence, query)
         ended = {e.rank for e in report.exits} if report is not None else set()
         busy = report is not None and report.progress is not None and report.progress.busy
-        unknown = {r: RankState(r, busy=busy) for r in _ranks(peer) if r not in ended}
+        unknown = {r: RankState(r, busy=busy) for r in ranks_of(peer) if r not in ended}
         known = {} if answer is None else {state.rank: state for state in answer.ranks}
         states |= unknown | known
         gone |= ended - {NO_RANK}
-    return judge(states, gone, lambda rank: _host(current, rank))
+    return judge(states, gone, current.host_of)
 
 
 def _suspects(current: Round) -> list[Progress]:
-    """Of the agents whose workers are not done; [] if there is one that is not suspected."""
+    """Return the progress of the agents whose workers are not done; [] if one is not suspected."""
     found = []
     for peer in current.participants:
         report = peer.report
@@ -122,16 +118,3 @@ def _suspects(current: Round) -> list[Progress]:
             return []
         found.append(report.progress)
     return found
-
-
-def _ended(current: Round) -> int:
-    return sum(len(p.report.exits) for p in current.participants if p.report is not None)
-
-
-def _host(current: Round, rank: int) -> str:
-    return next((peer.host for peer in current.participants if rank in _ranks(peer)), "")
-
-
-def _ranks(peer: Peer) -> range:
-    part = peer.assignment
-    return range(0) if part is None else range(part.first_rank, part.first_rank + part.nproc)

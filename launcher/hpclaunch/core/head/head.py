@@ -2,7 +2,7 @@
 
 Every transition is listed in `NEXT` (core/protocol/stages.py); the stages are in `stages/`. The
 head keeps the newest report of every agent and decides from these reports alone, never from the
-mere arrival of a message. So a message may come once, twice or late without doing harm.
+mere arrival of a message. So a message that arrives twice or late does no harm.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from .straggler_watch import Straggler
 if TYPE_CHECKING:
     from ..snapshot.job_snapshot import JobSnapshot
 
-BEAT_SLACK = 0.1  # of a beat, for which one may be late
+BEAT_SLACK = 0.1  # the share of a beat by which a beat may be late
 STAGES: dict[Stage, type[JobStage]] = {
     kind.kind: kind for kind in (RendezvousStage, Choosing, Running, Stopping, Ending, Ended)
 }
 
 
 class Head:
-    """Takes events with `handle(event, now)`, which returns effects. The job is over once `stage`
-    is ENDED.
+    """The core of the agent that leads: `handle(event, now)` returns effects. The job is over once
+    `stage` is ENDED.
     """
 
     def __init__(
@@ -83,39 +83,39 @@ class Head:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether this agent certainly leads, or has led: not one that has just been elected."""
+        """Whether a quorum has followed this head: not yet if it has just been elected."""
         return self.state.takeover is None or self.state.takeover.is_confirmed
 
     @property
     def deposed_at(self) -> float:
-        """When another agent may begin to lead, because this head has had no quorum for so long."""
+        """When another agent may begin to lead, unless this head has a quorum before."""
         return max(self.state.lease.until, self.state.tenure_since + self.timing.loss)
 
     def needs_search(self, number: int) -> bool:
         """Return whether no round can begin without the answer to the search of this number."""
-        return number == self._stage.needed_search
+        return self._stage.needs_search(number)
 
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
-        # Most often a report comes right after the time of a beat, and wakes this agent anyway.
+        # Most often a report arrives right after the time of a beat, and wakes this agent anyway.
         beat_at = self._beat_at + BEAT_SLACK * self.timing.beat
         stage_at = self._stage.next_deadline()
-        return min(beat_at, self.losses.check_at, self.state.allocation.ask_at, stage_at)
+        return min(beat_at, self.losses.check_at, self.state.end.allocation.ask_at, stage_at)
 
     def _beat(self, now: float) -> float:
         is_quiet = self.stage is Stage.RUNNING and not self.state.viewers.query(now)
         return self.timing.quiet_beat if is_quiet else self.timing.beat
 
     def miss(self, seconds: float, now: float) -> None:
-        """This process did not run for so long, until now."""
+        """Note that this process did not run for so long, until now."""
         self.state.lease.miss(seconds, now)
         for peer in self.state.roster:
             peer.presence.miss(seconds, now)
 
     def take_over(self, election: Election[Report], now: float, *, heard: float) -> list[Effect]:
-        """Begin to lead in place of a head that is lost, after an election that we have won. It
-        was `heard` then for the last time.
+        """Begin to lead in place of a head that is lost, after an election that this agent has won.
+        The lost head was last `heard` then.
         """
         self.state.take_over(election, now, heard)
         for peer in self.state.roster:
@@ -124,9 +124,8 @@ class Head:
         return self._begin(now) + self._stage.order_all(now)
 
     def _begin(self, now: float) -> list[Effect]:
-        """Begin to lead."""
         self.state.tenure_since = now
-        self.state.allocation.begin_to_ask(now)
+        self.state.end.allocation.begin_to_ask(now)
         return self._stage.enter(now) + self.state.renew(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -134,8 +133,8 @@ class Head:
             return []
         effects: list[Effect] = []
         state = self.state
-        reporter = None  # the agent that has sent a new report, which is to be answered
-        is_fresh = isinstance(event, Tick)  # no message that was overtaken by a later one
+        reporter = None  # the agent whose new report is to be answered
+        is_fresh = isinstance(event, Tick)  # or a report that is newer than all before
         match event:
             case Started():
                 state.rendezvous.begin(now)
@@ -160,22 +159,20 @@ class Head:
                 effects += self._note_losses(self.losses.died(state.roster[index], now))
                 effects += state.renew(now)
             case CheckpointChosen() | SearchFailed():
-                state.hear_search(event)
+                state.end.hear_search(event)
                 effects += self._stage.event(event, now)
             case EndFound():
-                effects += state.allocation.found(event, now) + state.end.found(event)
-                state.notices.end_found()
-                effects += self._stage.event(event, now)
-                effects += self._stage.order_all(now) if state.allocation.comes_later else []
+                effects += state.end.end_found(event, now) + self._stage.event(event, now)
+                effects += self._stage.order_all(now) if state.end.allocation.comes_later else []
             case LookedAt():
                 if state.viewers.look(now):
-                    effects += self._stage.show(now)
+                    effects += self._stage.event(event, now)
                 if state.roster.others:
                     self._beat_at = min(self._beat_at, now + self._beat(now))
             case Requested(request=request) if self.refusal(request):
                 pass
             case Requested(request=Request.STOP):
-                state.end.stop(state.budget.total)
+                state.end.stop()
             case _:
                 effects += self._stage.event(event, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
@@ -186,20 +183,20 @@ class Head:
         if beat:
             self._beat_at = now + self._beat(now)
             effects += state.renew(now)
-        # Whoever comes later than the first round can vote at once. Before that, many come.
+        # An agent that joins after the first round can vote at once. Before that, many join.
         late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
         if (beat or late) and self.stage is not Stage.ENDING and state.reconfigure(now):
-            # This agent learns of it at once: it may have to vote with it.
+            # This agent is sent the new configuration at once: it may have to vote with it.
             effects.append(self._stage.order(state.roster[self.me], now))
-        effects += state.allocation.ask(now)
+        effects += state.end.allocation.ask(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
         if reporter is not None and not answered:
-            # Every new report is answered: an agent that hears nothing counts its head as lost.
+            # Every new report is answered: an agent without orders counts its head as lost.
             effects.append(self._stage.order(state.roster[reporter], now))
         if beat and (more := self._stage.beat(now)):
             effects += more + self._advance(now, ticked=False)
-        if beat:  # most agents have had an order since the last beat, in answer to a report
+        if beat:  # most agents have been sent an order since the last beat, to answer a report
             before = now - self._beat(now)
             others = (p for p in state.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
@@ -222,7 +219,7 @@ class Head:
             elif not step.effects:
                 return effects
 
-    # People who look, and what they ask for
+    # People who look at the job, and their requests
 
     def snapshot(self, now: float) -> JobSnapshot:
         from .job_snapshots import snapshot_of  # no start of an agent pays for it
@@ -230,23 +227,23 @@ class Head:
         return snapshot_of(self, now, entered=now - self._stage.since)
 
     def refusal(self, request: Request) -> str:
-        """Return why it cannot be done now; "" if it can."""
+        """Return why a request cannot be granted now; "" if it can."""
         return self._stage.refusal(request)
 
-    # Taking in reports and losses
+    # Reports and losses
 
     def _note_report(self, peer: Peer, report: Report, now: float) -> list[Effect]:
         state, current = self.state, self.state.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
             self._stage.report(peer, report)
-        state.notices.hear(peer.place.index, report, state.round, now)
-        state.end.hear(report, now, state.budget.total)
-        if report.term > state.orders.term and state.lease.holds(now):
-            # The agent led in a later term, or followed such a head, but we have the quorum. It
-            # obeys no earlier term, so we go on in a later one.
-            state.orders.term = state.rotation.next_term(report.term, self.me)
         index = peer.place.index
+        state.end.notices.hear(index, report, state.round, now)
+        state.end.hear(report, now)
+        if report.term > state.orders.term and state.lease.holds(now):
+            # The agent led in a later term, or followed such a head, but this head has the quorum.
+            # The agent obeys no earlier term, so this head continues in a later one.
+            state.orders.term = state.rotation.next_term(report.term, self.me)
         effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
         was_lost, was_absent = peer.lost, index in state.roster.absent
         noted = self.losses.note(peer, report, now, ending=self.stage is Stage.ENDING)
@@ -257,8 +254,8 @@ class Head:
         return effects + state.unfit.note(peer, state.round) + noted
 
     def _note_losses(self, lost: list[Peer]) -> list[Effect]:
-        """These agents were just lost. While the job ends, that is not recorded: they have most
-        likely left, and their last report did not arrive.
+        """End the round without these agents, and record that they are lost. While the job ends,
+        that is not recorded: they have most likely left, and their last report did not arrive.
         """
         for peer in lost:
             self.state.end_round_without(peer)

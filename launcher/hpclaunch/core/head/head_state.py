@@ -11,29 +11,25 @@ import math
 from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
-from ..ending.allocation_end import AllocationEnd
 from ..ending.job_end import JobEnd
-from ..ending.notices import Notices
-from ..placement.ranks import next_groups
+from ..placement.assigning import next_groups
 from ..protocol import configuration, ranges
 from ..protocol.configuration import Configuration
-from ..protocol.effects import ChooseCheckpoint, Effect, KeepWorkers
-from ..protocol.events import CheckpointChosen, SearchFailed
+from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.facts import EndReason
 from ..protocol.messages import Report
 from ..protocol.model import Job
-from . import restarts
-from .checkpoint_choice import newest_search
 from .cordon import UnfitNodes
 from .orders import Orders
-from .rendezvous import Rendezvous
+from .restarts import Budget
 from .roster import Peer, Roster
 from .round import Round
+from .stages.rendezvous import Rendezvous
 from .takeover import Takeover
 from .viewers import Viewers
 
 QUESTION_BITS = 32  # of the number of a question, below the term in which it was asked
-MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
+MOST_NEXT_HEADS = 16  # in a configuration, with their addresses: every agent is sent them all
 
 
 class HeadState:
@@ -52,21 +48,18 @@ class HeadState:
         self.begins = 0  # how often the training has begun, as far as this head knows
         self.takeover: Takeover | None = None
         self.tenure_since = math.inf
-        self.budget = restarts.Budget(job.max_restarts)
+        self.budget = Budget(job.max_restarts)
         self.roster = Roster(job, me)
         presences = [peer.presence for peer in self.roster]
         self.lease = LeaderLease(
             *(self.rotation, job.timing, me, presences, configuration, term),
             elects=job.elects,
         )
-        # Of questions. Those of another head, which this agent was or is to be, are different.
+        # The numbers of questions. Those of other heads, such as this agent before, are different.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
         self.orders = Orders(self.lease, self.roster[me])
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
-        self.allocation = AllocationEnd(job, self.numbers)
-        self.notices = Notices(job, self.allocation)
-        is_progress = self.budget.is_beyond_first
-        self.end = JobEnd(job, self.notices, self.allocation, self.numbers, is_progress)
+        self.end = JobEnd(job, self.budget, self.numbers)
         self.viewers = Viewers(self.numbers)
         self.unfit = UnfitNodes(job)
 
@@ -84,46 +77,35 @@ class HeadState:
 
     @property
     def knows_rounds(self) -> bool:
-        """Whether it has begun rounds, or has taken over from a head that may have. If not, an
-        agent that reports one is of another launch in this job step or, without Slurm, of an
+        """Whether this head has begun rounds, or has taken over from one that may have. If not, an
+        agent that reports a round is of another launch in this job step or, without Slurm, of an
         earlier start of this head.
         """
         return self.current is not None or self.takeover is not None
 
     @property
     def can_be_replaced(self) -> bool:
-        """Whether the others can elect another head, and go on without this node."""
+        """Whether the others can elect another head, and continue without this node."""
         begun = self.takeover is not None and self.takeover.begun
         elected = self.current is not None or begun
         left = self.roster.nodes - {self.job.places[self.me].node}
         return elected and self.job.elects and len(left) >= self.rendezvous.fewest
 
     def take_over(self, election: Election[Report], now: float, heard: float) -> None:
-        """Go on from where a head that is lost, and was last `heard` then, has left the job."""
+        """Continue the job of a head that is lost, and was last `heard` then."""
         record = election.configuration.record
         self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
-        self.budget.take_over(record.tally)
+        self.budget.tally = record.tally
         self.unfit.take_over(record.unfit)
         self.begins = int(takeover.begun)
         self.round = max(takeover.next_round, self.job.first_round)
         self.rendezvous.take_over(now, begun=takeover.begun)
         self.rendezvous.pause(takeover.not_before)
 
-    @property
-    def search(self) -> ChooseCheckpoint:
-        """A search for the newest checkpoint, without a number: not for the next round."""
-        return newest_search(self.budget)
-
     def end_round_without(self, peer: Peer) -> None:
         """End the round if the agent takes part in it."""
         if self.current is not None and peer.assignment is not None:
             self.current.ends.add(EndReason.LOSS)
-
-    def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
-        """Take in the answer to a search that no stage has asked for by itself."""
-        found = event if isinstance(event, CheckpointChosen) else None
-        if self.end.last_save.has_asked(event.number):
-            self.end.last_save.answer(found)
 
     # The next round
 
@@ -135,10 +117,10 @@ class HeadState:
         return [p for p in self.roster if p.place.node in nodes]
 
     def can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
-        """Whether a round can begin now. The effects extend the worker lease, if the leader lease
-        had to be renewed to find out.
+        """Return whether a round can begin now. The effects extend the worker lease, if the leader
+        lease had to be renewed to find out.
         """
-        if not self.rendezvous.is_ready(self.next_groups):
+        if not self.rendezvous.is_ready(self.next_participants):
             return False, []
         effects = [] if self.lease.will_hold(now) else self.renew(now)
         return self.lease.will_hold(now), effects
@@ -153,7 +135,7 @@ class HeadState:
         return [] if until is None else [KeepWorkers(until)]
 
     def reconfigure(self, now: float) -> bool:
-        """List the agents that are there as voters. Returns whether the configuration is new."""
+        """List the agents that are present as voters. Return whether the configuration is new."""
         if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version
@@ -166,6 +148,6 @@ class HeadState:
         return self.lease.configuration.version > version
 
     def _next_heads(self) -> tuple[tuple[int, str], ...]:
-        """The addresses of those who would lead after this agent."""
+        """Return the agents that would lead after this one, with their addresses."""
         after = (self.roster[agent] for agent in self.rotation.after(self.me, MOST_NEXT_HEADS))
         return tuple((p.place.index, p.report.address) for p in after if p.report and not p.lost)

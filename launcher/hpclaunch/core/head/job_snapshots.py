@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Assignment, Doing, Phase, Query, Vitals
+from ..protocol.model import NO_RANK, Assignment, Doing, Origin, Phase, Query, Vitals
 from ..protocol.values import replace
 from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from .roster import Peer
-from .seat_use import IN_ROUND
+from .round import IN_ROUND
+from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
     from .head import Head
@@ -26,34 +27,35 @@ OF_PHASE = {
 
 
 def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
-    current = head.state.current if head.stage in IN_ROUND else None
+    state, job, straggler = head.state, head.job, head.straggler
+    current = state.current if head.stage in IN_ROUND else None
     groups = current.groups if current is not None else []
-    agents = tuple(_agent(head, peer, groups, now) for peer in head.state.roster)
-    wanted = head.state.viewers.query(now)
+    wanted = state.viewers.query(now)
     reports = (p.report for p in current.participants) if current is not None else ()
-    job, notices, straggler = head.job, head.state.notices, head.straggler
+    ended, notices, allocation = state.end.verdict, state.end.notices, state.end.allocation
+    host = "" if straggler is None else state.roster[straggler.agent].host
     return JobSnapshot(
         stage=head.stage,
         entered=entered,
-        head=head.state.roster[head.me].host,
-        term=head.state.orders.term,
-        round=head.state.round,
+        head=state.roster[head.me].host,
+        term=state.orders.term,
+        round=state.round,
         begun=None if current is None else now - current.begun,
         resumed="" if current is None else current.resumed,
-        fewest=job.fewest or job.most or job.nodes,
+        fewest=state.rendezvous.fewest,
         most=job.most or job.nodes,
-        restarts=head.state.budget.total,
+        restarts=state.budget.total,
         max_restarts=job.max_restarts,
-        agents=agents,
+        agents=tuple(_agent(head, peer, groups, now) for peer in state.roster),
         pace=None if current is None else current.pace,
-        straggler=_straggler(head),
-        straggler_host="" if straggler is None else head.state.roster[straggler.agent].host,
-        end=head.state.allocation.left(now),
-        is_preempted=head.state.allocation.is_preempted,
+        straggler=_straggler(straggler, host),
+        straggler_host=host,
+        end=allocation.left(now),
+        is_preempted=allocation.announced is Origin.PREEMPTION,
         notice="" if current is None else notices.account,
         is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
-        verdict="" if head.state.end.verdict is None else head.state.end.verdict.reason,
-        code=None if head.state.end.verdict is None else head.state.end.verdict.code,
+        verdict="" if ended is None else ended.reason,
+        code=None if ended is None else ended.code,
         is_complete=all(_has_vitals(r, wanted) for r in reports),
     )
 
@@ -67,8 +69,7 @@ def _has_vitals(report: Report | None, wanted: Query | None) -> bool:
 
 def _agent(head: Head, peer: Peer, groups: list[int], now: float) -> AgentSnapshot:
     report, part = peer.report, peer.assignment if groups else None
-    number = head.state.round
-    if report is None or report.round != number:
+    if report is None or report.round != head.state.round:
         part = None
     state, why = _state(peer, groups)
     heard = peer.presence.contact.heard
@@ -102,7 +103,7 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
 
 
 def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
-    """With the reason, where the state is not as it should be."""
+    """Return the state of an agent, and the reason if it is not as it should be."""
     if peer.lost:
         return AgentState.LOST, peer.lost
     if peer.report is None:
@@ -114,9 +115,7 @@ def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
     return OF_PHASE[peer.report.phase], ""
 
 
-def _straggler(head: Head) -> str:
-    named = head.straggler
-    if named is None:
-        return ""
-    host = head.state.roster[named.agent].host
-    return host if named.rank == NO_RANK else f"rank {named.rank} on {host}"
+def _straggler(named: Straggler | None, host: str) -> str:
+    if named is None or named.rank == NO_RANK:
+        return host
+    return f"rank {named.rank} on {host}"

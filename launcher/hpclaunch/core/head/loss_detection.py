@@ -20,22 +20,22 @@ class LossDetector:
         self.roster = roster
         self.timing = timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
-        self._missed: set[int] = set()  # silent agents that were recorded
+        self._recorded: set[int] = set()  # the silent agents that were recorded
         self._notice_at = math.inf  # when to record them again
 
     def expect(self, peer: Peer) -> None:
-        """From now on, the agent counts as lost if it is silent for too long."""
+        """Let the agent count as lost from now on if it is silent for too long."""
         if peer.place.index != self.roster.me:
             self.check_at = min(self.check_at, self._deadline(peer))
 
     def _deadline(self, peer: Peer) -> float:
-        """When to look at it, if it is not heard before."""
-        known = peer.place.index in self._missed
+        """Return when to check an agent, if it is not heard before."""
+        known = peer.place.index in self._recorded
         notice_at = math.inf if known else peer.presence.silent_at(self.timing.silence_notice)
         return min(peer.presence.deadline(), notice_at)
 
     def note(self, peer: Peer, report: Report, now: float, *, ending: bool) -> list[Effect]:
-        """Note a new report."""
+        """Note a new report, and record what has changed by it."""
         effects: list[Effect] = []
         self.roster.absent.discard(peer.place.index)
         if report.unfit:
@@ -48,8 +48,8 @@ class LossDetector:
             peer.presence.come_back()
             self.roster.changed()
             effects = [Record(NodeCameBack(peer.host))]
-        if peer.place.index in self._missed:
-            self._missed.discard(peer.place.index)
+        if peer.place.index in self._recorded:
+            self._recorded.discard(peer.place.index)
             effects = effects or [Record(NodeHeard(peer.host))]
         self.expect(peer)
         return effects
@@ -68,11 +68,11 @@ class LossDetector:
         """Record silent agents that are not lost yet, if it is time to do so."""
         others, first = self.roster.others, self.timing.silence_notice
         silent = [p for p in others if now >= p.presence.silent_at(first)]
-        new = {p.place.index for p in silent} - self._missed
-        self._missed &= {p.place.index for p in silent}
+        new = {p.place.index for p in silent} - self._recorded
+        self._recorded &= {p.place.index for p in silent}
         effects: list[Effect] = []
         if new or (silent and now >= self._notice_at):
-            self._missed |= new
+            self._recorded |= new
             self._notice_at = now + self.timing.next_notice
             most = max(now - p.presence.silent_at(0.0) for p in silent)
             left = self.timing.loss - most
@@ -83,7 +83,7 @@ class LossDetector:
         return effects
 
     def died(self, peer: Peer, now: float) -> list[Peer]:
-        """A probe has found the agent dead. Returns [peer] if it was not lost before, else []."""
+        """Note that an agent is proven dead. Return [peer] if it was not lost before, else []."""
         was_lost, evidence = peer.lost, peer.presence.contact.evidence(now, dead=True)
         peer.presence.die(now, f"the agent on {peer.host} was lost: {evidence}")
         self._give_up(peer)

@@ -16,7 +16,7 @@ from .roster import Peer
 class Asks:
     """The questions in an order."""
 
-    look: Look | None = None  # the checkpoint to look at, for a WAIT; the others are for a RUN
+    look: Look | None = None  # the checkpoint to look at
     queries: tuple[Query, ...] = ()  # to the workers
     notice: StepNotice | None = None  # to offer or to give
 
@@ -54,25 +54,25 @@ class Orders:
         goal: Goal,
         number: int,
         now: float,
-        *,
         verdict: Verdict | None,
         asks: Asks,
+        *,
         later: bool,
     ) -> Send:
         """Return the next order for an agent: `goal` for round `number`.
 
-        `verdict` is how the job ends, for an END, or for a STOP after which no round will follow.
+        `verdict`: how the job ends, for an END, or for a STOP after which no round follows.
         `later`: a SIGTERM means an end that comes later.
         """
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
         self._serial += 1
-        if peer.lost and goal is not Goal.END:
-            goal, number = Goal.STOP, report.round  # the others have gone on without this agent
+        if peer.lost and goal is not Goal.END:  # the others have continued without this agent
+            goal, number, asks = Goal.STOP, report.round, Asks()
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration
-        # Two heads may have written different configurations of one version. Who may vote, and has
-        # no vote, is sent none: whoever has a configuration is a voter.
+        # Two heads may have written different configurations of one version. An agent that may
+        # vote, and has no vote, is sent none: whoever has a configuration is a voter.
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
         has_none = not presence.is_voter and peer.place.index in self.lease.rotation
         order = Order(
@@ -89,9 +89,9 @@ class Orders:
             keep=self.lease.for_workers(presence, now),
             configuration=None if has_it or has_none else configuration,
             tenure=self.lease.tenure,
-            look=asks.look if goal is Goal.WAIT else None,
-            queries=asks.queries if goal is Goal.RUN else (),
-            notice=asks.notice if goal is Goal.RUN else None,
+            look=asks.look,
+            queries=asks.queries,
+            notice=asks.notice,
             later=later and bool(report.warned),
             start=self.start,
         )

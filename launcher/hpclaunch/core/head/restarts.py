@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from ..ending.table import verdict
 from ..ledger.last_lines import may_pass
 from ..protocol.crc import checksum
+from ..protocol.effects import ChooseCheckpoint
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import (
     END_SIGNALS,
@@ -29,6 +30,7 @@ SUSPECT_AFTER = 2  # failures in a row, all on one node
 DELAY_AFTER, MAX_DELAY = 3, 30.0  # failures in a row on one node; seconds
 OUTAGE_DELAY_AFTER = 2  # outages in a row, on any node
 REJECT_AFTER = 2  # failures in a row while the same checkpoint was being loaded
+FAILED_TWICE = "the job failed twice while it was resuming from it"
 # The functions in a worker's traceback that load a checkpoint: those of torch, safetensors and
 # DeepSpeed, and others with names such as load_state_dict, _load_checkpoint or from_pretrained.
 # Functions that load data or modules do not match.
@@ -39,11 +41,16 @@ LOADING = re.compile(
     re.MULTILINE,
 )
 TRACEBACK = "Traceback (most recent call last)"
-# SIGABRT is not among them: NCCL's watchdog ends a worker with it that has waited for too long.
+# Not SIGABRT: NCCL's watchdog sends it to a worker that has waited for too long.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 # Two crashes happened after about the same time if that differs by this share, or these seconds.
 SIMILAR_SHARE, SIMILAR_SECONDS = 0.2, 2.0
 UNREACHABLE_STEP = 1 << 62
+
+
+def passed_over(failed: Iterable[int]) -> tuple[tuple[int, str], ...]:
+    """Return what a search must avoid: the checkpoints whose marks have these checksums."""
+    return tuple((mark, FAILED_TWICE) for mark in failed)
 
 
 def failed(e: WorkerExit) -> bool:
@@ -106,11 +113,11 @@ def who(failure: Failure) -> str:
 
 
 class Budget:
-    """How many restarts are left. Call `spend` after a failed round, and `begin` before each round.
+    """The restarts that are left. Call `spend` after a failed round, and `begin` before each round.
 
     A new checkpoint is progress, and gives back all restarts. Whether there is one is known only
     when the next round is about to begin. So if the script saves checkpoints, a verdict that would
-    end the job is kept pending until then.
+    end the job is kept pending until then. A new head continues with the `tally` of the one before.
     """
 
     def __init__(self, most: int) -> None:
@@ -129,7 +136,7 @@ class Budget:
         return self.tally.spent
 
     def is_last(self, *, saves: bool) -> bool:
-        """Whether the job ends if this round fails. With `saves`, as in `spend`, it may go on."""
+        """Return whether the job ends if this round fails; `saves` as in `spend`."""
         return self.used >= self.most and not (saves and self.most)
 
     def spend(
@@ -141,7 +148,7 @@ class Budget:
         resumed: str = "",
         begun: float = 0.0,
     ) -> Verdict | None:
-        """Note a failed round. Returns how the job ends; None if there may be another round.
+        """Note a failed round. Return how the job ends; None if there may be another round.
 
         `saves`: the script saves checkpoints. `spares`: there is a node that could take the place
         of another. `resumed` is the checkpoint that the round resumed from ("" for none), and
@@ -181,7 +188,7 @@ class Budget:
         return None
 
     def begin(self, choice: CheckpointChosen) -> Verdict | None:
-        """Note the checkpoint that the next round would begin with. Returns how the job ends; None
+        """Note the checkpoint that the next round would begin with. Return how the job ends; None
         if the round may begin.
         """
         before, mark = self.tally, checksum(choice.mark)
@@ -201,7 +208,7 @@ class Budget:
             now = replace(now, first_saved=choice.time, first_step=step, first_scale=scale)
         is_progress = self._is_progress(choice, comparable=comparable)
         if not (choice.path and before.restarts and is_progress):
-            # No round begins with a verdict: if this head is lost now, the next one is to say it.
+            # With a verdict, no round begins, and the tally stays: the next head must decide alike.
             if before.pending_verdict is None:
                 self.tally = now
             return before.pending_verdict
@@ -218,8 +225,8 @@ class Budget:
         return None
 
     def _is_progress(self, choice: CheckpointChosen, *, comparable: bool) -> bool:
-        """Whether the checkpoint is further than any that a round began with: by its step, or by
-        when it was saved if the steps are not `comparable`. The step is the better measure: a
+        """Return whether the checkpoint is further than any that a round began with: by its step,
+        or by when it was saved if the steps are not `comparable`. The step is the better measure: a
         script that saves the same step whenever it fails would otherwise be restarted for ever.
         """
         before = self.tally
@@ -233,7 +240,7 @@ class Budget:
         return choice.time > before.saved or not choice.time
 
     def is_beyond_first(self, found: CheckpointChosen) -> bool:
-        """Whether a checkpoint is further than the one that the first round began with."""
+        """Return whether a checkpoint is further than the one that the first round began with."""
         first = self.tally
         if not found.path or first.first_saved < 0:
             return False
@@ -243,7 +250,7 @@ class Budget:
         return not first.first_saved or found.time > first.first_saved
 
     def rejects(self, choice: CheckpointChosen) -> bool:
-        """Whether resuming from it has failed so often that an older one should be tried."""
+        """Return whether resuming from it has failed so often that an older one should be tried."""
         tally = self.tally
         same = checksum(choice.mark) == tally.checkpoint
         return same and tally.failed_loads >= REJECT_AFTER and tally.spent <= self.most
@@ -264,6 +271,11 @@ class Budget:
         )
 
     @property
+    def search(self) -> ChooseCheckpoint:
+        """A search for the newest checkpoint, without its number."""
+        return ChooseCheckpoint(passed_over(self.tally.avoided))
+
+    @property
     def node_delay(self) -> float:
         """Seconds to wait before the next round if the job has several nodes: one that fails again
         and again may be about to go down, or may recover.
@@ -275,10 +287,6 @@ class Budget:
         """Seconds to wait before the next round, so that a file system or a network may recover."""
         return _delay(self.tally.outages_in_a_row - OUTAGE_DELAY_AFTER)
 
-    def take_over(self, tally: Tally) -> None:
-        """Go on from the tally of another head."""
-        self.tally = tally
-
     def _exhausted(self) -> str:
         if self.used < self.most:
             return ""
@@ -289,15 +297,15 @@ class Budget:
 
 
 def _delay(more: int) -> float:
-    """Twice as long with each failure in a row that is one `more`."""
+    """Return the seconds to wait: twice as long with each further failure in a row."""
     return 0.0 if more < 0 else min(MAX_DELAY, 2.0**more)
 
 
 def _failed_loads(cause: Failure, before: Tally, resumed: str, lasted: float) -> int:
     """Return how many rounds in a row, with this one, have failed while they loaded a checkpoint.
 
-    The traceback tells whether a worker was loading. A crash has none, so crashes count if they
-    come after about the same time: a worker that already trains crashes at other times.
+    A worker was loading if its traceback shows that. A crash has none, so crashes count if they
+    happen after about the same time: a worker that already trains crashes at other times.
     """
     if not resumed or cause.culprit is not Culprit.WORKER:
         return 0

@@ -15,10 +15,12 @@ from ..protocol.facts import (
 )
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.stages import Stage
 from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
 
+IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may have workers
 MOST_FAILURES = 9  # of a round that a fact names, the cause among them
 MOST_LOST = 8  # nodes
 STEPS_KEPT, STEPS_APART = 13, 5.0  # counts, and seconds between two of them
@@ -37,13 +39,13 @@ class Round:
     ends: set[EndReason] = field(default_factory=set)
     still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known
     stopped_at: float = math.inf  # when the head ended it
-    cut: float = math.inf  # when something happened that ended it, as far as it was known then
+    cut: float = math.inf  # when something happened that ended it, as far as was known by then
     missed: float = 0.0  # seconds of it in which the head's process did not run
-    # When rank 0 had made how many steps, over the last minute
+    # The time and the number of steps of rank 0, over the last minute.
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
-        """Take in an agent's report on this round."""
+        """Note the failures and the pace in an agent's report on this round."""
         part, progress = peer.assignment, report.progress
         is_first = part is not None and part.first_rank == 0
         is_due = not self.steps or now >= self.steps[-1][0] + STEPS_APART
@@ -83,17 +85,21 @@ class Round:
         """
         return bool(self.failures) and not self.ends & NOT_THE_PROGRAMS_FAULT
 
+    def host_of(self, rank: int) -> str:
+        """Return the host of a rank; "" for NO_RANK."""
+        return next((peer.host for peer in self.participants if rank in ranks_of(peer)), "")
+
     def stop(self, now: float) -> None:
-        """The head ends the round."""
+        """Note that the head ends the round now."""
         self.stopped_at, self.cut = now, self.came_to_end(now)
 
     def miss(self, seconds: float) -> None:
-        """Note that the head's process did not run for so long: the workers may have."""
+        """Note that the head's process did not run for so long, although workers may have."""
         if self.stopped_at == math.inf:
             self.missed += seconds
 
     def came_to_end(self, now: float) -> float:
-        """Return when something happened that ended the round; now, if nothing has."""
+        """Return when the failure, loss or hang happened that ended the round; now, if none did."""
         failed = (f for f in self.failures.values() if f.culprit is not Culprit.HANG)
         found = [now, self.cut, self.still_since, *(f.at for f in failed if not f.stopped)]
         for peer in self.participants:
@@ -103,7 +109,7 @@ class Round:
         return min(found)
 
     def ended(self, now: float) -> RoundEnded:
-        """No worker of it is left."""
+        """Return the fact that no worker of the round is left."""
         seen = min(self.stopped_at, now)
         out = (p for p in self.participants if p.lost or p.unfit)
         lost = [LostNode(p.host, p.lost or p.unfit, is_unfit=not p.lost) for p in out]
@@ -120,13 +126,19 @@ class Round:
         )
 
     def _shares(self, end: float) -> RoundShares:
-        """Return how the seats of its agents spent it until then."""
+        """Return what the seats of its agents spent the round on until `end`."""
         begin = self.begun - self.missed
         parts = [
             part_of(peer, self.number, self.seats[peer.place.index], begin)
             for peer in self.participants
         ]
         return together(parts, end - begin, self.came_to_end(end) - begin)
+
+
+def ranks_of(peer: Peer) -> range:
+    """Return the ranks that an agent has in its round."""
+    part = peer.assignment
+    return range(0) if part is None else range(part.first_rank, part.first_rank + part.nproc)
 
 
 def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:

@@ -1,50 +1,71 @@
-"""The fact that a round begins: who takes part, on which GPUs, and from which checkpoint."""
+"""The beginning of a round: its parts are assigned, and recorded as a fact."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from ..placement.assigning import assign
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import IsolatedGpus, RoundBegan
-from ..protocol.model import Assignment, Job
-from .roster import Roster
+from ..protocol.model import Assignment
 from .round import Round
+from .seat_use import seats_of_agents
+from .takeover import next_unused_round
+
+if TYPE_CHECKING:
+    from .head_state import HeadState
 
 
-def began(
-    job: Job,
-    roster: Roster,
-    last: Sequence[int],
-    current: Round,
-    checkpoint: CheckpointChosen,
-    begins: int,
+def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> RoundBegan:
+    """Begin the next round with this checkpoint, whose age is that of now. Return the fact."""
+    state.round = max(state.round, next_unused_round(state.roster))
+    last, groups = state.groups, state.next_groups()
+    participants = state.next_participants()
+    assigned = assign(
+        state.job,
+        {p.place.index: p.report for p in participants if p.report is not None},
+        groups=groups,
+        number=state.round,
+        restarts=state.budget.total,
+        checkpoint=checkpoint.path,
+    )
+    for peer in state.roster:
+        peer.assignment = assigned.get(peer.place.index)
+    seats = seats_of_agents(state.roster)
+    state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
+    state.begins += 1
+    state.reconfigure(now)  # the order to run brings it to all who take part
+    return _began(state, state.current, last, checkpoint)
+
+
+def _began(
+    state: HeadState, current: Round, last: Sequence[int], checkpoint: CheckpointChosen
 ) -> RoundBegan:
-    """Return the fact. `last` are the nodes of the round before, in the order of their ranks;
-    `checkpoint` has its age as of now; `begins` is how often the training has begun, with this
-    round.
-    """
+    """Return the fact. `last` are the nodes of the round before, in the order of their ranks."""
+    job, roster = state.job, state.roster
     parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
     anyone = parts[0][1]  # for what is the same in all assignments
     hosts = {p.place.node: p.host for p in roster}
-    came, gone = changes(last, current.groups, hosts)
+    before, here = set(last), set(current.groups)
     is_first = current.number == 0
     differ = len({part.local_world_size for _, part in parts}) > 1
     keeps_spares = 0 < job.most < job.nodes
-    spares = roster.nodes.difference(current.groups) if keeps_spares else ()
+    spares = roster.nodes - here if keeps_spares else ()
     return RoundBegan(
         current.number,
         hosts=anyone.hosts,
         nodes=len(current.groups),
         ranks=anyone.world_size,
-        came=came,
-        gone=gone,
+        came=tuple(hosts[node] for node in current.groups if last and node not in before),
+        gone=tuple(hosts[node] for node in last if node not in here and node in hosts),
         keeps_spares=keeps_spares,
         spares=tuple(hosts[node] for node in sorted(spares)),
         checkpoint=checkpoint.path,
         rule=checkpoint.rule,
         passed_over=checkpoint.passed_over,
         lacking=checkpoint.lacking,
-        begins=begins,
+        begins=state.begins,
         saves=job.saves,
         age=checkpoint.age,
         layout=anyone.layout if is_first and differ else "",
@@ -52,20 +73,9 @@ def began(
     )
 
 
-def changes(
-    last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the hosts that have come since the last round, and those that are gone."""
-    if not last:
-        return (), ()
-    before, now = set(last), set(groups)
-    came = tuple(hosts[node] for node in groups if node not in before)
-    return came, tuple(hosts[node] for node in last if node not in now and node in hosts)
-
-
 def isolation(parts: Iterable[tuple[str, Assignment]], *, asked: bool) -> tuple[IsolatedGpus, ...]:
     """Return where each worker sees only its own GPUs although the user has not asked for that, or
-    shares them; hosts that are alike as one.
+    shares them. Hosts that are alike are returned as one.
 
     `parts` has the host and the assignment of each agent.
     """

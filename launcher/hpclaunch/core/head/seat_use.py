@@ -1,7 +1,6 @@
-"""What the seats of the job spend their time on, as the head records it for the ledger.
+"""The use of the job's seats, as the head records it for the ledger: a fact at every change.
 
-It is a fact whenever it changes. What the workers of a round spent theirs on is known once they
-have ended, and is in the round's `shares`.
+What the workers of a round spent their time on is known once they have ended: the round's `shares`.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ from ..protocol.effects import Effect, Record
 from ..protocol.facts import Category, SeatUse
 from ..protocol.stages import Stage
 from .roster import Peer
+from .round import IN_ROUND
 
 if TYPE_CHECKING:
     from .head_state import HeadState
 
-IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
-
 
 class SeatUses:
-    """Records what the seats do from now on, where that is not as it was recorded last."""
+    """The record of the seats' use, which is written again when it changes."""
 
     def __init__(self) -> None:
         self._known: tuple[object, ...] = ()
-        self._use: SeatUse | None = None  # that was recorded last
+        self._use: SeatUse | None = None  # as it was recorded last
 
     def note(self, state: HeadState, stage: Stage, now: float) -> list[Effect]:
         absent = state.roster.absent
@@ -35,7 +33,7 @@ class SeatUses:
         known = (stage, state.round, state.roster.changes, here)
         if known == self._known:
             return []
-        # Worked out from all reports: only where it could be lost with this head.
+        # All reports are evaluated for this: only when it could be lost with this head.
         is_stopped = stage is Stage.STOPPING and known[:2] != self._known[:2]
         self._known, before = known, self._use
         self._use = seat_use(state, stage, now, with_last=is_stopped)
@@ -43,7 +41,7 @@ class SeatUses:
 
 
 def seat_use(state: HeadState, stage: Stage, now: float, *, with_last: bool = True) -> SeatUse:
-    """Return what the seats do. `with_last`: also how the round that runs, or is being stopped,
+    """Return the use of the seats. `with_last`: also how the round that runs, or is being stopped,
     would have ended now.
     """
     current = state.current if stage in IN_ROUND else None
@@ -73,7 +71,7 @@ def _by_category(nodes: Mapping[str, Category]) -> dict[Category, str]:
 
 
 def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
-    """Return the number of seats of each agent, as far as it has said."""
+    """Return the number of seats of each agent, as far as it is known."""
     return seats_of(
         [
             Holder(p.place.node)

@@ -1,4 +1,4 @@
-"""Stragglers: the head has samples taken of how all ranks keep pace, and names who does not."""
+"""Stragglers: samples of all agents are compared to find the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -14,48 +14,43 @@ from ..protocol.timing import Timing
 from ..protocol.values import value
 from ..stragglers import causes, lateness
 from ..stragglers.lateness import Late, Lateness
-from .round import Round
+from .round import Round, ranks_of
 
-LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, that tell the same
-FORGIVEN_AFTER = 3  # samples without it
-SOON = 1.0  # seconds until the first one is tried
+LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, in all of which the same one is late
+FORGIVEN_AFTER = 3  # samples in which the straggler is not late
+SOON = 1.0  # seconds until the first sample
 
 
 @value(frozen=True)
 class Straggler:
     agent: int
-    rank: int  # NO_RANK: several of this agent
+    rank: int  # NO_RANK: several ranks of this agent
 
 
 class StragglerWatch:
-    """Of one round. Once all agents that take part were asked, nobody waits for one that does not
-    answer.
-    """
+    """The search for stragglers in one round. An agent that does not answer in time is left out."""
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
         """`numbers` are those of the head's questions."""
         self.timing, self._numbers = timing, numbers
-        self.query: Query | None = None  # for the sample that is asked for
+        self.query: Query | None = None  # for samples, while answers are awaited
         self.named: Straggler | None = None
-        self._next_at = math.inf  # the next sample, or, while there is one, until when to wait
+        self._next_at = math.inf  # the next sample; while `query` is set, the end of the wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
-        self._without = 0  # samples in a row, since it was named
-        self._agents = 0  # that take part
-        self._made: dict[int, int] = {}  # agent -> steps; none for one that makes none
-        self._total = 0  # of these
-        self._asked_total = 0  # the same when they were last asked
+        self._without = 0  # samples in a row in which the named one was not late
+        self._agents = 0  # the number of those that take part
+        self._made: dict[int, int] = {}  # the steps of each agent that makes some
+        self._total = 0  # the sum of these
+        self._asked_total = 0  # the same when samples were last asked for
 
     def begin(self, current: Round, now: float) -> None:
-        self.query, self.named = None, None
-        self._found.clear()
-        self._agents, self._made = len(current.participants), {}
-        self._total = self._asked_total = 0
-        parts = [p.assignment for p in current.participants if p.assignment is not None]
-        alone = sum(part.nproc for part in parts) == 1
+        """Begin to watch a round, unless it has a single worker."""
+        self._agents = len(current.participants)
+        alone = sum(len(ranks_of(peer)) for peer in current.participants) == 1
         self._next_at = math.inf if alone else now + SOON
 
     def hear(self, agent: int, report: Report) -> None:
-        """Record how many steps the workers of an agent that takes part have made."""
+        """Note how many steps the workers of an agent that takes part have made."""
         progress = report.progress if report.phase is Phase.RUNNING else None
         steps = 0 if progress is None else max(progress.steps, default=0)
         self._total += steps - self._made.pop(agent, 0)
@@ -64,7 +59,7 @@ class StragglerWatch:
 
     @property
     def _awaits_steps(self) -> bool:
-        """Whether there is nothing to compare: an agent makes no steps, or perhaps all hang."""
+        """Whether there is nothing to compare: an agent makes no steps, or none are new."""
         return len(self._made) < self._agents or self._total <= self._asked_total
 
     def next_deadline(self) -> float:
@@ -108,7 +103,7 @@ class StragglerWatch:
         return [*effects, Record(fact)]
 
     def _same(self) -> Straggler | None:
-        """Whom the last samples all tell of, if they are enough."""
+        """Return who was late in each of the last samples, if these are enough; else None."""
         agents: set[int] = set()
         ranks: set[int] = set()
         steps = samples = 0
@@ -136,7 +131,7 @@ def _samples(current: Round, query: Query) -> dict[int, Sample]:
 
 
 def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
-    """Who is late, and why."""
+    """Return who is late, and why."""
     found = lateness.find(samples)
     if (far := _far(current, samples)) is not None:
         return Lateness(max(1, found.steps), far[0]), far[1]
@@ -144,14 +139,16 @@ def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]
     if late is None:
         return found, ""
     cause = causes.cause(samples, late.agent, late.rank)
-    # Hosts hand collectives over long before GPUs begin them. One that waits for its GPU in each
-    # step, to print the loss, is behind the others, and holds up nobody.
+    # Hosts hand collectives over long before GPUs begin them. A host that waits for its GPU in each
+    # step, such as to print the loss, is behind the others without delaying them.
     doubtful = late.on_gpus and not cause.outer
     return (Lateness(found.steps, None), "") if doubtful else (found, cause.words)
 
 
 def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
-    """A node for whose messages the others wait. Who is late then is no matter of its own speed."""
+    """Return a node that the network delays, and why; None if there is none. Whoever is late then
+    is not slow itself.
+    """
     parts = {p.place.index: p.assignment for p in current.participants}
     addresses = {agent: part.address for agent, part in parts.items() if part is not None}
     ways: dict[str, dict[str, float]] = {}

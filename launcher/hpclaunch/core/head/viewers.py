@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..protocol.model import Query, QueryKind
 
-LOOKS = 10.0  # seconds for which somebody counts as looking, after the last look
+LOOKS = 10.0  # seconds after a look for which somebody still counts as looking
 AGAIN = 1.5  # seconds between two requests for vitals
 
 

@@ -1,8 +1,8 @@
 """Which CPUs of its task each worker runs on: those nearest to its GPU first.
 
-No memory policy is set. By default, a page lies on the memory node of the CPU that touches it
-first, and the threads of a worker run on its own CPUs, so their memory is local. If a worker's CPUs
-are on two nodes, this default is still the best policy. A policy of the user's (numactl) stays.
+No memory policy is set. By default, the kernel puts a page on the memory node of the CPU that
+touches it first. The threads of a worker run on its own CPUs, so their memory is local. A memory
+policy of the user's (numactl) stays.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .devices import Gpu
 Cpus = tuple[int, ...]
 
 NEARER = "#SBATCH --gres-flags=enforce-binding asks Slurm for CPUs near the GPUs"
-FEW_CORES = 2  # with fewer, a worker with a GPU waits for its data loaders
+FEW_CORES = 2  # with fewer, the GPU of a worker waits for its data loaders
 
 
 class Mode(str, Enum):
-    """The values of `--bind`: which CPUs a worker gets. All but the first two have the meaning that
-    they have for torchrun's --numa-binding.
+    """The values of `--bind`: which CPUs a worker gets. All but the first two mean what they mean
+    for torchrun's --numa-binding.
     """
 
     AUTO = "auto"  # a share of its own, near its GPU if possible; no CPU of the task is left idle
@@ -51,9 +51,9 @@ Topology = Mapping[int, Cpu]  # by the number of the CPU
 
 @value(frozen=True)
 class Locality:
-    """What a worker wants its CPUs to be near to."""
+    """The GPUs of a worker, which its CPUs should be near to."""
 
-    name: str = ""  # of its GPUs
+    name: str = ""  # that of its GPUs
     near: tuple[int, ...] = ()  # the CPUs near its GPUs; () without a GPU, or if unknown
     nodes: tuple[int, ...] = ()  # the memory nodes near its GPUs; () if unknown
 
@@ -82,9 +82,9 @@ def bind(
     """Return a binding for each worker.
 
     `localities` are those of all workers that share `cpus`, in the order of their local ranks. If
-    several tasks of a node have the same CPUs, each must pass those of all these tasks, the same
-    ones in the same order: otherwise their shares overlap. A task that does not know what the
-    others want passes `Locality()` for all workers, including its own.
+    several tasks of a node have the same CPUs, each of them must pass the same `localities`, those
+    of all these tasks: otherwise their shares overlap. A task that does not know the GPUs of the
+    others passes `Locality()` for all workers, including its own.
     """
     order = _in_order(cpus, topology)
     if mode is Mode.NONE:
@@ -116,10 +116,10 @@ def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) 
     not too unequal.
 
     Workers that are near the same CPUs divide these. CPUs that no worker is near go to the workers
-    of the same socket, and what is then left to all workers.
+    of the same socket, and then to all workers.
 
     A worker may get fewer CPUs than others because many are near the same ones. If that is less
-    than half of an equal share, then it shares in the CPUs of its whole socket instead, or in all.
+    than half of an equal share, it gets a share of its whole socket instead, or of all CPUs.
     """
     wishes = [_wishes(s, order, topology) for s in localities]
     beside, everything = [wish[-2:][0] for wish in wishes], [wish[-1] for wish in wishes]
@@ -147,7 +147,7 @@ def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) 
 def _with_idle(
     found: Sequence[Cpus], wishes: Sequence[frozenset[int]], order: list[int], topology: Topology
 ) -> list[Cpus]:
-    """Add the idle CPUs to what the workers have, as far as they wish for them.
+    """Add the idle CPUs to those of the workers, as far as they wish for them.
 
     Each core goes to the worker that has the fewest: a training is as fast as its slowest worker.
     """
@@ -169,7 +169,7 @@ def _with_idle(
 
 
 def _wishes(locality: Locality, order: list[int], topology: Topology) -> list[frozenset[int]]:
-    """Return sets of CPUs that would do, the nearest first: near its GPU, on that socket, all."""
+    """Return sets of CPUs that a worker could use: near its GPU, on the same socket, all."""
     everything = frozenset(order)
     near = everything.intersection(locality.near)
     sockets = {topology[cpu].socket for cpu in locality.near if cpu in topology}
@@ -182,8 +182,8 @@ def _like_torch(
 ) -> list[Cpus]:
     """Bind as torch/numa/binding.py (2.13) does, but within these CPUs only.
 
-    torch has one worker per GPU, so it divides a node among its GPUs. Here a GPU may have several
-    workers, so the workers divide the node.
+    torch divides a memory node among its GPUs, since each has one worker. Here a GPU may have
+    several workers, and these divide the memory node.
     """
     homes = _homes(order, topology, localities)
     of_home = [frozenset(cpu for cpu in order if topology[cpu].node in home) for home in homes]
@@ -253,10 +253,8 @@ def _overlapping(wishes: Sequence[frozenset[int]]) -> list[list[int]]:
 
 
 def _divide(order: Sequence[int], topology: Topology, parts: int) -> list[Cpus]:
-    """Divide CPUs into equal parts, of whole cores if there are enough cores. With fewer CPUs than
-    parts, every part has all CPUs.
-
-    As with torch, what is left over goes to the first parts.
+    """Divide CPUs into equal parts, of whole cores if there are enough cores. The first parts are
+    larger by one if need be, as with torch. With fewer CPUs than parts, every part has all CPUs.
     """
     units = _by_core(order, topology)
     if len(units) < parts:
@@ -319,8 +317,8 @@ def advice(cores: int) -> str:
 def remarks(
     bindings: Sequence[Binding], localities: Sequence[Locality], cpus: Iterable[int]
 ) -> tuple[str, ...]:
-    """Return a line for the GPUs that are far from this task's CPUs, for each set of CPUs that they
-    are near to. NEARER says what to do.
+    """Return a line for each set of GPUs that are near the same CPUs, and far from those of this
+    task. NEARER says what to do.
     """
     far: dict[Cpus, list[str]] = {}
     for b, s in zip(bindings, localities, strict=True):

@@ -1,4 +1,4 @@
-"""GPUs: what is known of one, and which GPUs of its task each worker gets."""
+"""GPUs: their properties, and which of its task's GPUs each worker gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Gpu:
 
     entry: str  # as CUDA_VISIBLE_DEVICES names it for this task: "0", "GPU-...", "MIG-..."
     uuid: str  # unique on the whole node
-    index: int = 0  # NVML's number, in the order of PCI addresses
+    index: int = 0  # the number that NVML gives it, in the order of PCI addresses
     model: str = ""
     bus: str = ""  # PCI address
     mig: bool = False
@@ -44,9 +44,9 @@ def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[
     Tasks that may use the same GPUs fill them together, as one task would. With no more workers
     than GPUs, worker k gets the k-th GPU; with more, neighbours share one.
 
-    Workers are isolated, so that each sees its own GPUs only, if a GPU is shared, if the local rank
-    is not the index of the worker's GPU in its task, or for instances of MIG, of which CUDA shows a
-    process only one. Then `set_device(LOCAL_RANK)` and `set_device(0)` are both right.
+    Workers are isolated, so that each sees its own GPUs only, if a GPU is shared; if the local rank
+    is not the index of the worker's GPU in its task; and on MIG instances, of which CUDA shows a
+    process only one. `set_device(LOCAL_RANK)` and `set_device(0)` then select the same GPU.
     """
     workers = Counter(dict.fromkeys((task.gpus for task in tasks), 0))
     for task in tasks:

@@ -22,7 +22,7 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 2  # of a client, with which as many clients fit as MPS can have
+MOST_CONNECTIONS = 2  # of a client; with more of them, fewer clients fit
 VOLTA = (7, 0)
 MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
@@ -30,7 +30,7 @@ NAMED = 3  # GPUs named in one message
 
 @value(frozen=True)
 class Settings:
-    """What the user has chosen."""
+    """The user's options."""
 
     mode: str = "auto"  # auto, on or off
     threads: str = "auto"  # or the percentage of a GPU's threads that each client may use
@@ -39,12 +39,12 @@ class Settings:
 
 @value(frozen=True)
 class MpsSupport:
-    """What was found on this node. The default is a node without MPS."""
+    """The MPS installation of this node. The default is a node without MPS."""
 
     control: str = ""  # the path of nvidia-cuda-mps-control; "" if there is none
     foreign: str = ""  # the pipe directory of a daemon that runs and is not ours; "" for none
     cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
-    refused: str = ""  # why a daemon that runs is not used; "" if there is none
+    refused: str = ""  # why a daemon that runs is not used; "" if no daemon is refused
     connections: str = ""  # CUDA_DEVICE_MAX_CONNECTIONS; "" if it is not set
 
 
@@ -63,7 +63,7 @@ class Group:
 
 @value(frozen=True)
 class Plan:
-    """What one agent is to do. With an `error` nothing else is set, and the launch cannot go on."""
+    """The daemons that one agent starts or uses. With an `error`, the launch cannot continue."""
 
     groups: tuple[Group, ...] = ()
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
@@ -87,9 +87,8 @@ class _Shared:
 
 
 def wanted(settings: Settings, shares: Shares) -> bool:
-    """Whether `plan` needs to know what there is on this node, which takes long to find out.
-
-    If not, pass it `MpsSupport()`.
+    """Return whether `plan` needs this node's `MpsSupport`, which takes long to find out. If not,
+    pass it `MpsSupport()`.
     """
     if settings.mode == "auto":
         return any(share.gpus and share.sharers > 1 for share in shares.of)
@@ -101,7 +100,7 @@ def plan(
 ) -> Plan:
     """Decide which daemons this agent starts. `host` is for the notes.
 
-    `gpus` are those of the task; the positions in `shares` refer to them. With MPS, a worker sees
+    `gpus` are those of the task, to which the positions in `shares` refer. With MPS, a worker sees
     the GPUs of its group only, so with mode "on" the shares must be isolated.
     """
     there = _shared(shares, gpus)
@@ -144,7 +143,7 @@ def plan(
 def without(
     settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str, *, host: str
 ) -> Plan:
-    """Return the plan for the case that the daemons cannot be started. `why` says why not."""
+    """Return the plan if the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
         return Plan(error=f"--mps on: {why}")
     several = [one for one in _shared(shares, gpus) if one.clients > 1]
@@ -174,7 +173,7 @@ def environment(
 
     A percentage of the threads that Slurm or the user has set in `environ` stays, unless `settings`
     names one. GPUs are named by their UUIDs, because a daemon counts only the GPUs that it sees
-    itself: to it, an index would mean another GPU.
+    itself, so that an index would mean another GPU there.
     """
     env = {PIPES: directory, "CUDA_VISIBLE_DEVICES": ",".join(gpus[i].uuid for i in share.gpus)}
     # NVIDIA advises twice the even share, because clients are seldom all busy at the same time.

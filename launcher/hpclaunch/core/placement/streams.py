@@ -1,7 +1,7 @@
 """Which of the workers' output the console shows, and how: torchrun's options for this.
 
-Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). Whatever is chosen here, all
-output of every worker is in its files.
+Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). All output of every worker is
+in its files, whatever is chosen here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Shown(Enum):
 
 @value(frozen=True)
 class Selection:
-    """Streams by local rank: `by_rank` for the ranks that it has, `others` for all other ranks."""
+    """Streams by local rank: those in `by_rank`, and `others` for all other ranks."""
 
     others: Std = Std.NONE
     by_rank: Mapping[int, Std] = field(default_factory=dict)

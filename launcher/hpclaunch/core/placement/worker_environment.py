@@ -1,8 +1,8 @@
 """The environment contract: the environment variables of a worker.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and torch/distributed/run.py
-(torch 2.13). A script must not be able to tell that it was not started by torchrun. Slurm's
-variables describe a task; for the script, its worker is that task.
+(torch 2.13). A script must not notice that it was not started by torchrun. Slurm's variables
+describe a task; for the script, its worker is that task.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def common(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         "HPCLAUNCH_CHECKPOINT": part.checkpoint,
-        # For the hooks in worker/site. They compare these with MASTER_PORT and the run id: a script
-        # that changes MASTER_PORT wants a store of its own, and so does a launcher that it starts,
-        # which has another run id.
+        # The hooks in worker/site compare these with MASTER_PORT and the run id: a script that
+        # changes MASTER_PORT wants a store of its own, and so does a launcher that it starts, which
+        # has another run id.
         "HPCLAUNCH_RUN_ID": run_id,
         "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
@@ -100,11 +100,11 @@ def step_of(environ: Mapping[str, str]) -> str:
 
 
 def is_within(environ: Mapping[str, str]) -> bool:
-    """Whether this launcher was started by a worker, so that the tasks of the step belong to
+    """Return whether this launcher was started by a worker, so that the tasks of the step belong to
     another launcher.
 
-    The step is compared because a worker also hands its environment on to a job that it submits,
-    and to a step that it starts with srun.
+    The step is compared because a job that a worker submits, and a step that it starts with srun,
+    inherit its environment as well.
     """
     return STEP in environ and environ[STEP] == step_of(environ)
 
@@ -113,8 +113,7 @@ def at_load(inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:
     """Return the variables among the shared ones that are read only when torch is loaded.
 
     With 0 `threads`, OpenMP decides, as under torchrun with a single worker. With several workers,
-    torchrun sets 1, whatever CPUs they have. Here each has its own share of the CPUs, and may use
-    all of it.
+    torchrun sets 1, whatever CPUs they have. Here each may use all of its own share of the CPUs.
     """
     wanted = threads and "OMP_NUM_THREADS" not in inherited
     return {"OMP_NUM_THREADS": str(threads)} if wanted else {}
@@ -169,11 +168,11 @@ def of_slurm(
     """Return Slurm's variables as if Slurm had started the worker as a task; {} without Slurm.
 
     `cpus` is the number of CPUs in the worker's share. Slurm sets SLURM_CPUS_PER_TASK only if `-c`
-    was given. It is always set here, because many scripts read it in any case.
+    was given. It is always set here, because many scripts read it.
 
     srun reads several of these variables as options. It refuses to start if the number of nodes
-    contradicts the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK. It also
-    refuses if the tasks need more CPUs than the job has, unless they may share CPUs.
+    contradicts the list of nodes, if SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK, or if the
+    tasks need more CPUs than the job has and may not share them (SLURM_OVERCOMMIT).
     """
     if "SLURM_JOB_ID" not in inherited:
         return {}

@@ -1,1 +1,1 @@
-"""Looks at the text of a script: what it imports, and what it sets before."""
+"""The text of a script, and the command line of its interpreter: can it start warm?"""

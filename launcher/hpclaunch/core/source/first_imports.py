@@ -1,7 +1,7 @@
 """A short look at the text of a script: its first imports, and the variables that it sets before.
 
-Whether a script starts warm or cold does not depend on these answers for its correctness: a worker
-finds out by itself that it must be a new interpreter. They save time.
+The answers save time; nothing depends on them for its correctness, since a worker that was started
+warm finds out by itself whether it must be a new interpreter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Container, Iterator, Mapping
 
-# With an optimizer torch imports its compiler, be it ever used or not.
+# torch imports its compiler for the first optimizer, whether or not it is used.
 COMPILER = "torch._dynamo"
 READING = ("get", "items", "keys", "values", "copy", "__getitem__")  # methods of os.environ
 SETTING = ("putenv", "unsetenv", "load_dotenv", "read_env")
@@ -35,8 +35,8 @@ def first_change(
     matters: Callable[[str], bool],
     environ: Mapping[str, str],
 ) -> tuple[str, int] | None:
-    """Return the first variable that `matters` and is changed before any import that may bring
-    torch, with its line. Only plain statements of the script's own are looked at.
+    """Return the first variable that `matters` and is changed before any import that may import
+    torch, with its line. Only plain statements at the top of the script count.
     """
     for statement in _certain(tree.body):
         if not is_plain(statement, python):
@@ -48,9 +48,9 @@ def first_change(
 
 
 def first_imports(tree: ast.Module) -> list[tuple[str, str]]:
-    """Return the modules that a script imports in any case, in order, and of each the names that it
-    takes from them: (module, "") or (module, name). A script that sets variables of its environment
-    may mean them for its imports: for such a script, return only what torch imports for itself.
+    """Return the modules that a script imports in any case, in order, and the names that it takes
+    from each: (module, "") or (module, name). If a script sets environment variables, its imports
+    may depend on them: then return only what torch imports for itself.
     """
     found: dict[tuple[str, str], None] = {}
     if not any(map(_sets_variables, ast.walk(tree))):
@@ -104,7 +104,7 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 def _optimizes(tree: ast.Module) -> bool:
-    """Return whether a script uses an optimizer, or leaves it to somebody else's trainer."""
+    """Return whether a script uses an optimizer, or a trainer that may have one."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
@@ -114,7 +114,7 @@ def _optimizes(tree: ast.Module) -> bool:
 
 
 def _certain(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that are executed in any case, those for the script itself included."""
+    """Yield the statements that are executed in any case, with those under `__main__`."""
     for statement in body:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -132,7 +132,7 @@ def _certain(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _sets_variables(node: ast.AST) -> bool:
-    """Return whether a part of a script sets variables of its environment, or may do so."""
+    """Return whether a part of a script may set environment variables."""
     match node:
         case ast.ImportFrom(module="os", names=names):
             return any(a.asname is not None and a.name in ("environ", *SETTING) for a in names)

@@ -13,12 +13,12 @@ RUN_PATH = "runpy.run_path(sys.argv[0]"  # in the code that runs a script by run
 class InterpreterCall:
     flags: set[str] = field(default_factory=set)
     extra: list[str] = field(default_factory=list)  # of -X
-    kind: str = ""  # c: code, m: a module; else a script
+    kind: str = ""  # "c": code, "m": a module, "": a script
     program: str = "-"
 
     @property
     def runs(self) -> bool:
-        """Whether it runs a program, and does not only show its version or its options."""
+        """Whether it runs a program, and does not merely show its version or its options."""
         return not self.flags & {"h", "?", "V"}
 
 

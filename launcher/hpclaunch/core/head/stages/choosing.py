@@ -1,20 +1,32 @@
-"""Choosing: the wait until all agree on the checkpoint that the round resumes from."""
+"""Choosing: the wait until all agree on the checkpoint that the round resumes from.
+
+It is the newest complete one that all agents of the round see in the same state as the head, unless
+earlier rounds have failed while they were resuming from it.
+"""
 
 from __future__ import annotations
 
-from ...placement.assigning import assign
-from ...protocol.effects import Effect, Record
+import math
+
+from ...ending.table import verdict
+from ...protocol.crc import checksum
+from ...protocol.effects import ChooseCheckpoint, Effect, Record
 from ...protocol.events import CheckpointChosen, Event
+from ...protocol.facts import CheckpointSought, ReadersAwaited
+from ...protocol.model import Look, Origin, Seen, Tally
 from ...protocol.stages import Stage
-from ..checkpoint_choice import CheckpointChoice
+from ...protocol.values import replace
 from ..head_state import HeadState
 from ..orders import Asks
-from ..roster import Peer
-from ..round import Round
-from ..round_beginnings import began
-from ..seat_use import seats_of_agents
-from ..takeover import next_unused_round
+from ..restarts import passed_over
+from ..roster import Awaited, Peer, hosts_of
+from ..round_beginnings import begin_round
 from .stage import JobStage, Step
+
+NO_STEP_IN_NAME = (
+    "its name has no step in it, so the checkpoints of that name on several nodes may be of "
+    "different steps"
+)
 
 
 class Choosing(JobStage):
@@ -22,77 +34,187 @@ class Choosing(JobStage):
 
     def __init__(self, state: HeadState) -> None:
         super().__init__(state)
-        self._choosing = CheckpointChoice(state.job, state.budget, state.numbers)
+        self.job, self.budget = state.job, state.budget
+        self._search_number = 0  # of the last search
+        self._choice: CheckpointChosen | None = None  # what it has found
+        self._chosen_at = 0.0
+        self._look: Look | None = None  # what the agents were asked to look at
+        self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
+        # Checkpoints are known by the checksums of their marks.
+        self._avoid: dict[int, str] = {}  # why each is passed over that has not failed
+        self._failed = set(self.budget.tally.avoided)  # those that have failed
+        self._tally_before: Tally | None = None  # the tally before the first choice was rejected
+        self._accepts_rejected = False  # there is nothing better
+        self._unseen = ""  # which agent does not see a checkpoint that was passed over for this
+        self._not_answered = Awaited()
+        self._waited_for: list[Peer] = []
+        self._asked_at = 0.0
+        self._give_up_at = math.inf  # until then, agents may not see it yet; inf: they never will
+        self._notice_at = math.inf
 
     def enter(self, now: float) -> list[Effect]:
-        return super().enter(now) + self._choosing.begin(now)
+        self._notice_at = now + self.job.timing.first_notice
+        return super().enter(now) + self._search()
+
+    def _search(self) -> list[Effect]:
+        self._choice = self._look = None
+        avoid = (*passed_over(sorted(self._failed)), *self._avoid.items())
+        self._search_number = next(self.state.numbers)
+        return [ChooseCheckpoint(avoid, number=self._search_number)]
 
     def event(self, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, CheckpointChosen) and self._choosing.chosen(event, now):
-            self.state.notices.learn(event.took)
+        if isinstance(event, CheckpointChosen) and event.number == self._search_number:
+            self._choice, self._chosen_at = event, now
+            self.state.end.notices.learn(event.took)
         return []
 
-    @property
-    def needed_search(self) -> int | None:
-        state = self.state
-        is_over = state.end.verdict is not None
-        return None if is_over else self._choosing.search_number
+    def needs_search(self, number: int) -> bool:
+        return self.state.end.verdict is None and number == self._search_number
 
     def asks(self, peer: Peer, now: float) -> Asks:
-        return Asks(look=self._choosing.look(peer))
+        return Asks(look=self._look_of(peer))
 
     def step(self, now: float, *, ticked: bool) -> Step:
-        state, choosing = self.state, self._choosing
+        state = self.state
         if (ended := self.end_without_round(now, ticked=ticked)) is not None:
             return ended
         if state.rendezvous.is_short:
             return Step(next=Stage.RENDEZVOUS)
-        if said := choosing.notice(now):
-            return Step(said)
-        if choosing.choice is None:
+        if recorded := self._notice(now):
+            return Step(recorded)
+        choice = self._choice
+        if choice is None:
             return Step()
-        # Ask again whether all are ready. If an agent's fork server was killed meanwhile, its store
-        # port is dead until it reports a new one: workers would wait for a store that nobody has.
+        # Are all still ready? If an agent's fork server was killed meanwhile, its store port is
+        # dead until it reports a new one: workers would wait for a store that nobody has.
         ready, effects = state.can_begin_round(now)
         if not ready:
             return Step(effects)
-        if not choosing.done:
-            asked = choosing.asked
-            considered = choosing.consider(state.next_participants, now)
-            if considered is not None:
-                again = self.order_all(now) if choosing.asked != asked else []
-                return Step(effects + considered + again)
-            if choosing.verdict is None and not choosing.done:
-                return Step(effects)
-        state.end.note(choosing.verdict or state.budget.begin(choosing.choice))
+        considered = self._consider(choice, now)
+        if considered is not None:
+            return Step(effects + considered)
+        if state.end.verdict is None:
+            state.end.note(self.budget.begin(choice))
         if state.end.verdict is not None:
             ended = self.end(now)
             return Step([*effects, *ended.effects], ended.next)
-        return Step([*effects, self._begin_round(choosing.as_of(now), now)], Stage.RUNNING)
+        age = None if choice.age is None else choice.age + now - self._chosen_at
+        began = begin_round(state, replace(choice, age=age), now)
+        return Step([*effects, Record(began)], Stage.RUNNING)
 
-    def _begin_round(self, checkpoint: CheckpointChosen, now: float) -> Effect:
-        state = self.state
-        state.round = max(state.round, next_unused_round(state.roster))
-        last, groups = state.groups, state.next_groups()
-        participants = state.next_participants()
-        assigned = assign(
-            state.job,
-            {p.place.index: p.report for p in participants if p.report is not None},
-            groups=groups,
-            number=state.round,
-            restarts=state.budget.total,
-            checkpoint=checkpoint.path,
-        )
-        for peer in state.roster:
-            peer.assignment = assigned.get(peer.place.index)
-        seats = seats_of_agents(state.roster)
-        state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
-        state.begins += 1
-        state.reconfigure(now)  # the order to run brings it to all who take part
-        begins = (state.current, checkpoint, state.begins)
-        return Record(began(state.job, state.roster, last, *begins))
+    # Time
 
     def _next_deadline(self) -> float:
-        state = self.state
-        choice_at = self._choosing.next_deadline(state.rendezvous.paused_until)
-        return min(state.allocation.stop_at, choice_at)
+        stop_at = self.state.end.allocation.stop_at
+        paused_until = self.state.rendezvous.paused_until
+        if self._choice is None:
+            return min(stop_at, self._notice_at)
+        if self._look is None:
+            return min(stop_at, paused_until)
+        return min(stop_at, paused_until, self._notice_at, self._give_up_at)
+
+    def _notice(self, now: float) -> list[Effect]:
+        """Note which time-outs are over, and record if the choice takes long."""
+        if now >= self._give_up_at:
+            self._give_up_at = math.inf
+            self._not_answered = Awaited()
+        if now < self._notice_at:
+            return []
+        self._notice_at = now + self.job.timing.next_notice
+        if self._choice is None:
+            return [Record(CheckpointSought(now - self.since))]
+        hosts, waited = hosts_of(self._waited_for), now - self._asked_at
+        return [Record(ReadersAwaited(hosts, self._choice.path, waited))] if hosts else []
+
+    # What the search has found
+
+    def _consider(self, choice: CheckpointChosen, now: float) -> list[Effect] | None:
+        """Take the next step with the choice. Return None once a round can begin with it, or there
+        is a verdict; else the effects, which are [] while the agents look at it.
+        """
+        if not choice.path:
+            return self._none_found()
+        if not self._accepts_rejected and self.budget.rejects(choice):
+            self._tally_before = self.budget.tally
+            self.budget.avoid(choice)
+            self._failed.add(checksum(choice.mark))
+            return self._search()
+        if self.job.local and self.job.nodes > 1 and choice.step is None:
+            return self._pass_over(choice, NO_STEP_IN_NAME)
+        present = self.state.next_participants()
+        if self._look is None or not self._shares.keys() <= {p.place.index for p in present}:
+            self._ask(choice, present, now)
+            return self.order_all(now)
+        return self._check_answers(choice)
+
+    def _pass_over(self, choice: CheckpointChosen, why: str) -> list[Effect]:
+        self._avoid[checksum(choice.mark)] = why
+        return self._search()
+
+    def _none_found(self) -> list[Effect] | None:
+        if not self._accepts_rejected and self._failed:
+            # A rejected checkpoint is better than none. The rejection in this round is undone.
+            self._accepts_rejected = True
+            self.budget.tally = self._tally_before or self.budget.tally
+            self._failed = set()
+            return self._search()
+        if self._unseen and not self.job.local:
+            reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
+            reason += "that all nodes share? (--checkpoint-local is for one on each node)"
+            self.state.end.note(verdict(Origin.TROUBLE, reason))
+        return None
+
+    # What the agents see
+
+    def _ask(self, choice: CheckpointChosen, present: list[Peer], now: float) -> None:
+        """Ask the agents to look at the choice, and to read it unless the search has done so."""
+        # Where each node has its own directory, the head's search has read the head's files only.
+        readers = present if self.job.local or not choice.is_read else []
+        indices = [peer.place.index for peer in readers]
+        self._shares = {index: (k, len(indices)) for k, index in enumerate(indices)}
+        if self._look is None:
+            timing = self.job.timing
+            limit = timing.older if self._unseen else timing.visible
+            # No other node writes into a node's own directory: what is missing will not appear.
+            self._give_up_at = math.inf if self.job.local else now + limit
+            self._asked_at, self._notice_at = now, now + timing.next_notice
+        what = (choice.path, choice.mark, choice.size, choice.time)
+        self._look = Look(next(self.state.numbers), *what, rounds=choice.rounds)
+        self._not_answered = Awaited()
+
+    def _check_answers(self, choice: CheckpointChosen) -> list[Effect] | None:
+        is_late = (
+            self._give_up_at == math.inf
+        )  # who does not see it by now counts as never seeing it
+
+        def has_answered(peer: Peer) -> bool:
+            seen = self._seen(peer)
+            if peer.out or seen is None:
+                return peer.out  # it no longer takes part
+            return is_late or not seen.missing
+
+        participants = self.state.next_participants
+        if not self._not_answered.none_left(participants, has_answered):
+            self._waited_for = [peer for peer in participants() if not has_answered(peer)]
+            return []
+        for peer in participants():
+            seen = self._seen(peer)
+            if seen is not None and seen.damage:
+                return self._pass_over(choice, seen.damage)
+            if seen is not None and seen.missing:
+                unseen = f"{peer.host} does not see {choice.path}: {seen.missing}"
+                self._unseen = self._unseen or unseen
+                return self._pass_over(choice, f"{peer.host} does not see it: {seen.missing}")
+        return None
+
+    def _seen(self, peer: Peer) -> Seen | None:
+        """Return the agent's answer to the present question; None if it has not answered yet."""
+        seen, look = None if peer.report is None else peer.report.seen, self._look_of(peer)
+        return seen if look is not None and seen is not None and look.is_answered(seen) else None
+
+    def _look_of(self, peer: Peer) -> Look | None:
+        """Return the checkpoint that the agent is asked to look at; None for none."""
+        share = self._shares.get(peer.place.index)
+        if self._look is None or share is None:
+            return self._look
+        return replace(self._look, share=share)

@@ -21,7 +21,7 @@ class Ending(JobStage):
         return [Record(fact), *self.order_all(now)]
 
     def order_all(self, now: float) -> list[Effect]:
-        # Lost agents are told how the job ended as well: some may be alive and hear it.
+        # Lost agents are sent the verdict as well: some may be alive.
         return [self.order(p, now) for p in self.state.roster if p.report is not None]
 
     def step(self, now: float, *, ticked: bool) -> Step:
@@ -30,7 +30,7 @@ class Ending(JobStage):
         return Step(next=Stage.ENDED if is_over else None)
 
     def _never_arrived(self, now: float) -> set[int]:
-        """Return the agents that the job began without; none while they may still be late."""
+        """Return the agents that the job began without; none while they may still arrive."""
         state = self.state
         if not state.knows_rounds or now < state.tenure_since + state.timing.last_call:
             return set()

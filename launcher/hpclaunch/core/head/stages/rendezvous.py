@@ -1,10 +1,22 @@
-"""Rendezvous: the wait until every agent is ready for a round."""
+"""Rendezvous: the wait until every agent is ready for a round, which agents the head waits for, and
+for how long.
+"""
 
 from __future__ import annotations
 
-from ...protocol.effects import Effect
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from ...consensus.leader_lease import LeaderLease
+from ...ending.table import verdict
+from ...protocol.effects import Diagnose, Effect, Record
 from ...protocol.events import Diagnosed, Event
+from ...protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
+from ...protocol.model import Job, Origin, Phase, Verdict
 from ...protocol.stages import Stage
+from ..cordon import uncordon
+from ..roster import Awaited, Peer, Roster, hosts_of, names_of
 from .stage import JobStage, Step
 
 
@@ -27,4 +39,270 @@ class RendezvousStage(JobStage):
 
     def _next_deadline(self) -> float:
         state = self.state
-        return min(state.allocation.stop_at, state.rendezvous.next_deadline())
+        return min(state.end.allocation.stop_at, state.rendezvous.next_deadline())
+
+
+class Rendezvous:
+    """The wait for a round, from `begin` to `complete`.
+
+    At the start of the job, the head waits for agents that were never heard. Later it waits only
+    for lost nodes, if too few are left and one of the lost nodes may come back.
+
+    Call `update` after every change. The queries after it change nothing.
+    """
+
+    def __init__(
+        self, job: Job, roster: Roster, lease: LeaderLease, numbers: Iterator[int]
+    ) -> None:
+        """`numbers` are those of the head's questions."""
+        self.job, self.timing = job, job.timing
+        self._numbers = numbers
+        self._question = 0  # the number of the last one
+        self.roster = roster
+        self.lease = lease
+        self._since = 0.0
+        self._short_since = math.inf  # since when too few nodes, or no quorum, are left
+        self._notice_at = math.inf
+        self._not_idle = Awaited()
+        self._with_workers = Awaited()
+        self._arrivals_closed = False  # the wait for agents that were never heard is over
+        self._taken_over = False  # but this head still waits for the voters of its predecessor
+        self._pause_until = -math.inf  # -inf: there is no pause
+        self._awaited_at = -math.inf  # when the head last waited for agents that were never heard
+
+    def begin(self, now: float) -> None:
+        self._since = now
+        self._short_since = math.inf
+        self._notice_at = now + self.timing.first_notice
+
+    def take_over(self, now: float, *, begun: bool) -> None:
+        """Begin after another head. `begun`: the job's first round has begun under that head."""
+        self.begin(now)
+        self._arrivals_closed = self._taken_over = begun
+
+    def complete(self) -> None:
+        """End the wait. From now on, the head does not wait for agents that were never heard."""
+        self._arrivals_closed, self._taken_over = True, False
+
+    def pause(self, until: float) -> None:
+        """Begin no round before `until`, and before the end of any other pause: workers of a dead
+        agent may be left, or a node that fails again and again is given time.
+        """
+        self._pause_until = max(self._pause_until, until)
+
+    @property
+    def paused_until(self) -> float:
+        """The end of the pause; `inf` if there is none."""
+        return self._pause_until if self.is_paused else math.inf
+
+    def next_deadline(self) -> float:
+        deadlines = [self.paused_until]
+        if self._short_since == math.inf:
+            deadlines.append(self._no_quorum_at)
+        if self._awaits_arrivals and not self.is_paused:
+            enough = self._enough_agents and len(self.roster.nodes) >= self.fewest
+            limit = self._last_call if enough else self.timing.join
+            deadlines += [self._notice_at, self._since + limit]
+        if self._short_since < math.inf:
+            deadlines += [self._notice_at, self._short_since + self.timing.wait]
+        return min(deadlines)
+
+    # Which agents and nodes there are
+
+    @property
+    def fewest(self) -> int:
+        """The fewest nodes that a round can have."""
+        return self.job.fewest or self.job.most or self.job.nodes
+
+    @property
+    def _last_call(self) -> float:
+        """How long to wait for more than the fewest nodes. Where no other head is elected, workers
+        of an earlier start of this head may run until the loss timeout.
+        """
+        last_call, loss = self.timing.last_call, self.timing.loss
+        return last_call if self.job.elects else max(last_call, loss)
+
+    @property
+    def _awaits_arrivals(self) -> bool:
+        return not self._arrivals_closed and bool(self.roster.absent)
+
+    @property
+    def _enough_agents(self) -> bool:
+        """Whether there are at least as many agents as a round needs nodes. A round needs more than
+        this, but it is much cheaper to find out than the number of nodes.
+        """
+        return len(self.roster) - len(self.roster.absent) >= self.fewest
+
+    @property
+    def _may_return(self) -> list[Peer]:
+        """Agents that are lost, or were never heard, and are not proven dead."""
+        peers = (p for p in self.roster if p.lost or p.report is None)
+        return [p for p in peers if not p.presence.is_dead]
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether too few nodes would be left even if all came back that may."""
+        never = {p.place.node for p in self.roster if p.unfit or p.presence.is_dead}
+        return self.job.nodes - len(never) < self.fewest
+
+    @property
+    def _left(self) -> int:
+        """The number of nodes that can take part, or may yet arrive."""
+        all_heard = self._arrivals_closed and not self._taken_over
+        return len(self.roster.nodes if all_heard else self.roster.possible)
+
+    @property
+    def is_short(self) -> bool:
+        return self._left < self.fewest
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pause_until > -math.inf
+
+    @property
+    def _no_quorum_at(self) -> float:
+        """When the head counts as being without a quorum: the loss timeout after the end of its
+        lease. `inf` while it waits for agents that were never heard.
+        """
+        if self._awaits_arrivals or self.lease.until == math.inf:
+            return math.inf
+        return max(self._since, self._awaited_at, self.lease.renewable_until) + self.timing.loss
+
+    def _missing_voters(self, now: float) -> list[Peer]:
+        return [self.roster[agent] for agent in self.lease.missing(now)]
+
+    # Changes
+
+    def update(self, now: float, *, ticked: bool) -> None:
+        """`ticked`: the event was a tick, so every message that had arrived has been handled."""
+        if self._awaits_arrivals:
+            self._awaited_at = now
+        if self.is_paused and now >= self._pause_until:
+            self._pause_until = -math.inf
+        if self._awaits_arrivals and self._enough_agents and not self._is_held_up:
+            waited = now - self._since >= self._last_call
+            self._arrivals_closed = waited and len(self.roster.nodes) >= self.fewest
+        if self.is_short:
+            uncordon(self.roster)
+        if not self.is_short and self._has_quorum(now, ticked=ticked):
+            self._short_since = math.inf
+        elif self._short_since == math.inf:
+            self._short_since = self._notice_at = now
+
+    def _has_quorum(self, now: float, *, ticked: bool) -> bool:
+        """Return whether the head has a quorum. It is assumed to have one until a tick finds that
+        it has been without one for the loss timeout.
+        """
+        if self._short_since < math.inf:
+            return self.lease.holds(now)
+        return not ticked or now < self._no_quorum_at
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether workers of the last round may be left, on any node: also on a node that takes no
+        part in the next round.
+        """
+        if self.is_paused:
+            return True
+        if not self._taken_over:
+            return False
+        none_left = self._with_workers.none_left(
+            lambda: self.roster.present, lambda p: bool(p.lost) or not p.has_workers
+        )
+        return bool(self.roster.absent) or not none_left
+
+    # Whether the rendezvous is over
+
+    def is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
+        """Return whether a round of these agents can begin: all of them are idle."""
+        if self._is_held_up:
+            return False
+        if self._awaits_arrivals:
+            everybody = self.job.most or self.job.nodes
+            if not self._enough_agents or len(self.roster.nodes) < everybody:
+                return False
+        if self.is_short:
+            return False
+        return self._not_idle.none_left(participants, lambda p: p.out or self._is_idle(p))
+
+    def _is_idle(self, peer: Peer) -> bool:
+        idle = peer.report is not None and peer.report.phase is Phase.IDLE
+        return idle and self.lease.is_followed_by(peer.presence)
+
+    def verdict(self, now: float) -> Verdict | None:
+        """Return how the job ends if there can be no next round, else None."""
+        waited = now - self._since
+        is_late = self._awaits_arrivals and waited >= self.timing.join
+        if is_late and len(self.roster.nodes) < self.fewest:
+            why = self._describe_partial_start() or (
+                "is hpclaunch running there, and do the hosts see the same secret file?"
+            )
+            names = names_of(self.roster.unheard)
+            return verdict(
+                Origin.ABSENT, f"no agent on {names} reported within {waited:.0f} s: {why}"
+            )
+        over = now >= self._short_since + self.timing.wait
+        if self.is_short:
+            return self._too_few() if over or self._is_hopeless else None
+        return self._no_quorum(now) if over else None
+
+    def _no_quorum(self, now: float) -> Verdict:
+        names = names_of(self._missing_voters(now))
+        reason = f"no quorum without {names}: they cannot be reached, and may continue the job"
+        return verdict(Origin.ABSENT, reason)
+
+    def _too_few(self) -> Verdict:
+        out, left = [p for p in self.roster if p.out], self._left
+        first = out[0]
+        origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
+        why = first.lost or f"{names_of(p for p in out if not p.lost)}: {first.unfit}"
+        if self.job.nodes == 1:
+            return verdict(origin, why)
+        reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
+        reason += str(self.fewest)
+        if self.fewest == self.job.nodes:
+            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} continues without lost nodes)"
+        return verdict(origin, reason)
+
+    # What is recorded meanwhile
+
+    def notice(self, now: float) -> list[Effect]:
+        """Record what the head waits for, if it is time to do so."""
+        if now < self._notice_at:
+            return []
+        self._notice_at = now + self.timing.next_notice
+        if self._short_since == math.inf:
+            if not self._awaits_arrivals:
+                return []
+            self._question = next(self._numbers)
+            return [Diagnose(self._question)]
+        rest = self._short_since + self.timing.wait - now
+        if not self.is_short:
+            return [Record(QuorumAwaited(hosts_of(self._missing_voters(now)), rest))]
+        hosts = hosts_of(self._may_return)
+        return [Record(NodesAwaited(hosts, self._left, self.fewest, rest))]
+
+    def explain(self, diagnosis: Diagnosed, now: float) -> list[Effect]:
+        """Record which agents are still missing, and why, if that is known."""
+        unheard = self.roster.unheard
+        if diagnosis.number != self._question or not unheard:
+            return []
+        here = len(self.roster) - len(unheard)
+        why = self._describe_partial_start() or diagnosis.text
+        waited = now - self._since
+        return [Record(AgentsAwaited(hosts_of(unheard), here, len(self.roster), waited, why))]
+
+    def _describe_partial_start(self) -> str:
+        """Return a line if hpclaunch runs in only some tasks of each node; "" if none runs on a
+        missing node.
+        """
+        unheard = self.roster.unheard
+        heard = Counter(p.place.node for p in self.roster if p.report is not None)
+        if not all(peer.place.node in heard for peer in unheard):
+            return ""
+        node = unheard[0].place.node
+        tasks = sum(peer.place.node == node for peer in self.roster)
+        return (
+            f"hpclaunch runs in {heard[node]} of {tasks} tasks on {unheard[0].host}: start it in "
+            "all of them, or ask Slurm for --ntasks-per-node=1"
+        )

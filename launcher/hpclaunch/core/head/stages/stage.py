@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...protocol.effects import Effect, Record, Send
 from ...protocol.events import Event
@@ -12,15 +12,18 @@ from ...protocol.messages import Report
 from ...protocol.model import Request
 from ...protocol.stages import GOAL, Stage
 from ...protocol.values import value
-from ..head_state import HeadState
 from ..orders import Asks
 from ..roster import Peer
+from ..round import IN_ROUND
 from ..straggler_watch import Straggler
+
+if TYPE_CHECKING:
+    from ..head_state import HeadState
 
 
 @value(frozen=True)
 class Step:
-    """The effects of one step, and the stage that follows; None: the same stage goes on."""
+    """The effects of one step, and the stage that follows; None: the same stage continues."""
 
     effects: Sequence[Effect] = ()
     next: Stage | None = None
@@ -42,15 +45,16 @@ class JobStage:
         return []
 
     def report(self, peer: Peer, report: Report) -> None:
-        """Take in a report on the current round."""
+        """Handle a report on the current round."""
 
     def event(self, event: Event, now: float) -> list[Effect]:
-        """Take in an event that is not the same to all stages."""
+        """Handle an event that stages treat differently."""
         return []
 
     def step(self, now: float, *, ticked: bool) -> Step:
-        """Do what is to be done now. The head calls it until nothing is left. `ticked`: the event
-        was a tick, so every message that had arrived has been handled.
+        """Do what is to be done now. The head calls it until nothing is left to do.
+
+        `ticked`: the event was a tick, so every message that had arrived has been handled.
         """
         raise NotImplementedError
 
@@ -66,20 +70,15 @@ class JobStage:
         """Return the deadline while the end of the job waits for nothing."""
         return math.inf
 
-    # What the head shows
+    def needs_search(self, number: int) -> bool:
+        """Return whether no round can begin without the answer to the search of this number."""
+        return False
+
+    # People who look at the job, and their requests
 
     @property
     def straggler(self) -> Straggler | None:
         return None
-
-    @property
-    def needed_search(self) -> int | None:
-        """The number of a search without whose answer no round can begin; None: no search is."""
-        return None
-
-    def show(self, now: float) -> list[Effect]:
-        """Ask for what is only reported while somebody looks at the job."""
-        return []
 
     def refusal(self, request: Request) -> str:
         """Return why a request of the user cannot be granted now; "" if it can."""
@@ -97,16 +96,10 @@ class JobStage:
     # Orders
 
     def order(self, peer: Peer, now: float) -> Send:
-        state = self.state
-        return state.orders.order(
-            peer,
-            GOAL[self.kind],
-            state.round,
-            now,
-            verdict=state.end.verdict,
-            asks=self.asks(peer, now),
-            later=state.allocation.comes_later,
-        )
+        state, goal = self.state, GOAL[self.kind]
+        asks, later = self.asks(peer, now), state.end.allocation.comes_later
+        ended = state.end.verdict
+        return state.orders.order(peer, goal, state.round, now, ended, asks, later=later)
 
     def asks(self, peer: Peer, now: float) -> Asks:
         """Return the questions in the order for an agent."""
@@ -120,27 +113,16 @@ class JobStage:
 
     def end(self, now: float) -> Step:
         """End the job once the verdict is final."""
-        asked = self.state.end.advance(self.state.search, now)
+        asked = self.state.end.advance(now)
         if asked is not None:
             return Step(asked)
-        return Step(self._last_facts(now), Stage.ENDING)
-
-    def _last_facts(self, now: float) -> list[Effect]:
-        """Return what is recorded of this stage when the job ends."""
-        return []
+        facts = [Record(self.state.current_round.ended(now))] if self.kind in IN_ROUND else []
+        return Step(facts, Stage.ENDING)
 
     def end_without_round(self, now: float, *, ticked: bool) -> Step | None:
         """End the job if there can be no further round; None if there can be one."""
         state = self.state
         state.rendezvous.update(now, ticked=ticked)
-        end, total = state.end, state.budget.total
-        end.note(state.rendezvous.verdict(now, total))
-        end.check(now, total)
-        return None if end.verdict is None else self.end(now)
-
-
-class InRound(JobStage):
-    """A stage in which workers of a round are left."""
-
-    def _last_facts(self, now: float) -> list[Effect]:
-        return [Record(self.state.current_round.ended(now))]
+        state.end.note(state.rendezvous.verdict(now))
+        state.end.check(now)
+        return None if state.end.verdict is None else self.end(now)

@@ -9,10 +9,10 @@ from ..cordon import cordon
 from ..head_state import HeadState
 from ..roster import Awaited
 from ..round import Round
-from .stage import InRound, Step
+from .stage import JobStage, Step
 
 
-class Stopping(InRound):
+class Stopping(JobStage):
     kind = Stage.STOPPING
 
     def __init__(self, state: HeadState) -> None:
@@ -33,7 +33,7 @@ class Stopping(InRound):
         ):
             return Step()
         if current.has_failed:
-            searched = end.workers_failed(state.search, now, state.budget.total)
+            searched = end.workers_failed(now)
             if searched is not None:
                 return Step(searched)
         if current.is_programs_fault and end.verdict is None:
@@ -54,8 +54,8 @@ class Stopping(InRound):
         return Step(ended + restarts, Stage.RENDEZVOUS)
 
     def _restart(self, failed: Round, now: float) -> list[Effect]:
-        """Prepare the restart to come. A node that fails again and again delays it, or is cordoned;
-        so does a file system or a network that does.
+        """Prepare the restart. A node that fails again and again delays it, or is cordoned; a file
+        system or a network that fails again and again delays it.
         """
         state, budget = self.state, self.state.budget
         node_delay = budget.node_delay if state.job.nodes > 1 else 0.0
@@ -69,7 +69,5 @@ class Stopping(InRound):
             node_delay=node_delay,
             outage_delay=outage_delay,
         )
-        if not budget.suspect:
-            return [Record(fact)]
-        hosts, kind = [budget.suspect], CordonKind.FAILING
-        return [Record(fact), *cordon(state.roster, hosts, kind, state.round)]
+        hosts = [budget.suspect] if budget.suspect else []
+        return [Record(fact), *cordon(state.roster, hosts, CordonKind.FAILING, state.round)]
