@@ -165,7 +165,7 @@ class Start:
             report = self.report()
         self.ordered += 1
         configuration = self.lease.configuration
-        has_none = not self.presences[to].is_voter
+        has_none = not self.presences[to].has_configuration
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
         self.presences[to].answered.send(self.ordered, now)
         return Beat(
@@ -211,7 +211,7 @@ class Start:
         if known is not None and known.incarnation != ballot.incarnation:
             if not presence.is_given_up:
                 return []
-            presence.start_anew()
+            presence.start_anew(excludes_last=True)
             known = None
         if known is not None and ballot.serial <= known.serial:
             return []

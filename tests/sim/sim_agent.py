@@ -85,10 +85,12 @@ _SOURCES = (
 
 
 class Agent:
-    def __init__(self, sim: Simulation, index: int, *, again: bool = False) -> None:
+    def __init__(self, sim: Simulation, index: int, *, starts: int = 0) -> None:
+        """`starts`: how many there were before in this place."""
         self.sim = sim
         self.index = index
-        self.name = f"a{index}" + ("+" if again else "")
+        self.name = f"a{index}" + "+" * starts
+        self.starts = starts + 1
         self.host = sim.plan.job.places[index].host
         self.living = False
         self.killed = False
@@ -125,7 +127,8 @@ class Agent:
         job = plan.job if plan.job.elects else self._job_as_seen(mine)
         self.control = Control(
             *(job, mine, plan.nprocs[index], "", self.name, plan.gpus[index]),
-            anew=again and plan.job.elects,
+            claim=self.host,
+            anew=bool(starts) and plan.job.elects and mine == HEAD,
             has_place=has_place,
         )
         self.deadline = self.control.next_deadline()  # changes with every event, and only then

@@ -50,7 +50,7 @@ class Kind(Enum):
     MUTE = "for a while no message from the agent"
     DEAF = "for a while no message to the agent"
     KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
-    RESTART_AGENT = "the same, and it is started again after a while"
+    RESTART_AGENT = "the same, its fork server may be killed, too; it is started again later"
     PARTITION = "for a while the nodes are in two or three groups that cannot reach one another"
     REJECT = "the same, and connections between two groups are closed and refused"
     REJECT_ONE_WAY = "the same, but only one of them notices"
@@ -87,6 +87,11 @@ class Fault:
     lasts: float = 0.0
     groups: tuple[int, ...] = ()  # of a partition: in which one each node is
     phase: Phase | None = None  # it strikes once the agent is in it without living workers
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a fork server is left that says that the agent is dead. Half of them are."""
+        return Random(f"{self.at} {self.agent} proven").random() < 0.5
 
 
 @value(frozen=True)

@@ -49,7 +49,7 @@ LEFT_OUT: dict[str, tuple[Scene, Any, str, Any]] = {
     "all but one of the dead count": (TWO_DEATHS, quorum, "_majority", count_no_dead),
     "less than half are without": (HALF_ARE_LEFT, leader_lease, "replaces_old", half_replaces),
     "none follows an older one": (ELECTED_AND_LEFT, Follower, "_is_behind", lambda *_: False),
-    "a voter is one start": (ONE_IS_MISSING, Presence, "is_voter", ALWAYS),
+    "a voter is one start": (ONE_IS_MISSING, Presence, "has_configuration", ALWAYS),
 }
 
 

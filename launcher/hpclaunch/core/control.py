@@ -64,6 +64,7 @@ class ControlArguments(TypedDict):
     port: int
     networks: tuple[str, ...]
     task: int
+    claim: str
     anew: bool
     has_place: bool
 
@@ -87,15 +88,15 @@ class Control:
         networks: tuple[str, ...] = (),
         *,
         task: int = 0,
+        claim: str = "",
         anew: bool = False,
         has_place: bool = True,
     ) -> None:
-        """`task`: Slurm's number of this agent's task.
-        `anew`: an earlier agent of this job in this place was killed.
-        `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
-        """
+        """The arguments are those of `Member`."""
         own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(job, index, *own, task=task, anew=anew, has_place=has_place)
+        self.member = Member(
+            job, index, *own, task=task, claim=claim, anew=anew, has_place=has_place
+        )
         self.head = Head(job) if self.member.follower.leads else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()

@@ -584,6 +584,26 @@ def test_once_a_round_has_begun_it_steps_down_for_nobody_who_is_not_elected():
     assert crew.heads == [0]
 
 
+# An agent that is started anew though nobody can say that the one before is dead
+
+
+@pytest.mark.parametrize("hosts", ["n0 n1", "n0 n1 n2 n3"])
+def test_one_that_is_started_anew_votes_though_no_host_says_that_it_was_dead(hosts):
+    """Half of the voters are gone, so no configuration without them comes into force otherwise."""
+    crew = at_work(hosts, grow=Grow.NOW)
+    half = range(len(crew.agents) // 2, len(crew.agents))
+    crew.kill(*half, down=True)
+    crew.until(6.0)
+    assert crew.agents[0].head.state.lease.configuration.old is not None
+    crew.start(*half, anew=True)
+    crew.until(20.0)
+    assert crew.agents[0].head.state.lease.configuration.old is None
+    crew.kill(0)
+    crew.until(30.0)
+    assert (crew.heads, set(crew.running)) == ([1], set(crew.agents))
+    assert not crew.clashes
+
+
 # Where all know the first agent only
 
 ENDS = "Without Slurm, a job ends with its first machine"

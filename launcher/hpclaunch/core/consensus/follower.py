@@ -51,11 +51,12 @@ class Follower:
         elects: bool = True,
         anew: bool = False,
     ) -> None:
-        """`anew`: this is the first agent, and not its first start. So it leads no term yet, and
-        asks the others who leads.
+        """`anew`: this is the first agent, and an earlier start of it was killed. Where another can
+        lead, it leads no term yet, and asks the others who leads.
         """
         self.rotation, self.timing, self.index, self.elects = rotation, timing, index, elects
-        self.term, self.head = 0, rotation.head_of(1 if anew else 0)
+        self.knows_first_head = not anew or len(rotation) == 1
+        self.term, self.head = 0, rotation.head_of(0 if self.knows_first_head else 1)
         self.standing = Standing.LEADING if self.leads else Standing.WAITING
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
         self.start = ""  # the incarnation of this head
@@ -64,7 +65,8 @@ class Follower:
         self.dead: dict[int, float] = {}  # agents that are proven dead, and since when
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
-        self._dialled: tuple[int, ...] = () if self.leads or anew else (self.head,)
+        dials = self.knows_first_head and not self.leads
+        self._dialled: tuple[int, ...] = (self.head,) if dials else ()
         # For how long to wait for a new head.
         self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job

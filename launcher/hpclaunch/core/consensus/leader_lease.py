@@ -38,7 +38,7 @@ class LeaderLease:
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
         self._elects = elects
-        presences[me].is_voter = True
+        presences[me].has_configuration = True
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
@@ -98,7 +98,7 @@ class LeaderLease:
         none, or has no vote.
         """
         other = self._presences[agent]
-        counts = other.is_voter and self.is_followed_by(other)
+        counts = other.has_configuration and self.is_followed_by(other)
         return other.lease_start if counts else -math.inf
 
     @property
@@ -135,7 +135,7 @@ class LeaderLease:
 
     def may_join(self, agent: int) -> bool:
         """Whether the agent can become a voter."""
-        return agent in self.rotation and not self._presences[agent].is_voter
+        return agent in self.rotation and not self._presences[agent].has_configuration
 
     def _is_there(self, agent: int, now: float) -> bool:
         """Whether the next configuration lists the agent."""
@@ -143,11 +143,11 @@ class LeaderLease:
         if agent == self.me or other.is_given_up:
             return agent == self.me
         is_listed = agent in self.configuration.voters.members
-        if is_listed and (other.is_voter or not other.was_heard):
+        if is_listed and (other.has_configuration or not other.was_heard):
             return True
-        if not other.is_voter and agent in self.configuration.agents:
+        if not other.has_configuration and agent in self.configuration.agents:
             return False  # another start of it is listed
-        answers = not other.is_voter or now < other.lease_start + self.timing.loss
+        answers = not other.has_configuration or now < other.lease_start + self.timing.loss
         return answers and self.is_followed_by(other)
 
     def _adopt(self, configuration: Configuration) -> None:

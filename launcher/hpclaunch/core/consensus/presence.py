@@ -45,10 +45,12 @@ class Presence:
         self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest term whose head it has followed
-        # Whether the start of the agent that was heard last is a voter. Only voters are sent a
-        # configuration, so it is one if it has one.
-        self.is_voter = False
+        # Whether the start of the agent that was heard last has a configuration, or is sent its
+        # first one. Of the agents that can lead, only voters are sent one.
+        self.has_configuration = False
         self._joined_at = -math.inf  # when this head gave it a vote
+        # Whether a start that followed this head is dead if the one that was heard last is alive.
+        self._is_successor = False
         # When no vote lease can be left of the start that a configuration lists; `inf` while that
         # may be alive.
         self.vote_ends_at = math.inf
@@ -97,8 +99,10 @@ class Presence:
         """
         self.contact.hear(now)
         self.term = term
-        self.is_voter = self.is_voter or version >= 0
+        self.has_configuration = self.has_configuration or version >= 0
         news = answers is not None and self.answered.hear(answers)
+        if news and self._is_successor and not self.has_configuration:
+            self.vote_ends_at = min(self.vote_ends_at, now + self.timing.vote_lease)
         if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
             news and self.state is PeerState.UNANSWERED
         ):
@@ -109,23 +113,30 @@ class Presence:
         self._enter(PeerState.EXPECTED)
         self.contact.hear(now - self.timing.loss + within)
 
-    def start_anew(self) -> None:
-        """A new agent was started in this place. What the last one said no longer holds."""
+    def start_anew(self, *, excludes_last: bool) -> None:
+        """Another start of the agent is heard. What the last one said no longer holds.
+
+        `excludes_last`: the two cannot live at the same time. Once this one has answered an order,
+        the last one is dead, and so is each that a configuration lists. This head must have heard
+        the last one: otherwise the one that is listed may be this one.
+        """
+        followed = self._is_successor or self.lease_start > -math.inf
+        self._is_successor = excludes_last and followed
         self.contact, self.answered = Contact(), Acknowledged()
-        self.is_voter, self._joined_at = False, -math.inf
+        self.has_configuration, self._joined_at = False, -math.inf
 
     def come_back(self) -> None:
         """The agent was given up, and is taken back."""
         self._enter(PeerState.HEARD)
         self.why = ""
-        if self.is_voter:
+        if self.has_configuration:
             self.vote_ends_at = math.inf
 
     def join(self, now: float) -> None:
         """The next configuration lists this start of the agent."""
-        if not self.is_voter:
+        if not self.has_configuration:
             self._joined_at = now
-        self.is_voter, self.vote_ends_at = True, math.inf
+        self.has_configuration, self.vote_ends_at = True, math.inf
 
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""

@@ -67,7 +67,8 @@ class Peer:
         if known is not None and report.incarnation != known.incarnation:
             if not self.lost:
                 return False
-            self.presence.start_anew()
+            excludes = report.claim != "" and report.claim == known.claim
+            self.presence.start_anew(excludes_last=excludes)
             known = None
         if known is not None and report.serial <= known.serial:
             return False

@@ -42,7 +42,6 @@ from ..protocol.events import (
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
 from ..protocol.model import (
     FORWARDED,
-    HEAD,
     Goal,
     Job,
     Look,
@@ -75,11 +74,13 @@ class Member:
         networks: tuple[str, ...] = (),
         *,
         task: int = 0,
+        claim: str = "",
         anew: bool = False,
         has_place: bool = True,
     ) -> None:
         """`task`: Slurm's number of this agent's task.
-        `anew`: an earlier agent of this job in this place was killed.
+        `claim`: where no other start of this agent can live; "" if that is not known.
+        `anew`: this is the first agent of the job, and an earlier start of it was killed.
         `has_place`: False if `index` is a stand-in until the first head gives it a place."""
         self.job = job
         self.has_place = has_place
@@ -92,12 +93,12 @@ class Member:
         self.port = port
         self.networks = networks
         self.task = task
+        self.claim = claim
         rotation = Rotation(job.places)
-        joins = anew and index == HEAD and len(rotation) > 1
-        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=joins)
+        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=anew)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
-        self._waiting = Waiting(job, self.place, anew=joins)
+        self._waiting = Waiting(job, self.place, knows_head=self.follower.knows_first_head)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
         self._warned = 0  # the same, if the end may come later
         self._heed_at = math.inf  # when to take it for the end of the job
@@ -141,7 +142,7 @@ class Member:
             case Started():
                 if not self._is_head:
                     self._waiting.begin(now)
-                if self._waiting.anew:
+                if not self.follower.knows_first_head:
                     effects += self.follower.look_for_head(now)
                 effects += self.work.prepare()
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
@@ -335,6 +336,7 @@ class Member:
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
             task=self.task,
             start=follower.start,
+            claim=self.claim,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

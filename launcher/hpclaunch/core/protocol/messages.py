@@ -72,6 +72,8 @@ class Report:
     spent: Spent = ()  # of that round, as far as it is known
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
+    # Where no two starts of this agent can live at the same time; "" if they can.
+    claim: str = ""
 
     @property
     def news(self) -> tuple[object, ...]:
