@@ -15,7 +15,9 @@ in any order. Agents that are cut off from one another are those that exchange n
     keep A H     A's report to H is late; `hold H A`: an order is
     arrive N     message N of those that are late arrives
     beat H       the head H does what it does at every beat
-    kill A, start A, prove A B: A dies; it is started anew; B has proof that it is dead
+    kill A, start A: A dies; it is started again
+    prove A B    B has proof that A is dead
+    doubt A B    the same, and the proof is late
 """
 
 from __future__ import annotations
@@ -80,12 +82,16 @@ class Beat:
     keep: float = 0.0
 
 
+class Proof(NamedTuple):
+    """The host of the sender says that it is dead."""
+
+
 class Kept(NamedTuple):
     """A message on its way."""
 
     sender: int
     to: int
-    message: Ballot | Beat | Hint
+    message: Ballot | Beat | Hint | Proof
 
 
 @cache
@@ -188,6 +194,9 @@ class Start:
                 answers = self.hear_order(kept.sender, beat, now)
             case Hint() as hint:
                 answers = sent(self.place, self.follower.hear_hint(kept.sender, hint, now))
+            case Proof():
+                self.hear_proof(kept.sender, now)
+                return []
             case _:
                 return []
         self.decide(now)
@@ -266,13 +275,25 @@ class Start:
             follower.seek(term + 1, now)
         return self.report()
 
-    def learn_of_death(self, agent: int, now: float) -> None:
-        if self.lease is not None and not self.presences[agent].is_dead:
+    def asks_after(self, agent: int) -> bool:
+        """Whether it may ask the host of the agent whether that is dead."""
+        follower = self.follower
+        asked = {follower.head}
+        if follower.seeking != NOBODY:
+            asked.add(self.rotation.head_of(follower.seeking))
+        return agent in (self.reports if self.lease is not None else asked)
+
+    def ask_after(self, agent: int, now: float) -> None:
+        """Its connection to the agent is closed, or it asks the agent to lead."""
+        if self.lease is not None:
             self.presences[agent].contact.close(now)
-            self.presences[agent].die(now, "dead")
-            self.lease.renew(now)
         if agent == self.follower.head:
             self.follower.link.close(now)
+
+    def hear_proof(self, agent: int, now: float) -> None:
+        if self.lease is not None and self.presences[agent].can_be_dead():
+            self.presences[agent].die(now, "dead")
+            self.lease.renew(now)
         self.follower.agent_died(agent, now)
         self.decide(now)
 
@@ -364,6 +385,8 @@ class Cluster:
                 if self.numbers[place]:
                     for a in there:
                         yield ("prove", place, a.place)
+                        if self.limits.kept and a.asks_after(place):
+                            yield ("doubt", place, a.place)
 
     def do(self, action: tuple[Any, ...]) -> None:
         """Raises BrokenLawError if two heads lead after it, or one has lost its lease by it."""
@@ -403,7 +426,12 @@ class Cluster:
                 self.starts[a] = Start(self.size, a, self.numbers[a])
                 self.numbers[a] += 1
             case ("prove", dead, a):
-                self[a].learn_of_death(dead, self.now)
+                self[a].ask_after(dead, self.now)
+                self[a].hear_proof(dead, self.now)
+            case ("doubt", dead, a):
+                self.limits = self.limits._replace(kept=self.limits.kept - 1)
+                self[a].ask_after(dead, self.now)
+                self.post.append(Kept(dead, a, Proof()))
         after = self.heads()
         if len(after) > 1:
             raise BrokenLawError(f"{' and '.join(after)} lead at the same time")
@@ -536,6 +564,8 @@ class Form:
                 return (*common, b.serial > to.follower.link.newest, said, sent_at)
             case Hint() as hint:
                 return (*common, hint.news)
+            case Proof():
+                return (*common, "proof")
         return (*common, "nobody is there")
 
     def sent_at(self, kept: Kept, beat: Beat) -> float | None:

@@ -181,8 +181,10 @@ def test_a_new_head_leads_as_soon_as_the_others_follow_it():
     assert crew.running == {1: 2, 2: 2}
 
 
-def test_half_of_four_go_on_if_the_head_is_proven_dead():
-    crew = at_work("n0 n1 n2 n3")
+@pytest.mark.parametrize("loss", [3.0, 300.0])
+def test_half_of_four_go_on_if_the_head_is_proven_dead(loss):
+    """They do not wait for the vote leases of the dead: all others agree."""
+    crew = at_work("n0 n1 n2 n3", loss=loss)
     crew.kill(0, 3)
     crew.until(15.0)
     assert crew.heads == [1]
