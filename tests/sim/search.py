@@ -44,6 +44,7 @@ from hpclaunch.core.protocol.messages import Hint
 from hpclaunch.core.protocol.model import Place
 from hpclaunch.core.protocol.timing import Timing
 from hpclaunch.core.protocol.values import value
+from hpclaunch.system.network.death_notices import LOOKS
 
 TIMING = Timing()
 QUANTUM = TIMING.vote_lease / 3
@@ -83,7 +84,9 @@ class Beat:
 
 
 class Proof(NamedTuple):
-    """The host of the sender says that it is dead."""
+    """The host of the sender says that it is dead. An inquiry waits no longer than `until`."""
+
+    until: float
 
 
 class Kept(NamedTuple):
@@ -194,7 +197,7 @@ class Start:
                 answers = self.hear_order(kept.sender, beat, now)
             case Hint() as hint:
                 answers = sent(self.place, self.follower.hear_hint(kept.sender, hint, now))
-            case Proof():
+            case Proof(until) if now < until:
                 self.hear_proof(kept.sender, now)
                 return []
             case _:
@@ -431,7 +434,7 @@ class Cluster:
             case ("doubt", dead, a):
                 self.limits = self.limits._replace(kept=self.limits.kept - 1)
                 self[a].ask_after(dead, self.now)
-                self.post.append(Kept(dead, a, Proof()))
+                self.post.append(Kept(dead, a, Proof(self.now + LOOKS[-1])))
         after = self.heads()
         if len(after) > 1:
             raise BrokenLawError(f"{' and '.join(after)} lead at the same time")
@@ -564,8 +567,8 @@ class Form:
                 return (*common, b.serial > to.follower.link.newest, said, sent_at)
             case Hint() as hint:
                 return (*common, hint.news)
-            case Proof():
-                return (*common, "proof")
+            case Proof(until):
+                return (*common, "proof", self.at(until))
         return (*common, "nobody is there")
 
     def sent_at(self, kept: Kept, beat: Beat) -> float | None:
@@ -719,9 +722,20 @@ A_NEWCOMER = Scene(
     "talk 3 1, talk 4 1, pass, talk 3 1, talk 4 1",
     *(2, 5, 1),
 )
+# Agent 2 was cut off. It has asked after agent 1, of which another start is there when it hears
+# that the first one was dead.
+AN_OLD_PROOF = Scene(
+    4,
+    Limits(kills=2, starts=1, kept=1),
+    "kill 1, prove 1 0, beat 0, talk 2 0, talk 3 0, beat 0, talk 2 0, talk 3 0, beat 0, "
+    "pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, doubt 1 2, start 1, "
+    "talk 1 0, beat 0, talk 3 0, talk 1 0, beat 0, talk 3 0, talk 1 0",
+    *(2, 4),
+)
 # The first agents come, one after the other.
 ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 6, 2))
 SCENES = {
+    "two agents": Scene(2, Limits(), "", 4, 9),
     "three agents": Scene(3, Limits(), "", 3, 6),
     "three, each by itself": Scene(3, Limits(), "pass, pass, pass", 2, 5),
     "five agents": Scene(5, Limits(), "", 2, 4),
@@ -731,6 +745,7 @@ SCENES = {
     "elected and left": ELECTED_AND_LEFT,
     "one is missing": ONE_IS_MISSING,
     "a newcomer": A_NEWCOMER,
+    "an old proof": AN_OLD_PROOF,
     "arrivals": ARRIVALS,
 }
 
