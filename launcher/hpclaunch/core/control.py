@@ -123,8 +123,9 @@ class Control:
 
     @property
     def head_host(self) -> str:
-        """The host of the agent that leads, as far as this one knows."""
-        return self.member.follower.host
+        """The host of the agent that leads, as far as this one knows; "" if it knows of none."""
+        follower = self.member.follower
+        return follower.host if follower.has_head else ""
 
     def snapshot(self, now: float) -> JobSnapshot | None:
         """The job at this moment; None if another agent leads."""
@@ -151,7 +152,8 @@ class Control:
     def refusal(self, request: Request) -> str:
         """Why what the user asks for cannot be done now; "" if it can."""
         if self.head is None:
-            return f"the job is led from {self.head_host}"
+            host = self.head_host
+            return f"the job is led from {host}" if host else "no head is known: ask again later"
         return self.head.refusal(request)
 
     def next_deadline(self) -> float:

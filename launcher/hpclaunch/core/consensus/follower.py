@@ -86,6 +86,11 @@ class Follower:
         return self.rotation.host_of(self.head)
 
     @property
+    def has_head(self) -> bool:
+        """Whether there is a head, as far as this agent knows."""
+        return self.standing not in (Standing.WAITING, Standing.HEADLESS)
+
+    @property
     def here(self) -> str:
         """The host of this agent."""
         return self.rotation.host_of(self.index)

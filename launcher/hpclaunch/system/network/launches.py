@@ -197,6 +197,8 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
         raise NoLaunchError(_first_error(told.complaint) or "no hpclaunch runs in it")
+    if not heads[0]:
+        raise NoLaunchError("it has no head at the moment: ask again later")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
     if not leading:
         told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
