@@ -589,7 +589,7 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
 def _is_alone(verdict: Verdict) -> bool:
     """It was cut off from the others, and does not know how the job ended for them."""
     said = verdict.reason.rpartition("; ")[2]  # after the signal that has asked it to end
-    unsure = ("may have gone on without", "may go on without")
+    unsure = ("without it", "without them")
     return said.startswith("the head on") or any(words in said for words in unsure)
 
 

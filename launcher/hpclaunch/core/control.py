@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .history.moment import WorkersMoment
     from .snapshot.job_snapshot import JobSnapshot
 
-# Of the loss timeout, but no more than a beat: by less, a worker lease that is good for longer than
-# a beat is not renewed.
+# The share of the loss timeout, at most a beat, by which a renewal must extend a worker lease that
+# holds for longer than a beat.
 KEEP_SHARE = 0.02
 
 
@@ -106,7 +106,7 @@ class Control:
         self._handled_at: float | None = None  # the last event, on that clock
         self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
         self._lease_until = -math.inf  # the newest that is known, likewise
-        self._left: Verdict | None = None  # why this agent leaves the others to go on without it
+        self._left: Verdict | None = None  # why this agent leaves the job to the others
         self.exited = False
 
     @property
@@ -128,14 +128,14 @@ class Control:
         return follower.host if follower.has_head else ""
 
     def snapshot(self, now: float) -> JobSnapshot | None:
-        """The job at this moment; None if another agent leads."""
+        """Return the job at this moment; None if another agent leads."""
         if self.head is None:
             return None
         return self.head.snapshot(self._clock.awake(now))
 
     def seat_use(self, now: float) -> SeatUse | None:
-        """What the seats of the job do at this moment; None if this agent does not lead, or another
-        one may have been quicker.
+        """Return what the seats of the job do at this moment; None if this agent does not lead, or
+        another one may have been quicker.
         """
         if self.head is None or not self.head.is_confirmed:
             return None
@@ -144,13 +144,13 @@ class Control:
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
     ) -> WorkersMoment | None:
-        """Of the round that this agent has taken part in last; None before its first, and of one
-        that measures the nodes. With what was just found out about its workers, if that was asked.
+        """Return what this agent's workers do in its last round, and what was just found out about
+        them; None before its first round.
         """
         return self.member.work.moment(self._clock.awake(now), vitals, gpus)
 
     def refusal(self, request: Request) -> str:
-        """Why what the user asks for cannot be done now; "" if it can."""
+        """Return why what the user asks for cannot be done now; "" if it can."""
         if self.head is None:
             host = self.head_host
             return f"the job is led from {host}" if host else "no head is known: ask again later"
@@ -211,10 +211,10 @@ class Control:
         return effects
 
     def _wake(self, now: float) -> None:
-        """If this process did not run for a while, make nothing of it."""
+        """Leave out the time in which this process did not run."""
         last = self._handled_at
         if last is None or self._clock.awake(now) < last + LATE:
-            return  # the deadline, which is costly to tell with many agents, need not be known
+            return  # with many agents, the deadline is costly to compute
         due = self._next_deadline()
         missed = self._clock.miss(now, due=due, since=last if self.job.alone else due)
         if missed and self.head is not None and self.head.state.current is not None:
@@ -236,7 +236,7 @@ class Control:
         return effect
 
     def _on_clock_of(self, agent: int, report: Report, now: float) -> Report:
-        """A sample is of use only with the difference of the clocks."""
+        """Add the difference of the clocks to a sample. Without it, the sample is of no use."""
         if report.answer(Sample) is None:
             return report
         ahead = self._ahead.of(agent, now)
@@ -300,13 +300,13 @@ class Control:
         return effects
 
     def _hear_report(self, sender: int, report: Report, now: float) -> list[Effect]:
-        """While another agent leads, or nobody does."""
+        """Hear a report while another agent leads, or none."""
         if sender >= len(self.job.places):
             return []  # it has no place, and only the first head knows which ones are free
         return self._candidate.hear(sender, report, now)
 
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
-        """Without a checkpoint search no round can begin, but a round that is running goes on."""
+        """End the job, or leave it to another head: without a search, no round can begin."""
         assert self.head is not None, "only a head searches"
         if not self.head.state.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
@@ -320,7 +320,7 @@ class Control:
     def _update_standing(self, now: float) -> list[Effect]:
         """Depose a head that has had no quorum for too long, or reinstate it.
 
-        A deposed head goes on leading until it hears a head that has a quorum.
+        A deposed head keeps its state until it hears a head that has a quorum.
         """
         follower = self.member.follower
         if self.head is None:

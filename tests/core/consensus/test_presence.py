@@ -36,7 +36,7 @@ def test_evidence():
     silent = "it has been silent for 10 s"
     assert open_.evidence(15.0, dead=False) == silent
     assert closed.evidence(15.0, dead=False) == silent
-    dead = "it has died, says its host"
+    dead = "its host confirmed that it exited"
     assert closed.evidence(8.0, dead=True) == dead
     assert contact().evidence(8.0, dead=True) == dead
 
@@ -88,7 +88,7 @@ def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
         if why := one.check(float(at)):
             break
         assert (one.state is PeerState.UNANSWERED) == (at >= 12), "a loss timeout and two beats"
-    assert (at, why) == (22, "nothing reaches it")
+    assert (at, why) == (22, "it reports, but no order reaches it")
 
 
 def test_an_answer_in_time_is_as_good_as_ever():

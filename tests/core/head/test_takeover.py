@@ -382,7 +382,7 @@ def test_a_minority_does_not_go_on():
     ) in crew.said
     crew.until(50.0)
     assert crew.verdicts[2].code == EXIT_LOST
-    assert "could not agree on another (too few of them)" in crew.verdicts[2].reason
+    assert "too few agents are left to elect another" in crew.verdicts[2].reason
     assert crew.running == {0: 1, 1: 1}
 
 
@@ -563,8 +563,8 @@ def test_one_that_is_started_anew_begins_nothing_by_itself(nodes):
     crew.until(50.0)
     assert not crew.parts
     missing = ", ".join(f"n{n}" for n in range(1, nodes))
-    why = f"the agent on n0 was started anew, and {missing} did not answer within 30 s: "
-    why += "they may go on without it, or the job is over"
+    why = f"the agent on n0 was started again, and {missing} did not answer within 30 s: "
+    why += "the job may continue without it, or be over"
     assert crew.verdicts[0].reason == why
 
 
@@ -624,7 +624,7 @@ def test_the_job_ends_with_its_first_machine(hosts):
     crew = first_come(*hosts.split())
     crew.kill(0)
     crew.until(5.0)
-    why = f"the head on n0 was lost: it has died, says its host. {ENDS}"
+    why = f"the head on n0 was lost: its host confirmed that it exited. {ENDS}"
     assert [verdict.reason for verdict in crew.verdicts.values()] == [why] * len(hosts.split())
     assert not crew.running
 

@@ -16,8 +16,8 @@ from .rotation import Rotation
 class LeaderLease:
     """The lease is over at `until`.
 
-    Working out `until` takes a look at all agents. So that is done at every beat and where a
-    decision depends on it, but not for every single report.
+    Computing `until` visits all agents, so it is done at every beat and where a decision depends on
+    it, but not for every report.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LeaderLease:
         return len(self._presences) == 1
 
     def renew(self, now: float) -> float | None:
-        """Work out `until` anew. Returns until when our own workers may run; None if that is not
+        """Compute `until` again. Returns until when our own workers may run; None if that is not
         later than before, or if the lease has no end.
         """
         if self.is_alone:
@@ -65,14 +65,14 @@ class LeaderLease:
         return until if is_later and not math.isinf(until) else None
 
     def miss(self, seconds: float, now: float) -> None:
-        """This process did not run for so long, until now; the leases of the others went on."""
+        """Move times back: leases continued while this process did not run for so long."""
         self.until -= seconds
         self._awake_since = now
 
     @property
     def renewable_until(self) -> float:
-        """When this head counts as being without a quorum because its lease is over. While this
-        process did not run, it could not renew the lease.
+        """The time from which this head counts as without a quorum. After a pause of this process,
+        it has a loss timeout to renew its lease.
         """
         return max(self.until, self._awake_since + self.timing.loss)
 
@@ -107,7 +107,7 @@ class LeaderLease:
 
     def is_of_ours(self, term: int) -> bool:
         """Whether an agent that follows the head of this term follows us. The same agent may have
-        led before, with serial numbers of its own, so that an older term says nothing.
+        led before, with serial numbers of its own, so an older term proves nothing.
         """
         return term >= self.tenure and self.rotation.head_of(term) == self.me
 
@@ -120,7 +120,7 @@ class LeaderLease:
     def reconfigure(
         self, record: Record, now: float, addresses: tuple[tuple[int, str], ...] = ()
     ) -> None:
-        """Write a new configuration if anything that it says has changed."""
+        """Write a new configuration if its contents have changed."""
         there = [a for a in self.rotation.agents if self._is_there(a, now)]
         new = voters(self.me, there)
         in_force = self.configuration.old or self.configuration.voters
@@ -156,7 +156,7 @@ class LeaderLease:
         self._up_to_date = set()  # not even this agent: its own follower votes like any other
 
     def note_answer(self, agent: int, version: int, now: float) -> float | None:
-        """An agent has answered, and has this version of the configuration.
+        """Note an answer of an agent, which has this version of the configuration.
 
         While the lease does not hold, it is renewed once so many agents have answered that they may
         be a quorum. Returns what `renew` returns; None if it was not called.

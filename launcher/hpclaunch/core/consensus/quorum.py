@@ -1,4 +1,4 @@
-"""Which agents form a quorum: enough to decide, so that no two groups decide differently.
+"""The quorum: enough agents to decide, so that no two groups decide differently.
 
 The **configuration** lists the voters: one start of an agent for each node. A head leads while a
 quorum of the voters gives it **vote leases**: an agent that answers an order follows no other head

@@ -38,7 +38,7 @@ class Waiting:
         self._notice_at = self._give_up_at = math.inf
 
     def hurry(self, now: float) -> None:
-        """The agent is about to end. It waits only a short time, to tell the head why."""
+        """Shorten the wait: the agent is about to end, and only reports to the head why."""
         if self._give_up_at < math.inf:
             self._give_up_at = min(self._give_up_at, now + self.job.timing.goodbye)
             self._notice_at = math.inf
@@ -76,8 +76,8 @@ class Waiting:
         waited = now - self._since
         if not self.knows_head:
             others = (place.host for place in self.job.places if place.host != self.here)
-            reason = f"the agent on {self.here} was started anew, and {some(others, NAMES)} did "
-            reason += f"not answer within {waited:.0f} s: they may go on without it, or the job is "
+            reason = f"the agent on {self.here} was started again, and {some(others, NAMES)} did "
+            reason += f"not answer within {waited:.0f} s: the job may continue without it, or be "
             return verdict(Origin.ABSENT, reason + "over")
         why = self._diagnosis or (
             "is hpclaunch running there, can the hosts reach each other, and do they see the same "
