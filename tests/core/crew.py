@@ -132,7 +132,7 @@ class Crew:
         return launch
 
     def past_rounds(self) -> tuple[PastRound, ...]:
-        """As `hpclaunch status` shows them."""
+        """Return the past rounds as `hpclaunch status` shows them."""
         return past_rounds(ledger_of(self.facts.values()).ends, self.now)
 
     def kill(self, *agents: int, down: bool = False) -> None:

@@ -279,7 +279,7 @@ class Start:
         return self.report()
 
     def asks_after(self, agent: int) -> bool:
-        """Whether it may ask the host of the agent whether that is dead."""
+        """Return whether this start may ask if the agent is dead."""
         follower = self.follower
         asked = {follower.head}
         if follower.seeking != NOBODY:
@@ -327,7 +327,7 @@ def sent(sender: int, effects: list[Effect]) -> list[Kept]:
 
 
 class Limits(NamedTuple):
-    """How often each of these may happen in a history."""
+    """The number of times that each of these may happen in a history."""
 
     kills: int = 1
     starts: int = 1
@@ -456,7 +456,7 @@ class Cluster:
     # The canonical form
 
     def key(self) -> tuple[Any, ...]:
-        """What the future depends on. Times are relative to now, serial numbers to each other."""
+        """Return the form of the cluster on which its future depends."""
         return Form(self).key()
 
 
@@ -469,8 +469,8 @@ LEFT_OUT = {
 
 
 class Form:
-    """What the future of a cluster depends on. Times are relative to now, and serial numbers to
-    each other.
+    """The form of a cluster on which its future depends. Times are relative to now, and serial
+    numbers to each other.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -544,7 +544,7 @@ class Form:
         )
 
     def answered_at(self, head: Start, agent: int, heard: int) -> float | None:
-        """When this head sent the newest order that an answer to `heard` would answer."""
+        """Return when this head sent the newest order that an answer to `heard` would answer."""
         if head.lease is None:
             return None
         sent = head.presences[agent].answered._unanswered
@@ -572,7 +572,7 @@ class Form:
         return (*common, "nobody is there")
 
     def sent_at(self, kept: Kept, beat: Beat) -> float | None:
-        """When the head sent this order, which it may have answered yet."""
+        """Return when the head sent this order, to which an answer may follow."""
         head = self.cluster.starts[kept.sender]
         if head is None or head.name != beat.start:
             return None
@@ -667,7 +667,7 @@ def parsed(text: str) -> History:
 
 
 class Scene(NamedTuple):
-    """Where a search begins, and how deep it goes: in `make quick`, and in `make sim`."""
+    """The beginning of a search, and its depth: in `make quick`, and in `make sim`."""
 
     agents: int
     limits: Limits

@@ -1,4 +1,4 @@
-"""One simulated agent: a real core, and a faithful stand-in for its fork server and its loop."""
+"""A simulated agent: a real core, and a stand-in for its fork server and its loop."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Agent:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its workers do."""
+        """Whether its workers stand still."""
         return self._held or self._suspended
 
     def living_workers(self) -> list[Worker]:
@@ -292,7 +292,7 @@ class Agent:
 
     @property
     def is_mourned(self) -> bool:
-        """Whether its fork server says that it is dead."""
+        """Whether its fork server is left to confirm that it is dead."""
         return self.sim.now < self._mourned_until
 
     # Effects
@@ -375,7 +375,7 @@ class Agent:
                 self.leave(mourned=alone)
 
     def _fence(self) -> None:
-        """By the fork server, whatever the agent does."""
+        """Hold the workers without a lease, as the fork server does whatever the agent does."""
         if self.clock < self.lease - 1e-9 or not self._forkserver or not self._running:
             return
         if self._held or self._suspended:
@@ -503,7 +503,7 @@ class Agent:
             self._watch(self._watched)
 
     def _watch(self, number: int) -> None:
-        """How far the workers have come, every now and then."""
+        """Report the progress of the workers every now and then."""
         if number != self._watched or not self.living_workers() or not self._forkserver:
             return
         self._see_workers()
@@ -532,7 +532,7 @@ class Agent:
         )
 
     def _spent(self) -> tuple[int, ...]:
-        """What its workers of the round have spent their time on, as a mean of them."""
+        """Return what its workers of the round have spent their time on, as a mean of them."""
         mine = [w for w in self.workers if w.round == self.workers[-1].round]
         each = [spent_by(worker, self.sim) for worker in mine]
         rate = self.sim.plan.rates[self.index]
@@ -635,7 +635,7 @@ class Agent:
         self.deliver(events.WorkersGone())
 
     def make_unkillable(self) -> None:
-        """One worker hangs for good: one that runs, or the next one to start."""
+        """Let one worker survive SIGKILL: one that runs, or the next one to start."""
         if workers := self.living_workers():
             self.sim.training.hang(workers[0])
         else:
