@@ -6,14 +6,12 @@ python docs/state_diagrams.py    # writes them; a test compares
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from pathlib import Path
 
 from hpclaunch.core.consensus.follower import STANDINGS, Standing
 from hpclaunch.core.consensus.presence import TRANSITIONS, PeerState
-from hpclaunch.core.member.worker_group import PHASES
-from hpclaunch.core.protocol.model import Phase
 from hpclaunch.core.protocol.stages import NEXT, Stage
 
 PAGE = Path(__file__).parent / "protocol.md"
@@ -21,22 +19,24 @@ Table = Mapping[Enum, Set[Enum]]
 TABLES: dict[str, tuple[tuple[Enum, ...], Table]] = {
     "follower": ((Standing.WAITING, Standing.LEADING), STANDINGS),
     "stages": ((Stage.RENDEZVOUS,), NEXT),
-    "workers": ((Phase.PREPARING,), PHASES),
     "peer": ((PeerState.UNHEARD,), TRANSITIONS),
 }
 MARK = re.compile(r"<!-- states: (\w+) -->\n(?:```mermaid\n.*?^```\n)?", re.MULTILINE | re.DOTALL)
 
 
 def diagram(name: str) -> str:
-    """In Mermaid's language, which code hosts draw."""
+    """Return the diagram in Mermaid's language, which code hosts draw: a line for each state."""
     firsts, table = TABLES[name]
-    lines = [f"    [*] --> {first.value}" for first in firsts]
-    for state in type(firsts[0]):
-        after = sorted(table[state], key=list(type(firsts[0])).index)
-        lines += [f"    {state.value} --> {other.value}" for other in after]
-        lines += [] if after else [f"    {state.value} --> [*]"]
+    lines = [_line("begin((begin))", firsts)]
+    for state in (states := list(type(firsts[0]))):
+        after = sorted(table[state], key=states.index)
+        lines += [_line(state.value, after)] if after else []
     text = "\n".join(lines)
-    return f"<!-- states: {name} -->\n```mermaid\nstateDiagram-v2\n{text}\n```\n"
+    return f"<!-- states: {name} -->\n```mermaid\nflowchart LR\n{text}\n```\n"
+
+
+def _line(state: str, after: Sequence[Enum]) -> str:
+    return f"    {state} --> {' & '.join(each.value for each in after)}"
 
 
 def drawn(page: str) -> str:

@@ -50,7 +50,7 @@ def test_the_job_ends_with_its_first_machine(tmp_path, numbered):
     for agent in agents[1:]:
         _, said = agent.communicate(timeout=LIMIT)
         assert agent.returncode == 1
-        lost = "the head on 127.0.0.1 was lost: it has died, says its host"
+        lost = "the head on 127.0.0.1 was lost: its host confirmed that it exited"
         assert f"{lost}. {ENDS}" in said.splitlines()[-1]
 
 

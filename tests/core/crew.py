@@ -103,10 +103,12 @@ class Crew:
     # What befalls them
 
     def start(self, *agents: int, anew: bool = False) -> None:
+        self._down -= set(agents)
         for i in agents:
             address, name = f"10.0.0.{i + 1}", f"{'b' if anew else 'a'}{i}"
-            is_anew = anew and self.job.elects
-            self.agents[i] = Control(self.job, i, 2, address, name, port=7000 + i, anew=is_anew)
+            first = anew and self.job.elects and i == 0
+            own = (i, 2, address, name)
+            self.agents[i] = Control(self.job, *own, port=7000 + i, claim="host", anew=first)
             self.tell(i, events.Started())
 
     def come(self, *hosts: str) -> None:
@@ -130,7 +132,7 @@ class Crew:
         return launch
 
     def past_rounds(self) -> tuple[PastRound, ...]:
-        """As `hpclaunch status` shows them."""
+        """Return the past rounds as `hpclaunch status` shows them."""
         return past_rounds(ledger_of(self.facts.values()).ends, self.now)
 
     def kill(self, *agents: int, down: bool = False) -> None:

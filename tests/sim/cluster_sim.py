@@ -141,7 +141,7 @@ class Simulation:
                 agent.kill()
             case Kind.RESTART_AGENT:
                 self.network.disturbed.add(fault.agent)
-                agent.kill()
+                agent.kill(mourned=fault.is_proven)
                 self.after(fault.lasts, lambda: self._restart(fault.agent))
             case Kind.KILL_BOTH | Kind.SWITCH_OFF:
                 self.network.disturbed.add(fault.agent)
@@ -185,7 +185,7 @@ class Simulation:
 
     def _restart(self, index: int) -> None:
         self.checker.forget(index)
-        self.agents[index] = Agent(self, index, again=True)
+        self.agents[index] = Agent(self, index, starts=self.agents[index].starts)
         self.agents[index].start()
 
     # The transcript

@@ -44,7 +44,7 @@ def _short(line: str) -> str:
 
 
 def _broken(seed: int) -> str:
-    """Which law, and how; empty where all hold."""
+    """Return which law a seed breaks, and how; "" if all hold."""
     try:
         check(seed)
     except BrokenLawError as e:

@@ -15,7 +15,9 @@ in any order. Agents that are cut off from one another are those that exchange n
     keep A H     A's report to H is late; `hold H A`: an order is
     arrive N     message N of those that are late arrives
     beat H       the head H does what it does at every beat
-    kill A, start A, prove A B: A dies; it is started anew; B has proof that it is dead
+    kill A, start A: A dies; it is started again
+    prove A B    B has proof that A is dead
+    doubt A B    the same, and the proof is late
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from hpclaunch.core.protocol.messages import Hint
 from hpclaunch.core.protocol.model import Place
 from hpclaunch.core.protocol.timing import Timing
 from hpclaunch.core.protocol.values import value
+from hpclaunch.system.network.death_notices import LOOKS
 
 TIMING = Timing()
 QUANTUM = TIMING.vote_lease / 3
@@ -80,12 +83,18 @@ class Beat:
     keep: float = 0.0
 
 
+class Proof(NamedTuple):
+    """The host of the sender says that it is dead. An inquiry waits no longer than `until`."""
+
+    until: float
+
+
 class Kept(NamedTuple):
     """A message on its way."""
 
     sender: int
     to: int
-    message: Ballot | Beat | Hint
+    message: Ballot | Beat | Hint | Proof
 
 
 @cache
@@ -165,7 +174,7 @@ class Start:
             report = self.report()
         self.ordered += 1
         configuration = self.lease.configuration
-        has_none = not self.presences[to].is_voter
+        has_none = not self.presences[to].has_configuration
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
         self.presences[to].answered.send(self.ordered, now)
         return Beat(
@@ -188,6 +197,9 @@ class Start:
                 answers = self.hear_order(kept.sender, beat, now)
             case Hint() as hint:
                 answers = sent(self.place, self.follower.hear_hint(kept.sender, hint, now))
+            case Proof(until) if now < until:
+                self.hear_proof(kept.sender, now)
+                return []
             case _:
                 return []
         self.decide(now)
@@ -211,7 +223,7 @@ class Start:
         if known is not None and known.incarnation != ballot.incarnation:
             if not presence.is_given_up:
                 return []
-            presence.start_anew()
+            presence.start_anew(excludes_last=True)
             known = None
         if known is not None and ballot.serial <= known.serial:
             return []
@@ -266,13 +278,25 @@ class Start:
             follower.seek(term + 1, now)
         return self.report()
 
-    def learn_of_death(self, agent: int, now: float) -> None:
-        if self.lease is not None and not self.presences[agent].is_dead:
+    def asks_after(self, agent: int) -> bool:
+        """Return whether this start may ask if the agent is dead."""
+        follower = self.follower
+        asked = {follower.head}
+        if follower.seeking != NOBODY:
+            asked.add(self.rotation.head_of(follower.seeking))
+        return agent in (self.reports if self.lease is not None else asked)
+
+    def ask_after(self, agent: int, now: float) -> None:
+        """Its connection to the agent is closed, or it asks the agent to lead."""
+        if self.lease is not None:
             self.presences[agent].contact.close(now)
-            self.presences[agent].die(now, "dead")
-            self.lease.renew(now)
         if agent == self.follower.head:
             self.follower.link.close(now)
+
+    def hear_proof(self, agent: int, now: float) -> None:
+        if self.lease is not None and self.presences[agent].can_be_dead():
+            self.presences[agent].die(now, "dead")
+            self.lease.renew(now)
         self.follower.agent_died(agent, now)
         self.decide(now)
 
@@ -303,7 +327,7 @@ def sent(sender: int, effects: list[Effect]) -> list[Kept]:
 
 
 class Limits(NamedTuple):
-    """How often each of these may happen in a history."""
+    """The number of times that each of these may happen in a history."""
 
     kills: int = 1
     starts: int = 1
@@ -364,6 +388,8 @@ class Cluster:
                 if self.numbers[place]:
                     for a in there:
                         yield ("prove", place, a.place)
+                        if self.limits.kept and a.asks_after(place):
+                            yield ("doubt", place, a.place)
 
     def do(self, action: tuple[Any, ...]) -> None:
         """Raises BrokenLawError if two heads lead after it, or one has lost its lease by it."""
@@ -403,7 +429,12 @@ class Cluster:
                 self.starts[a] = Start(self.size, a, self.numbers[a])
                 self.numbers[a] += 1
             case ("prove", dead, a):
-                self[a].learn_of_death(dead, self.now)
+                self[a].ask_after(dead, self.now)
+                self[a].hear_proof(dead, self.now)
+            case ("doubt", dead, a):
+                self.limits = self.limits._replace(kept=self.limits.kept - 1)
+                self[a].ask_after(dead, self.now)
+                self.post.append(Kept(dead, a, Proof(self.now + LOOKS[-1])))
         after = self.heads()
         if len(after) > 1:
             raise BrokenLawError(f"{' and '.join(after)} lead at the same time")
@@ -425,7 +456,7 @@ class Cluster:
     # The canonical form
 
     def key(self) -> tuple[Any, ...]:
-        """What the future depends on. Times are relative to now, serial numbers to each other."""
+        """Return the form of the cluster on which its future depends."""
         return Form(self).key()
 
 
@@ -438,8 +469,8 @@ LEFT_OUT = {
 
 
 class Form:
-    """What the future of a cluster depends on. Times are relative to now, and serial numbers to
-    each other.
+    """The form of a cluster on which its future depends. Times are relative to now, and serial
+    numbers to each other.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -513,7 +544,7 @@ class Form:
         )
 
     def answered_at(self, head: Start, agent: int, heard: int) -> float | None:
-        """When this head sent the newest order that an answer to `heard` would answer."""
+        """Return when this head sent the newest order that an answer to `heard` would answer."""
         if head.lease is None:
             return None
         sent = head.presences[agent].answered._unanswered
@@ -536,10 +567,12 @@ class Form:
                 return (*common, b.serial > to.follower.link.newest, said, sent_at)
             case Hint() as hint:
                 return (*common, hint.news)
+            case Proof(until):
+                return (*common, "proof", self.at(until))
         return (*common, "nobody is there")
 
     def sent_at(self, kept: Kept, beat: Beat) -> float | None:
-        """When the head sent this order, which it may have answered yet."""
+        """Return when the head sent this order, to which an answer may follow."""
         head = self.cluster.starts[kept.sender]
         if head is None or head.name != beat.start:
             return None
@@ -634,7 +667,7 @@ def parsed(text: str) -> History:
 
 
 class Scene(NamedTuple):
-    """Where a search begins, and how deep it goes: in `make quick`, and in `make sim`."""
+    """The beginning of a search, and its depth: in `make quick`, and in `make sim`."""
 
     agents: int
     limits: Limits
@@ -689,9 +722,20 @@ A_NEWCOMER = Scene(
     "talk 3 1, talk 4 1, pass, talk 3 1, talk 4 1",
     *(2, 5, 1),
 )
+# Agent 2 was cut off. It has asked after agent 1, of which another start is there when it hears
+# that the first one was dead.
+AN_OLD_PROOF = Scene(
+    4,
+    Limits(kills=2, starts=1, kept=1),
+    "kill 1, prove 1 0, beat 0, talk 2 0, talk 3 0, beat 0, talk 2 0, talk 3 0, beat 0, "
+    "pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, doubt 1 2, start 1, "
+    "talk 1 0, beat 0, talk 3 0, talk 1 0, beat 0, talk 3 0, talk 1 0",
+    *(2, 4),
+)
 # The first agents come, one after the other.
 ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 6, 2))
 SCENES = {
+    "two agents": Scene(2, Limits(), "", 4, 9),
     "three agents": Scene(3, Limits(), "", 3, 6),
     "three, each by itself": Scene(3, Limits(), "pass, pass, pass", 2, 5),
     "five agents": Scene(5, Limits(), "", 2, 4),
@@ -701,6 +745,7 @@ SCENES = {
     "elected and left": ELECTED_AND_LEFT,
     "one is missing": ONE_IS_MISSING,
     "a newcomer": A_NEWCOMER,
+    "an old proof": AN_OLD_PROOF,
     "arrivals": ARRIVALS,
 }
 

@@ -1,4 +1,4 @@
-"""One simulated agent: a real core, and a faithful stand-in for its fork server and its loop."""
+"""A simulated agent: a real core, and a stand-in for its fork server and its loop."""
 
 from __future__ import annotations
 
@@ -85,10 +85,12 @@ _SOURCES = (
 
 
 class Agent:
-    def __init__(self, sim: Simulation, index: int, *, again: bool = False) -> None:
+    def __init__(self, sim: Simulation, index: int, *, starts: int = 0) -> None:
+        """`starts`: how many there were before in this place."""
         self.sim = sim
         self.index = index
-        self.name = f"a{index}" + ("+" if again else "")
+        self.name = f"a{index}" + "+" * starts
+        self.starts = starts + 1
         self.host = sim.plan.job.places[index].host
         self.living = False
         self.killed = False
@@ -125,7 +127,8 @@ class Agent:
         job = plan.job if plan.job.elects else self._job_as_seen(mine)
         self.control = Control(
             *(job, mine, plan.nprocs[index], "", self.name, plan.gpus[index]),
-            anew=again and plan.job.elects,
+            claim=self.host,
+            anew=bool(starts) and plan.job.elects and mine == HEAD,
             has_place=has_place,
         )
         self.deadline = self.control.next_deadline()  # changes with every event, and only then
@@ -157,7 +160,7 @@ class Agent:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its workers do."""
+        """Whether its workers stand still."""
         return self._held or self._suspended
 
     def living_workers(self) -> list[Worker]:
@@ -289,7 +292,7 @@ class Agent:
 
     @property
     def is_mourned(self) -> bool:
-        """Whether its fork server says that it is dead."""
+        """Whether its fork server is left to confirm that it is dead."""
         return self.sim.now < self._mourned_until
 
     # Effects
@@ -372,7 +375,7 @@ class Agent:
                 self.leave(mourned=alone)
 
     def _fence(self) -> None:
-        """By the fork server, whatever the agent does."""
+        """Hold the workers without a lease, as the fork server does whatever the agent does."""
         if self.clock < self.lease - 1e-9 or not self._forkserver or not self._running:
             return
         if self._held or self._suspended:
@@ -500,7 +503,7 @@ class Agent:
             self._watch(self._watched)
 
     def _watch(self, number: int) -> None:
-        """How far the workers have come, every now and then."""
+        """Report the progress of the workers every now and then."""
         if number != self._watched or not self.living_workers() or not self._forkserver:
             return
         self._see_workers()
@@ -529,7 +532,7 @@ class Agent:
         )
 
     def _spent(self) -> tuple[int, ...]:
-        """What its workers of the round have spent their time on, as a mean of them."""
+        """Return what its workers of the round have spent their time on, as a mean of them."""
         mine = [w for w in self.workers if w.round == self.workers[-1].round]
         each = [spent_by(worker, self.sim) for worker in mine]
         rate = self.sim.plan.rates[self.index]
@@ -632,7 +635,7 @@ class Agent:
         self.deliver(events.WorkersGone())
 
     def make_unkillable(self) -> None:
-        """One worker hangs for good: one that runs, or the next one to start."""
+        """Let one worker survive SIGKILL: one that runs, or the next one to start."""
         if workers := self.living_workers():
             self.sim.training.hang(workers[0])
         else:

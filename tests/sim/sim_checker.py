@@ -1,4 +1,4 @@
-"""The laws of the house (the design's invariants), checked after every step of every agent.
+"""The laws of the simulation, checked after every step of every agent.
 
 A checker knows the whole cluster, which no agent does, and the plan: what may be asked of an
 outcome depends on the faults there were.
@@ -272,7 +272,7 @@ class Checker:
         return self.sim.steps
 
     def _paces(self, worker: Worker) -> list[Pace]:
-        """Of all workers of its round that were making steps when notice was given."""
+        """Return the paces of all workers of its round that made steps when notice was given."""
         paces = (self._steps.paces[w] for w in worker.world.workers)
         return [p for p in paces if p.begun and p.at]
 
@@ -372,7 +372,7 @@ class Checker:
         self._require(seen, agent, f"resumes from {chosen}, which it does not see yet")
 
     def _notice_new_job(self, agent: Agent, head: Head) -> None:
-        """Nobody else may run when a first agent that is started anew begins from the start, as
+        """Require that nobody else runs when a restarted first agent begins a new job, as it does
         without Slurm.
         """
         first = self._at(head.state.roster[HEAD])
@@ -414,7 +414,7 @@ class Checker:
         return [a.control.head for a in self.sim.agents if a.control.head is not None]
 
     def _shares(self, agent: Agent, part: Assignment) -> None:
-        """Of this agent's GPUs, each worker's are there and are its own, or it knows better."""
+        """Require that each worker has as many GPUs of this agent as it should, and knows which."""
         job, seen = self.sim.plan.job, self.sim.plan.gpus[agent.index]
         of = part.shares.of
         self._require(len(of) == (part.nproc if seen else 0), agent, f"has {part.shares}")
@@ -429,7 +429,7 @@ class Checker:
             self._require(known, agent, f"hides {share} from local rank {local}")
 
     def _patient(self, agent: Agent) -> None:
-        """What is left at the end of the grace of a lost round is what saves something."""
+        """Require that only workers that save are left at the end of the grace of a lost round."""
         plan = self.sim.plan
         long_ago = self.sim.now - plan.job.timing.stuck - 1.0
         idle = [w for w in agent.living_workers() if not w.saving and w.idle_since < long_ago]
@@ -520,8 +520,8 @@ class Checker:
             self._fair(sim.agents[0])
 
     def _went_well(self, verdict: Verdict) -> bool:
-        """Whether all workers have ended with 0. If they have saved shortly before, after a signal,
-        they count as not finished.
+        """Return whether all workers have ended with 0. If they have saved shortly before, after a
+        signal, they count as not finished.
         """
         signalled = self.sim.plan.saves and Kind.USR1 in self.sim.plan.kinds
         return verdict.code == 0 or (signalled and ENDS[verdict.origin].kind is EndKind.TIME_LIMIT)
@@ -576,7 +576,7 @@ class Checker:
 
 
 def _is_unknown(agent: Agent, event: events.Received) -> bool:
-    """To a head, which does not hear another process of an agent before the first is lost."""
+    """Return whether a head does not know this start of an agent: it counts the last as alive."""
     if agent.control.head is None or not isinstance(event.message, Report):
         return False
     roster = agent.control.head.state.roster
@@ -587,9 +587,9 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
 
 
 def _is_alone(verdict: Verdict) -> bool:
-    """It was cut off from the others, and does not know how the job ended for them."""
+    """Return whether an agent was cut off, and does not know how the job ended for the others."""
     said = verdict.reason.rpartition("; ")[2]  # after the signal that has asked it to end
-    unsure = ("may continue the job", "may go on without")
+    unsure = ("may continue the job", "may continue without")
     return said.startswith("the head on") or any(words in said for words in unsure)
 
 
@@ -609,7 +609,7 @@ def _state(agent: Agent) -> tuple[object, ...]:
 def _seat(
     places: list[Place], groups: list[int], nprocs: dict[int, int], index: int
 ) -> tuple[int, ...]:
-    """What the order of the nodes makes of an agent, counted one worker at a time."""
+    """Return the ranks of an agent by the order of the nodes, counted one worker at a time."""
     workers = [
         (place.node, place.index)
         for node in groups

@@ -48,7 +48,7 @@ class LedgerCheck:
         self._runs: dict[Agent, list[DatedFact]] = {}
 
     def note(self, agent: Agent, effects: Sequence[Effect]) -> None:
-        """As the loop does it, after each event."""
+        """Record facts as the loop does, after each event."""
         run, now = self._runs.setdefault(agent, []), self.sim.now
         run += [(now - e.ago, e.fact) for e in effects if isinstance(e, Record)]
         due = not run or now >= run[-1][0] + PERIOD or agent.control.exited

@@ -54,7 +54,7 @@ class Network:
             self._soon(pair, 0.0, 0.02)
 
     def _find(self, agent: int, address: str) -> int | None:
-        """Who is where this address says that an agent is; "" if it is not known."""
+        """Return the number of the agent at an address; None if there is none."""
         job = self.sim.plan.job
         if job.elects or agent == HEAD:
             return agent  # by its name
@@ -109,8 +109,8 @@ class Network:
                 self._soon(pair, 0.0, 0.2)
 
     def process_ended(self, number: int, *, seen: bool) -> None:
-        """What it sent before is still on its way; its peers learn of the end in their time, if
-        they can see it at all.
+        """Close the connections of an agent. Its messages are still on their way; its peers learn
+        of the end later, if they can see it at all.
         """
         for pair in sorted(self.up):
             if number in pair:
@@ -132,7 +132,7 @@ class Network:
                 self.sim.after(wait, lambda to=to, event=event: self._tell_close(pair, to, event))
 
     def _closed(self, pair: tuple[int, int]) -> list[tuple[int, HeadClosed | PeerClosed]]:
-        """What both ends are told."""
+        """Return the events of a closed connection for both ends."""
         client, server = pair
         other = self.sim.agents[client].place
         return [(client, HeadClosed(self._dialled[pair])), (server, PeerClosed(other))]
@@ -142,7 +142,7 @@ class Network:
             self.sim.agents[to].deliver(event)
 
     def probe(self, asker: int, about: Probe) -> None:
-        """Its fork server says so, once it is dead. That others refuse for it says nothing."""
+        """Ask whether an agent is dead. Only its fork server answers, once it is."""
         known = self._ends.get((asker, about.agent))
         where = self._find(about.agent, about.address) if known is None else known
         if where is None:
@@ -177,7 +177,7 @@ class Network:
         self._cut([(a, b) for a, b in pairs if a != b], lasts)
 
     def silence(self, index: int, lasts: float, *, mute: bool) -> None:
-        """One way only."""
+        """Drop the messages to or from one agent: one way only."""
         self.disturbed.add(index)
         others = [i for i in range(len(self.sim.agents)) if i != index]
         self._cut([(index, i) if mute else (i, index) for i in others], lasts, one_way=True)

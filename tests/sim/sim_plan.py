@@ -1,4 +1,4 @@
-"""What befalls one simulated job, drawn from its seed before the job begins.
+"""The plan of one simulated job, with its faults, drawn from its seed before the job begins.
 
 The plan holds what a checker must know afterwards: which faults there were decides what may be
 asked of the outcome. The small accidents of the way (delays, exit codes) come from the same
@@ -50,7 +50,7 @@ class Kind(Enum):
     MUTE = "for a while no message from the agent"
     DEAF = "for a while no message to the agent"
     KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
-    RESTART_AGENT = "the same, and it is started again after a while"
+    RESTART_AGENT = "the same, its fork server may be killed, too; it is started again later"
     PARTITION = "for a while the nodes are in two or three groups that cannot reach one another"
     REJECT = "the same, and connections between two groups are closed and refused"
     REJECT_ONE_WAY = "the same, but only one of them notices"
@@ -87,6 +87,11 @@ class Fault:
     lasts: float = 0.0
     groups: tuple[int, ...] = ()  # of a partition: in which one each node is
     phase: Phase | None = None  # it strikes once the agent is in it without living workers
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a fork server is left to confirm the agent's death: half of them are."""
+        return Random(f"{self.at} {self.agent} proven").random() < 0.5
 
 
 @value(frozen=True)
@@ -134,7 +139,7 @@ class Plan:
 
     @property
     def kills(self) -> int:
-        """How many rounds may be lost beside those in which a worker fails by itself."""
+        """The number of rounds that may be lost beside those in which a worker fails by itself."""
         return sum(fault.kind is Kind.KILL_FORKSERVER for fault in self.faults)
 
     @property
@@ -145,7 +150,7 @@ class Plan:
 
     @property
     def spare(self) -> int:
-        """How many nodes the job can do without."""
+        """The number of nodes that the job can do without."""
         return self.job.nodes - (self.job.fewest or self.job.most or self.job.nodes)
 
     @property
@@ -164,7 +169,7 @@ class Plan:
 
     @property
     def orderly(self) -> bool:
-        """One node after the other is lost for good, and those that are left can always go on."""
+        """Whether nodes are lost one by one, for good, and the others can always continue."""
         lost = [f for f in self.faults if f.kind in (Kind.KILL_AGENT, Kind.CUT)]
         if not lost or self.drop or self.slow or self.crashes or max(self.starts) > 1.0:
             return False
@@ -195,7 +200,7 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """When every living agent must have left: the job has no reason to take longer."""
+        """The time by which every living agent must have left."""
         job = self.job
         ending = (
             job.timing.grace + job.timing.unkillable + job.timing.loss + job.timing.goodbye + 10.0
@@ -275,7 +280,7 @@ def _ending(rng: Random, plan: Plan) -> Plan:
 
 
 def _requeued(rng: Random, plan: Plan) -> Plan:
-    """There may be another run, or not."""
+    """Let the job continue in another run, or not."""
     requeueing = Requeueing(
         on=rng.choice((GOES_ON, (*GOES_ON, EndKind.FAILURE))),
         most=rng.choice((0, 5)),
@@ -325,7 +330,7 @@ def _without_slurm(rng: Random, plan: Plan) -> Plan:
 
 
 def _more_anew(rng: Random, plan: Plan) -> Plan:
-    """Others as well, as by a loop on each machine."""
+    """Restart other agents as well, as a loop on each machine would."""
     (first,) = (f for f in plan.faults if f.kind is Kind.RESTART_AGENT)
     numbers = range(1, len(plan.starts))
     faults = [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Pace:
-    """How far a worker is, and what its fork server has told it."""
+    """The progress of a worker, and the notices that its fork server has given it."""
 
     trains: bool  # it makes steps
     begun: int = 0
@@ -34,7 +34,7 @@ class Pace:
 
 
 class Steps:
-    """Of all workers of a plan with notices."""
+    """The steps of all workers of a plan with notices."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim

@@ -47,7 +47,7 @@ class Worker:
 
 @dataclass(eq=False, slots=True)
 class Round:
-    """One world. Two heads may have begun rounds of the same number; their stores are not."""
+    """The workers of one round. Rounds of two heads may have one number, but not one store."""
 
     number: int
     world_size: int
@@ -93,7 +93,7 @@ class Training:
         return next((f for f in there if checksum(f.path) not in avoid), None)
 
     def sees(self, agent: int, path: str) -> bool:
-        """Where each node has a directory of its own, not all have each checkpoint."""
+        """Return whether an agent sees a checkpoint: each node may have a directory of its own."""
         file = self._files[path]
         if agent not in file.seen:
             never = self.sim.plan.job.local and self._rng.random() < 0.3
@@ -147,7 +147,7 @@ class Training:
             self.sim.after(self._hangs.uniform(0.0, plan.work), lambda: self._stand_still(this))
 
     def _stand_still(self, this: Round) -> None:
-        """One rank does nothing any more, or uses the CPU for a while."""
+        """Let one rank do nothing any more, or use the CPU for a while."""
         if this.exits:
             return
         this.still_since = self.sim.now
@@ -163,7 +163,7 @@ class Training:
             self.go_on(worker)
 
     def is_still(self, worker: Worker) -> bool:
-        """Whether it hangs or rests, or waits for the one that does."""
+        """Return whether a worker hangs or rests, or waits for one that does."""
         this = worker.world
         concerned = self.sim.plan.coupled or worker.rank == this.culprit
         return concerned and self.sim.now >= this.still_since
@@ -219,7 +219,7 @@ class Training:
         self.sim.after(wait, lambda: self.end(worker, 137, signal.SIGKILL))
 
     def hang(self, worker: Worker) -> None:
-        """In a system call, for good. A peer misses it before long, or the user loses patience."""
+        """Let a worker hang in a system call for good."""
         worker.unkillable = True
 
         def notice() -> None:
@@ -238,7 +238,7 @@ class Training:
                 self._follow(worker)
 
     def vanish(self, worker: Worker) -> None:
-        """It dies with its agent or fork server: nobody is left to be told."""
+        """End a worker with its agent or fork server: nobody is left to report it to."""
         worker.ended = lambda *_: None
         self.end(worker, 137, signal.SIGKILL)
 
@@ -246,7 +246,7 @@ class Training:
         self._after(seconds, worker, lambda: self.end(worker, code, signum))
 
     def _after(self, seconds: float, worker: Worker, action: Callable[[], None]) -> None:
-        """What a worker does itself, it does not do while it stands still."""
+        """Let a worker act later: not while it stands still."""
 
         def act() -> None:
             if self.sim.agents[worker.agent].stands_still:
@@ -279,7 +279,7 @@ class Training:
         self._after(seconds, worker, act)
 
     def heed(self, worker: Worker) -> None:
-        """It has notice: in some rounds all then save and leave."""
+        """Let a worker take its notice: in some rounds all save and leave then."""
         this, steps = worker.world, self.sim.steps
         assert steps is not None, "there are notices"
         if this.leaves is None:

@@ -1,5 +1,5 @@
 # ruff: noqa: T201 -- a command that talks to its user
-"""What befalls a job, told as an operator would see it: `python tests/sim/stories.py [NAME ...]`.
+"""Stories of a job with faults, as an operator sees it: `python tests/sim/stories.py [NAME ...]`.
 
 The cores are real and everything else is simulated, as in all of this directory; nothing here is
 drawn from a seed but the small accidents of the way.

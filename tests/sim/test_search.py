@@ -26,6 +26,7 @@ from hpclaunch.core.consensus import leader_lease, quorum
 from hpclaunch.core.consensus.follower import Follower
 from hpclaunch.core.consensus.leader_lease import LeaderLease
 from hpclaunch.core.consensus.presence import Presence
+from hpclaunch.core.consensus.quorum import Dead
 from hpclaunch.core.protocol.configuration import Configuration, Voters
 
 
@@ -34,8 +35,9 @@ def test_two_heads_never_lead_at_once(scene: Scene) -> None:
     assert not scene.search(scene.quick).broken
 
 
-def count_no_dead(voters: Voters, gone: Collection[int]) -> int:
-    return len(voters.members.difference(gone)) // 2 + 1
+def count_no_dead(voters: Voters, dead: Dead, _: float) -> list[tuple[frozenset[int], int]]:
+    living = voters.members.difference(dead)
+    return [(living, len(living) // 2 + 1)]
 
 
 def half_replaces(configuration: Configuration, have_it: Collection[int], *_: Any) -> bool:
@@ -46,10 +48,10 @@ def half_replaces(configuration: Configuration, have_it: Collection[int], *_: An
 
 ALWAYS = property(lambda _: True, lambda _, value: None)
 LEFT_OUT: dict[str, tuple[Scene, Any, str, Any]] = {
-    "all but one of the dead count": (TWO_DEATHS, quorum, "_majority", count_no_dead),
+    "all but one of the dead count": (TWO_DEATHS, quorum, "_majorities", count_no_dead),
     "less than half are without": (HALF_ARE_LEFT, leader_lease, "replaces_old", half_replaces),
     "none follows an older one": (ELECTED_AND_LEFT, Follower, "_is_behind", lambda *_: False),
-    "a voter is one start": (ONE_IS_MISSING, Presence, "is_voter", ALWAYS),
+    "a voter is one start": (ONE_IS_MISSING, Presence, "has_configuration", ALWAYS),
 }
 
 

@@ -97,7 +97,7 @@ def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
     (job.directory / "again.n1").write_text("0\n")
     ended = job.wait()
     assert (job.codes[0], job.codes[1], job.codes[2]) == (1, 0, 0), str(ended)
-    said = r"the agent on n1 was started anew, and n2, n3 did not answer within (\d+) s"
+    said = r"the agent on n1 was started again, and n2, n3 did not answer within (\d+) s"
     assert min(map(int, re.findall(said, ended.output))) >= 8
     assert len(job.told()) == 2, "nobody has trained a second time"
 

@@ -27,7 +27,7 @@ def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch:
     ended = job.wait()
     assert ended.code != 0, str(ended)
     assert {job.codes[task] for task in (0, 2)} == {1}
-    closed = "it has died, says its host"
+    closed = "its host confirmed that it exited"
     assert f"the agent on n2 was lost: {closed}; 2 of 3 nodes are left" in ended.output
     assert "Traceback" not in ended.output
 

@@ -97,3 +97,13 @@ def test_an_address_of_this_machine_that_the_user_has_chosen():
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "", "a..b", "x" * 300])
 def test_other_names(host):
     assert not machines.is_local(host) or host == ""
+
+
+def test_where_a_claim_holds():
+    """Two with the same answer cannot be held at once."""
+    held = machines.claim(f"held-{os.getpid()}")
+    assert machines.claim(f"held-{os.getpid()}") is None
+    other = machines.claim(f"other-{os.getpid()}")
+    with held, other, socket.socket(socket.AF_UNIX) as refused:
+        assert machines.scope(held) == machines.scope(other) != ""
+        assert machines.scope(refused) == ""

@@ -68,6 +68,7 @@ class Agent:
             gpus=tuple(gpu.uuid for gpu in config.gpus),
             port=network.port,
             networks=joined.networks,
+            claim=network.claim,
             anew=config.anew,
             task=config.allocation.task,
             has_place=config.allocation.has_place,

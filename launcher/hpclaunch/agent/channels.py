@@ -130,6 +130,11 @@ class Channels(Adapter):
         assert self._reserved is not None, "an agent has a port, with or without a place"
         return int(self._reserved.getsockname()[1])
 
+    @property
+    def claim(self) -> str:
+        """Where no other start of this agent can live; "" if that is not known."""
+        return "" if self._claim is None else machines.scope(self._claim)
+
     def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
         """Leave the notice of this agent's death, and again once it has another place."""
         self._notice = server, incarnation

@@ -22,6 +22,7 @@ class Alone(Adapter):
     """The network of an agent that has no others."""
 
     port = 0
+    claim = ""
 
     def performs(self) -> Performs:
         return {

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .history.moment import WorkersMoment
     from .snapshot.job_snapshot import JobSnapshot
 
-# Of the loss timeout, but no more than a beat: by less, a worker lease that is good for longer than
-# a beat is not renewed.
+# The share of the loss timeout, at most a beat, by which a renewal must extend a worker lease that
+# holds for longer than a beat.
 KEEP_SHARE = 0.02
 
 
@@ -64,6 +64,7 @@ class ControlArguments(TypedDict):
     port: int
     networks: tuple[str, ...]
     task: int
+    claim: str
     anew: bool
     has_place: bool
 
@@ -87,15 +88,15 @@ class Control:
         networks: tuple[str, ...] = (),
         *,
         task: int = 0,
+        claim: str = "",
         anew: bool = False,
         has_place: bool = True,
     ) -> None:
-        """`task`: Slurm's number of this agent's task.
-        `anew`: an earlier agent of this job in this place was killed.
-        `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
-        """
+        """The arguments are those of `Member`."""
         own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(job, index, *own, task=task, anew=anew, has_place=has_place)
+        self.member = Member(
+            job, index, *own, task=task, claim=claim, anew=anew, has_place=has_place
+        )
         self.head = Head(job) if self.member.follower.leads else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
@@ -105,7 +106,7 @@ class Control:
         self._handled_at: float | None = None  # the last event, on that clock
         self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
         self._lease_until = -math.inf  # the newest that is known, likewise
-        self._left: Verdict | None = None  # why this agent leaves the others to go on without it
+        self._left: Verdict | None = None  # why this agent leaves the job to the others
         self.exited = False
 
     @property
@@ -122,18 +123,19 @@ class Control:
 
     @property
     def head_host(self) -> str:
-        """The host of the agent that leads, as far as this one knows."""
-        return self.member.follower.host
+        """The host of the agent that leads, as far as this one knows; "" if it knows of none."""
+        follower = self.member.follower
+        return follower.host if follower.has_head else ""
 
     def snapshot(self, now: float) -> JobSnapshot | None:
-        """The job at this moment; None if another agent leads."""
+        """Return the job at this moment; None if another agent leads."""
         if self.head is None:
             return None
         return self.head.snapshot(self._clock.awake(now))
 
     def seat_use(self, now: float) -> SeatUse | None:
-        """What the seats of the job do at this moment; None if this agent does not lead, or another
-        one may have been quicker.
+        """Return what the seats of the job do at this moment; None if this agent does not lead, or
+        another one may have been quicker.
         """
         if self.head is None or not self.head.is_confirmed:
             return None
@@ -142,15 +144,16 @@ class Control:
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
     ) -> WorkersMoment | None:
-        """Of the round that this agent has taken part in last; None before its first, and of one
-        that measures the nodes. With what was just found out about its workers, if that was asked.
+        """Return what this agent's workers do in its last round, and what was just found out about
+        them; None before its first round.
         """
         return self.member.work.moment(self._clock.awake(now), vitals, gpus)
 
     def refusal(self, request: Request) -> str:
-        """Why what the user asks for cannot be done now; "" if it can."""
+        """Return why what the user asks for cannot be done now; "" if it can."""
         if self.head is None:
-            return f"the job is led from {self.head_host}"
+            host = self.head_host
+            return f"the job is led from {host}" if host else "no head is known: ask again later"
         return self.head.refusal(request)
 
     def next_deadline(self) -> float:
@@ -208,10 +211,10 @@ class Control:
         return effects
 
     def _wake(self, now: float) -> None:
-        """If this process did not run for a while, make nothing of it."""
+        """Leave out the time in which this process did not run."""
         last = self._handled_at
         if last is None or self._clock.awake(now) < last + LATE:
-            return  # the deadline, which is costly to tell with many agents, need not be known
+            return  # with many agents, the deadline is costly to compute
         due = self._next_deadline()
         missed = self._clock.miss(now, due=due, since=last if self.job.alone else due)
         if missed and self.head is not None and self.head.state.current is not None:
@@ -233,7 +236,7 @@ class Control:
         return effect
 
     def _on_clock_of(self, agent: int, report: Report, now: float) -> Report:
-        """A sample is of use only with the difference of the clocks."""
+        """Add the difference of the clocks to a sample. Without it, the sample is of no use."""
         if report.answer(Sample) is None:
             return report
         ahead = self._ahead.of(agent, now)
@@ -297,13 +300,13 @@ class Control:
         return effects
 
     def _hear_report(self, sender: int, report: Report, now: float) -> list[Effect]:
-        """While another agent leads, or nobody does."""
+        """Hear a report while another agent leads, or none."""
         if sender >= len(self.job.places):
             return []  # it has no place, and only the first head knows which ones are free
         return self._candidate.hear(sender, report, now)
 
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
-        """Without a checkpoint search no round can begin, but a round that is running goes on."""
+        """End the job, or leave it to another head: without a search, no round can begin."""
         assert self.head is not None, "only a head searches"
         if not self.head.state.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
@@ -317,7 +320,7 @@ class Control:
     def _update_standing(self, now: float) -> list[Effect]:
         """Depose a head that has had no quorum for too long, or reinstate it.
 
-        A deposed head goes on leading until it hears a head that has a quorum.
+        A deposed head keeps its state until it hears a head that has a quorum.
         """
         follower = self.member.follower
         if self.head is None:

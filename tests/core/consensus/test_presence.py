@@ -36,7 +36,7 @@ def test_evidence():
     silent = "it has been silent for 10 s"
     assert open_.evidence(15.0, dead=False) == silent
     assert closed.evidence(15.0, dead=False) == silent
-    dead = "it has died, says its host"
+    dead = "its host confirmed that it exited"
     assert closed.evidence(8.0, dead=True) == dead
     assert contact().evidence(8.0, dead=True) == dead
 
@@ -88,7 +88,7 @@ def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
         if why := one.check(float(at)):
             break
         assert (one.state is PeerState.UNANSWERED) == (at >= 12), "a loss timeout and two beats"
-    assert (at, why) == (22, "nothing reaches it")
+    assert (at, why) == (22, "it reports, but no order reaches it")
 
 
 def test_an_answer_in_time_is_as_good_as_ever():
@@ -126,18 +126,37 @@ def test_who_dies_within_its_vote_lease_follows_nobody_else(at, until):
 
 def test_another_start_of_an_agent_that_died_has_no_vote_until_it_joins():
     one = heard(0.0, answered=0.0)
-    assert one.is_voter
+    assert one.has_configuration
     one.contact.close(0.5)
     one.die(1.0, "killed")
-    one.start_anew()
+    one.start_anew(excludes_last=True)
     one.hear(2.0, term=0, version=-1, answers=None)
     one.come_back()
-    assert not one.is_voter
+    assert not one.has_configuration
     assert one.has_died  # it is the first start that is listed
     one.join(3.0)
-    assert one.is_voter
+    assert one.has_configuration
     assert not one.has_died
     assert one.lease_start == 3.0
+
+
+@pytest.mark.parametrize(
+    ("followed", "excludes_last", "answers", "dies"),
+    [(1, True, 2, True), (1, False, 2, False), (1, True, 1, False), (None, True, 2, False)],
+    ids=["an answer", "both may live", "a late report", "the last one never followed this head"],
+)
+def test_an_answer_of_another_start_proves_that_the_last_one_is_dead(
+    followed, excludes_last, answers, dies
+):
+    one = Presence(TIMING)
+    one.answered.send(1, 0.0)
+    one.hear(0.1, term=0, version=0, answers=followed)
+    one.give_up("silent")
+    one.start_anew(excludes_last=excludes_last)
+    one.answered.send(2, 20.0)
+    one.hear(20.1, term=0, version=-1, answers=answers)
+    assert one.has_died is dies
+    assert one.vote_ends_at == (20.1 + LEASE if dies else math.inf)
 
 
 def test_one_that_was_heard_since_is_not_dead():

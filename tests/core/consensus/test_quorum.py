@@ -93,13 +93,29 @@ def test_is_quorum(n, head, votes, dead, enough):
     assert is_quorum(a_configuration(range(n), head), votes, dead) is enough
 
 
-@pytest.mark.parametrize(("n", "at_once"), [(2, True), (4, False)])
-def test_of_two_voters_a_dead_one_stops_counting_at_once(n, at_once):
-    """No head leads without the other. Of four, two may follow a head that has its vote lease."""
-    one = a_configuration(range(n))
-    votes = set(range(n // 2, n))
-    assert quorum.is_quorum(one, votes, {0: 4.5}, 0.0) is at_once
-    assert quorum.is_quorum(one, votes, {0: 4.5}, 4.5)
+@pytest.mark.parametrize(
+    ("n", "votes", "dead", "at_once"),
+    [
+        (2, {1}, {0}, True),
+        (4, {2, 3}, {0, 1}, True),
+        (4, {2, 3}, {0}, False),  # agent 1 may lead with the vote lease that agent 0 has given it
+        (6, {3, 4, 5}, {0, 1}, False),
+    ],
+)
+def test_a_dead_voter_stops_counting_at_once_if_all_others_agree(n, votes, dead, at_once):
+    one, leases = a_configuration(range(n)), dict.fromkeys(dead, 4.5)
+    assert quorum.is_quorum(one, votes, leases, 0.0) is at_once
+    assert quorum.is_quorum(one, votes, leases, 4.5)
+
+
+@pytest.mark.parametrize("n", range(1, FEW + 1))
+def test_with_the_leases_of_the_dead_nobody_leads_beside_all_others(n):
+    for one, living in product(settled(n), subsets(range(n))):
+        dead = set(range(n)) - living
+        if quorum.is_quorum(one, living, dict.fromkeys(dead, 4.5), 0.0):
+            for votes in subsets(dead):
+                for known in subsets(dead - votes):
+                    assert not is_quorum(one, votes, known)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from hpclaunch.core.protocol.timing import DEFAULTS
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
 DONE, ENDED = Phase.DONE, Phase.ENDED
-DEAD = "it has died, says its host"
+DEAD = "its host confirmed that it exited"
 
 
 def running(hosts, **settings):
@@ -220,7 +220,7 @@ def test_one_that_hears_nothing_is_lost_once_its_lease_is_over():
     assert answer.keep == 0
     for now in (6.0, 7.0, 7.3):
         assert said(beat(now)) == []
-    assert said(beat(8.0)) == ["the agent on n2 was lost: nothing reaches it"]
+    assert said(beat(8.0)) == ["the agent on n2 was lost: it reports, but no order reaches it"]
 
 
 def test_those_who_died_count_for_the_head_that_they_followed():

@@ -125,7 +125,7 @@ def test_a_lost_node_and_the_last_spare():
     crew.until(6.0)
     ended = last(crew, Topic.ROUND_ENDED)
     assert ended.details == {"cause": "node lost"}
-    assert ended.text == "the agent on n1 was lost: it has died, says its host"
+    assert ended.text == "the agent on n1 was lost: its host confirmed that it exited"
     exhausted = last(crew, Topic.SPARES_EXHAUSTED)
     assert exhausted.text == "no spare is left: the next node that is lost will not be replaced"
     assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 1

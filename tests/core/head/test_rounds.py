@@ -407,7 +407,7 @@ def test_a_closed_connection_is_a_loss_only_if_the_agent_is_dead():
     assert deeds(tell(head, 4.5, Tick())) == []
     tell(head, 5.0, PeerClosed(1))
     (said, *_) = deeds(tell(head, 5.1, AgentGone(1)))
-    dead = "it has died, says its host"
+    dead = "its host confirmed that it exited"
     assert said == Say(f"the agent on n1 was lost: {dead}")
     tell(head, 6.1, report(0, IDLE, 0))
     assert head.state.end.verdict.reason.startswith(

@@ -254,6 +254,16 @@ def test_what_is_refused():
     assert not crew.agents
 
 
+def test_an_agent_without_a_head_names_none():
+    crew = training("n0 n1 n2")
+    crew.kill(0, down=True)
+    crew.until(crew.now + 8.0)
+    crew.kill(1, down=True)
+    crew.until(crew.now + 8.0)
+    assert crew.agents[2].head_host == ""
+    assert ask(crew, Request.STOP, 2) == "no head is known: ask again later"
+
+
 def test_an_agent_that_does_not_lead_disregards_it():
     crew = training()
     for event in (LookedAt(), Requested(Request.STOP), StoreListening(1)):

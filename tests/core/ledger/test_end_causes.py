@@ -120,7 +120,7 @@ def end(*reasons, failures=(), lost=(), at=10.0):
     return RoundEnded(0, at, 11.0, tuple(map(EndReason, reasons)), tuple(failures), tuple(lost))
 
 
-LOST = LostNode("n3", "the agent on n3 was lost: it has died, says its host", is_unfit=False)
+LOST = LostNode("n3", "the agent on n3 was lost: its host confirmed that it exited", is_unfit=False)
 UNFIT = LostNode("n3", "a GPU is broken", is_unfit=True)
 
 

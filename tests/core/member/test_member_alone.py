@@ -93,8 +93,8 @@ def test_a_silent_head_is_lost():
     assert StopWorkers() in tell(member, 74.0, Tick())
     assert member.verdict.code == EXIT_LOST
     assert member.verdict.reason == (
-        "the head on n0 was lost: it has been silent for 13 s, and those who were left could not "
-        "agree on another (too few of them)"
+        "the head on n0 was lost: it has been silent for 13 s, and too few agents are "
+        "left to elect another"
     )
 
 

@@ -257,3 +257,7 @@ def test_rates(pace: float, said: str) -> None:
 if __name__ == "__main__":
     for known, (written, _) in SCREENS.items():
         (GOLDEN / f"{known}.txt").write_text(text_of(written))
+
+
+def test_a_job_without_a_head() -> None:
+    assert job_line(replace(a_launch(None), head="")) == "71.0: it has no head at the moment"

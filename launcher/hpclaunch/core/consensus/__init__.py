@@ -1,1 +1,1 @@
-"""How the agents agree on who leads, and until when. Knows nothing of training."""
+"""The agreement of the agents on who leads, and until when. Knows nothing of training."""

@@ -1,14 +1,13 @@
 """A clock that stands still while this process does not run: its job was suspended (`scontrol
 suspend`, gang scheduling), somebody has stopped it, its machine stood still, or it hung.
 
-Nobody can be heard in that time, so it must not count as another agent's silence; and no time-out
-should be over when the process goes on, as if something had happened in between. So all of the core
-runs on this clock. Leases are the exception: others count them meanwhile. What is known of a lease
-is moved back by the time that was missed.
+The process hears nobody in that time, so it must not count as another agent's silence, and no
+time-out should be over when the process continues. So all of the core runs on this clock. Leases
+are the exception, since others count them meanwhile: their times are moved back.
 
-That the process did not run shows in how late it is for its next deadline. The agents of a job
-exchange messages at every beat, so there is always one. An agent that is alone may have none for
-long; it cannot tell since when it was stopped, and takes all of the time since the last event.
+A pause shows in how late the process is for its next deadline. The agents of a job exchange
+messages at every beat, so there is always a deadline. An agent that is alone may have none for
+long: then all of the time since its last event counts as the pause.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class AwakeClock:
         self.missed = 0.0  # seconds in which this process did not run, in total
 
     def miss(self, now: float, *, due: float, since: float) -> float:
-        """Find out whether this process did not run for a while; 0 if it did, else for how long.
+        """Return for how long this process did not run; 0 if it ran.
 
         `now` is on the caller's clock. On this one, something was due at `due`, and the process may
         have been stopped from `since` on.
@@ -33,9 +32,9 @@ class AwakeClock:
         return awake - since
 
     def awake(self, now: float) -> float:
-        """The time of this clock at a time of the caller's."""
+        """Return the time of this clock at a time of the caller's."""
         return now - self.missed
 
     def real(self, awake: float) -> float:
-        """The time of the caller's clock."""
+        """Return the time of the caller's clock."""
         return awake + self.missed

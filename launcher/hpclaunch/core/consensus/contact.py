@@ -1,7 +1,7 @@
-"""When another agent was last heard. All times are on the clock of the agent that listens.
+"""The contact with another agent. All times are on the clock of the agent that listens.
 
 A closed connection alone proves little: a network may close it and open it again, or close it and
-go silent. But it is a reason to ask the other agent's host, which says so if the agent is dead.
+go silent. But it is a reason to ask the other agent's host whether the agent is dead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 
 class Contact:
     def __init__(self) -> None:
-        self.heard: float | None = None  # when the last message came; None before the first
+        self.heard: float | None = None  # when the last message arrived; None before the first
         # When the connection was closed; None if it is open, or was heard from since.
         self.closed: float | None = None
 
@@ -29,15 +29,15 @@ class Contact:
             self.closed = now
 
     def evidence(self, now: float, *, dead: bool) -> str:
-        """Say in words why the other agent counts as lost. `dead`: its host has said so."""
+        """Return in words why the other agent counts as lost. `dead`: its host has confirmed it."""
         if dead:
-            return "it has died, says its host"
+            return "its host confirmed that it exited"
         assert self.heard is not None, "an agent that was never heard cannot be lost"
         return f"it has been silent for {now - self.heard:.0f} s"
 
 
 class Acknowledged:
-    """Which of our messages the other end has answered, and when we sent them.
+    """The messages of ours that the other end has answered, and when we sent them.
 
     An answer grants a lease that the other end counts from the moment it heard us. That is later
     than the moment we sent the message. So if we count the lease from the sending, it ends for us
@@ -55,7 +55,7 @@ class Acknowledged:
         self._unanswered.append((serial, now))
 
     def miss(self, seconds: float) -> None:
-        """This process did not run for so long (see awake_clock.py), while leases went on."""
+        """Move all times back: leases continued while this process did not run for so long."""
         if self.lease_start is not None:
             self.lease_start -= seconds
         self.last_sent_at -= seconds
@@ -63,7 +63,7 @@ class Acknowledged:
         self._unanswered = deque(sent, maxlen=self._unanswered.maxlen)
 
     def hear(self, serial: int) -> bool:
-        """The other end has answered the message `serial`. Returns whether we did not know that."""
+        """Note that the other end has answered the message `serial`. Returns whether it is new."""
         news = False
         while self._unanswered and self._unanswered[0][0] <= serial:
             self.lease_start = self._unanswered.popleft()[1]

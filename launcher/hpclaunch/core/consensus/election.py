@@ -50,7 +50,7 @@ class Candidate(Generic[B]):
         self._ballots: dict[int, tuple[float, B]] = {}  # by agent; the time is when it was heard
 
     def hear(self, sender: int, ballot: B, now: float) -> list[Effect]:
-        """Another agent asks this one to lead, or believes that it is already the head.
+        """Hear an agent that asks this one to lead, or takes it for the head.
 
         Returns a hint for the sender if it should ask another agent.
         """
@@ -63,7 +63,7 @@ class Candidate(Generic[B]):
         if not follower.is_free(now):
             return [Send(sender, Hint(follower.term, led=True))]
         if NOBODY in (follower.seeking, ballot.seeking) or follower.standing is Standing.WAITING:
-            return []  # who has never heard a head does not know better whom to ask
+            return []  # an agent that has never heard a head has no better hint
         if ballot.seeking < follower.seeking:
             return [Send(sender, Hint(follower.seeking, led=False))]
         return follower.seek(ballot.seeking, now) if ballot.seeking > follower.seeking else []

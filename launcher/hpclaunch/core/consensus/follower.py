@@ -1,4 +1,4 @@
-"""The follower's side of an election: which head an agent follows, and whom it asks to lead next.
+"""The follower's side of an election: the head that an agent follows, and whom it asks to lead.
 
 Where another head can be elected, all agents that have lost theirs ask the same agent to lead: the
 head of the next term. If it does not lead within the election timeout, they ask the head of the
@@ -51,11 +51,12 @@ class Follower:
         elects: bool = True,
         anew: bool = False,
     ) -> None:
-        """`anew`: this is the first agent, and not its first start. So it leads no term yet, and
-        asks the others who leads.
+        """`anew`: this is the first agent, and an earlier start of it was killed. Where another can
+        lead, it leads no term yet, and asks the others who leads.
         """
         self.rotation, self.timing, self.index, self.elects = rotation, timing, index, elects
-        self.term, self.head = 0, rotation.head_of(1 if anew else 0)
+        self.knows_first_head = not anew or len(rotation) == 1
+        self.term, self.head = 0, rotation.head_of(0 if self.knows_first_head else 1)
         self.standing = Standing.LEADING if self.leads else Standing.WAITING
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
         self.start = ""  # the incarnation of this head
@@ -64,7 +65,8 @@ class Follower:
         self.dead: dict[int, float] = {}  # agents that are proven dead, and since when
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
-        self._dialled: tuple[int, ...] = () if self.leads or anew else (self.head,)
+        dials = self.knows_first_head and not self.leads
+        self._dialled: tuple[int, ...] = (self.head,) if dials else ()
         # For how long to wait for a new head.
         self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job
@@ -82,6 +84,11 @@ class Follower:
     def host(self) -> str:
         """The host of the head."""
         return self.rotation.host_of(self.head)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether this agent knows of a head."""
+        return self.standing not in (Standing.WAITING, Standing.HEADLESS)
 
     @property
     def here(self) -> str:
@@ -122,14 +129,14 @@ class Follower:
             self.standing = standing
 
     def take_place(self, rotation: Rotation, index: int) -> None:
-        """This agent has no stand-in any more: it has this index. It has followed nobody yet."""
+        """Replace the stand-in by the place that was given. The agent has followed nobody yet."""
         assert self.standing is Standing.WAITING, "a place is given before the first order"
         self.rotation, self.index = rotation, index
 
     # Messages
 
     def hear(self, sender: int, beat: Heartbeat, address: str, now: float) -> bool:
-        """Take in a message of a head. Returns whether this agent must obey it; if so, the caller
+        """Hear a message of a head. Returns whether this agent must obey it; if so, the caller
         calls `head_found` next.
         """
         if sender != self.rotation.head_of(beat.term) or beat.term < self.term:
@@ -157,7 +164,7 @@ class Follower:
         return True
 
     def _is_behind(self, configuration: Configuration | None) -> bool:
-        """Whether this is the configuration of a head that was elected by voters without ours."""
+        """Return whether a head with this configuration was elected by voters without ours."""
         known = self.configuration
         return known is not None and (configuration is None or configuration.age < known.age)
 
@@ -167,7 +174,7 @@ class Follower:
         return same and self.link.was_heard and beat.start != self.start
 
     def head_found(self) -> list[Effect]:
-        """There is a head: stop asking other agents to lead."""
+        """Follow the head that was heard: ask no other agent to lead."""
         if not self.leads:
             self._enter(Standing.FOLLOWING)
         elif self.standing is not Standing.DEPOSED:
@@ -180,13 +187,12 @@ class Follower:
         return heard + self._dial() + [Probe(self.head)] * doubtful
 
     def hear_hint(self, sender: int, hint: Hint, now: float) -> list[Effect]:
-        """Take in a hint. If it comes from an agent that we ask to lead, then it follows a head, or
-        asks for a later term than we do. If it comes from our own head, then that follows another
-        head now and releases us from our vote lease.
+        """Hear a hint. An agent that we ask to lead follows a head, or asks for a later term than
+        we do. Our own head follows another one now, and releases us from our vote lease.
         """
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
-            return self._lose_head(hint.term, "it leads no more", now)
+            return self._lose_head(hint.term, "it no longer leads", now)
         if self.seeking == NOBODY or self.rotation.head_of(hint.term) in (self.index, self.head):
             return []
         if hint.led:
@@ -194,7 +200,7 @@ class Follower:
         return self.seek(hint.term, now) if hint.term > self.seeking else []
 
     def agent_died(self, agent: int, now: float) -> list[Effect]:
-        """A probe has found that the agent is dead."""
+        """Note that a probe has found the agent dead."""
         free = self.is_free(now)
         if agent == self.head and self.link.was_heard and not self.leads:
             if not (free or self.link.is_closed):
@@ -210,7 +216,7 @@ class Follower:
     # A head without a quorum
 
     def depose(self) -> None:
-        """This agent leads without a quorum, until `reinstate` or until another head is heard."""
+        """Lead without a quorum, until `reinstate` or until another head is heard."""
         self._enter(Standing.DEPOSED)
 
     def reinstate(self) -> list[Effect]:
@@ -238,7 +244,7 @@ class Follower:
         return effects
 
     def _lose_head(self, term: int, why: str, now: float) -> list[Effect]:
-        """Our head is lost: ask for the head of `term`, or of a later one."""
+        """Ask for the head of `term`, or of a later one: ours is lost."""
         self._enter(Standing.HEADLESS)
         self._missed = False
         self._why_lost = why
@@ -247,9 +253,9 @@ class Follower:
         return self.seek(term, now)
 
     def look_for_head(self, now: float) -> list[Effect]:
-        """The first head was never heard, so ask the others again: one of them may lead by now.
+        """Ask the others again, since the first head was never heard: one of them may lead by now.
 
-        Nobody counts as dead any more: another agent may have been started in the same place.
+        Forget who was dead: another agent may have been started in the same place.
         """
         self.dead.clear()
         return self.seek(self.term + 1, now)
@@ -285,14 +291,14 @@ class Follower:
 
     @property
     def _miss_at(self) -> float:
-        """When to record that the head is silent; `inf` for never. One agent is enough."""
+        """The time to record that the head is silent; `inf` for never. One agent does it."""
         is_next = self.rotation.head_of(self.term + 1) == self.index
         if not is_next or self._missed or self.standing is not Standing.FOLLOWING:
             return math.inf
         return self.link.silent_at(self.timing.silence_notice)
 
     def hurry(self, now: float) -> None:
-        """The job is about to end: do not wait long for a head that is silent, or for a new one."""
+        """Wait only for the goodbye timeout from now on: the job is about to end."""
         self._hurried_at = min(self._hurried_at, now)
         self._headless_limit = min(self._headless_limit, self.timing.goodbye)
 
@@ -305,7 +311,7 @@ class Follower:
         return self._lost_at + self._headless_limit
 
     def why_given_up(self, now: float) -> str:
-        """Say why this agent waits no longer for a head; "" while it waits, or has one."""
+        """Return why this agent waits no longer for a head; "" while it waits, or has one."""
         if self.standing is Standing.FOLLOWING and now >= self._hurried_until:
             return f"the head on {self.host} was lost: {self.link.evidence(now)}"
         if self.standing is not Standing.HEADLESS:
@@ -317,5 +323,5 @@ class Follower:
         if not self.elects:
             reason += ". Without Slurm, a job ends with its first machine"
         elif len(self.rotation) > 1:
-            reason += ", and those who were left could not agree on another (too few of them)"
+            reason += ", and too few agents are left to elect another"
         return reason

@@ -16,8 +16,8 @@ from .rotation import Rotation
 class LeaderLease:
     """The lease is over at `until`.
 
-    Working out `until` takes a look at all agents. So that is done at every beat and where a
-    decision depends on it, but not for every single report.
+    Computing `until` visits all agents, so it is done at every beat and where a decision depends on
+    it, but not for every report.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LeaderLease:
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
         self._elects = elects
-        presences[me].is_voter = True
+        presences[me].has_configuration = True
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
@@ -47,7 +47,7 @@ class LeaderLease:
         return len(self._presences) == 1
 
     def renew(self, now: float) -> float | None:
-        """Work out `until` anew. Returns until when our own workers may run; None if that is not
+        """Compute `until` again. Returns until when our own workers may run; None if that is not
         later than before, or if the lease has no end.
         """
         if self.is_alone:
@@ -65,14 +65,14 @@ class LeaderLease:
         return until if is_later and not math.isinf(until) else None
 
     def miss(self, seconds: float, now: float) -> None:
-        """This process did not run for so long, until now; the leases of the others went on."""
+        """Move times back: leases continued while this process did not run for so long."""
         self.until -= seconds
         self._awake_since = now
 
     @property
     def renewable_until(self) -> float:
-        """When this head counts as being without a quorum because its lease is over. While this
-        process did not run, it could not renew the lease.
+        """The time from which this head counts as without a quorum. After a pause of this process,
+        it has a loss timeout to renew its lease.
         """
         return max(self.until, self._awake_since + self.timing.loss)
 
@@ -98,7 +98,7 @@ class LeaderLease:
         none, or has no vote.
         """
         other = self._presences[agent]
-        counts = other.is_voter and self.is_followed_by(other)
+        counts = other.has_configuration and self.is_followed_by(other)
         return other.lease_start if counts else -math.inf
 
     @property
@@ -107,7 +107,7 @@ class LeaderLease:
 
     def is_of_ours(self, term: int) -> bool:
         """Whether an agent that follows the head of this term follows us. The same agent may have
-        led before, with serial numbers of its own, so that an older term says nothing.
+        led before, with serial numbers of its own, so an older term proves nothing.
         """
         return term >= self.tenure and self.rotation.head_of(term) == self.me
 
@@ -120,7 +120,7 @@ class LeaderLease:
     def reconfigure(
         self, record: Record, now: float, addresses: tuple[tuple[int, str], ...] = ()
     ) -> None:
-        """Write a new configuration if anything that it says has changed."""
+        """Write a new configuration if its contents have changed."""
         there = [a for a in self.rotation.agents if self._is_there(a, now)]
         new = voters(self.me, there)
         in_force = self.configuration.old or self.configuration.voters
@@ -135,7 +135,7 @@ class LeaderLease:
 
     def may_join(self, agent: int) -> bool:
         """Whether the agent can become a voter."""
-        return agent in self.rotation and not self._presences[agent].is_voter
+        return agent in self.rotation and not self._presences[agent].has_configuration
 
     def _is_there(self, agent: int, now: float) -> bool:
         """Whether the next configuration lists the agent."""
@@ -143,11 +143,11 @@ class LeaderLease:
         if agent == self.me or other.is_given_up:
             return agent == self.me
         is_listed = agent in self.configuration.voters.members
-        if is_listed and (other.is_voter or not other.was_heard):
+        if is_listed and (other.has_configuration or not other.was_heard):
             return True
-        if not other.is_voter and agent in self.configuration.agents:
+        if not other.has_configuration and agent in self.configuration.agents:
             return False  # another start of it is listed
-        answers = not other.is_voter or now < other.lease_start + self.timing.loss
+        answers = not other.has_configuration or now < other.lease_start + self.timing.loss
         return answers and self.is_followed_by(other)
 
     def _adopt(self, configuration: Configuration) -> None:
@@ -156,7 +156,7 @@ class LeaderLease:
         self._up_to_date = set()  # not even this agent: its own follower votes like any other
 
     def note_answer(self, agent: int, version: int, now: float) -> float | None:
-        """An agent has answered, and has this version of the configuration.
+        """Note an answer of an agent, which has this version of the configuration.
 
         While the lease does not hold, it is renewed once so many agents have answered that they may
         be a quorum. Returns what `renew` returns; None if it was not called.

@@ -1,4 +1,4 @@
-"""What a follower knows of its head: whether the head is there, and the leases between the two.
+"""The link of a follower to its head: whether the head is there, and the leases between the two.
 
 By answering an order, the follower grants the head a **vote lease**: it follows no other head until
 the lease is over. With each order, the head grants a **worker lease**: see presence.py.
@@ -41,7 +41,7 @@ class LeaderLink:
         self.address = ""  # where we reached the head
         self.newest = -1  # serial number of its newest message
         self.is_dead = False  # proven by its host
-        self.is_released = False  # the head has said that it no longer leads
+        self.is_released = False  # the head has reported that it no longer leads
         self._workers_until = -math.inf  # the end of the worker lease
         self._contact = Contact()
         self._answered = Acknowledged()  # which of our reports the head has answered
@@ -75,8 +75,8 @@ class LeaderLink:
         return until
 
     def miss(self, seconds: float) -> None:
-        """This process did not run for so long. Our workers' lease went on; that our head was not
-        heard means nothing.
+        """Move the worker lease back: it continued while this process did not run for so long. The
+        silence of the head in that time means nothing.
         """
         self._answered.miss(seconds)
         self._workers_until -= seconds

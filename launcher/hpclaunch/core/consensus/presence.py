@@ -1,4 +1,4 @@
-"""Whether another agent is there, as the head sees it: a table of states.
+"""The presence of another agent, as the head sees it: a table of states.
 
 The head renews an agent's **worker lease** with every order. The agent counts the lease from the
 moment it sent the newest report that the head has answered, and the lease is no longer than the
@@ -33,22 +33,24 @@ TRANSITIONS = {
     PeerState.HEARD: {PeerState.UNANSWERED, PeerState.LOST, PeerState.DEAD},
     PeerState.UNANSWERED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
     PeerState.LOST: {PeerState.HEARD, PeerState.DEAD},
-    PeerState.DEAD: {PeerState.HEARD},  # an agent that was started anew in its place
+    PeerState.DEAD: {PeerState.HEARD},  # another start of the agent
 }
 
 
 class Presence:
-    """The presence of one agent. `why` says in words why it was given up; "" if it was not."""
+    """The presence of one agent. `why` is the reason for which it was given up, in words, or ""."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
         self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest term whose head it has followed
-        # Whether the start of the agent that was heard last is a voter. Only voters are sent a
-        # configuration, so it is one if it has one.
-        self.is_voter = False
+        # Whether the start of the agent that was heard last has a configuration, or is sent its
+        # first one. Of the agents that can lead, only voters are sent one.
+        self.has_configuration = False
         self._joined_at = -math.inf  # when this head gave it a vote
+        # Whether a start that followed this head is dead if the one that was heard last is alive.
+        self._is_successor = False
         # When no vote lease can be left of the start that a configuration lists; `inf` while that
         # may be alive.
         self.vote_ends_at = math.inf
@@ -72,9 +74,9 @@ class Presence:
 
     @property
     def lease_start(self) -> float:
-        """From when its vote lease for this head is counted; `-inf` if it has given none. One that
-        this head has given its vote gets its first configuration from this head, and is bound from
-        then on.
+        """The time from which its vote lease for this head is counted; `-inf` if it has given none.
+        An agent that gets its vote from this head is bound from then on: nobody else can have sent
+        it a configuration.
         """
         answered = self.answered.lease_start
         return self._joined_at if answered is None else max(answered, self._joined_at)
@@ -91,44 +93,53 @@ class Presence:
     # The agent is heard
 
     def hear(self, now: float, *, term: int, version: int, answers: int | None) -> None:
-        """A message came from the agent, which has this version of the configuration; -1: none.
+        """Note a message of the agent, which has this version of the configuration; -1: none.
         `answers` is the serial number of the newest order that it answers; None if the agent
         follows another head. An agent that was given up stays given up until `come_back`.
         """
         self.contact.hear(now)
         self.term = term
-        self.is_voter = self.is_voter or version >= 0
+        self.has_configuration = self.has_configuration or version >= 0
         news = answers is not None and self.answered.hear(answers)
+        if news and self._is_successor and not self.has_configuration:
+            self.vote_ends_at = min(self.vote_ends_at, now + self.timing.vote_lease)
         if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
             news and self.state is PeerState.UNANSWERED
         ):
             self._enter(PeerState.HEARD)
 
     def expect(self, now: float, *, within: float) -> None:
-        """Others know the agent. It is given up if it is not heard `within` this many seconds."""
+        """Give the agent up if it is not heard `within` so many seconds: others know of it."""
         self._enter(PeerState.EXPECTED)
         self.contact.hear(now - self.timing.loss + within)
 
-    def start_anew(self) -> None:
-        """A new agent was started in this place. What the last one said no longer holds."""
+    def start_anew(self, *, excludes_last: bool) -> None:
+        """Forget what the last start of the agent has reported: another one is heard.
+
+        `excludes_last`: the two cannot live at the same time. Once this one has answered an order,
+        the last one is dead, and so is each that a configuration lists. This head must have heard
+        the last one: otherwise the one that is listed may be this one.
+        """
+        followed = self._is_successor or self.lease_start > -math.inf
+        self._is_successor = excludes_last and followed
         self.contact, self.answered = Contact(), Acknowledged()
-        self.is_voter, self._joined_at = False, -math.inf
+        self.has_configuration, self._joined_at = False, -math.inf
 
     def come_back(self) -> None:
-        """The agent was given up, and is taken back."""
+        """Take the agent back after it was given up."""
         self._enter(PeerState.HEARD)
         self.why = ""
-        if self.is_voter:
+        if self.has_configuration:
             self.vote_ends_at = math.inf
 
     def join(self, now: float) -> None:
-        """The next configuration lists this start of the agent."""
-        if not self.is_voter:
+        """Give this start of the agent a vote: the next configuration lists it."""
+        if not self.has_configuration:
             self._joined_at = now
-        self.is_voter, self.vote_ends_at = True, math.inf
+        self.has_configuration, self.vote_ends_at = True, math.inf
 
     def miss(self, seconds: float, now: float) -> None:
-        """This process did not run for so long, until now."""
+        """Move times back: leases continued while this process did not run for so long."""
         self.answered.miss(seconds)
         self._joined_at -= seconds
         self._awake_since = now
@@ -175,7 +186,7 @@ class Presence:
             self._enter(PeerState.UNANSWERED)
             self._unanswered_since = now
             return ""
-        return "nothing reaches it"
+        return "it reports, but no order reaches it"
 
     def give_up(self, why: str) -> None:
         if not self.is_given_up:
@@ -189,8 +200,8 @@ class Presence:
         return doubtful and not self.is_dead
 
     def die(self, now: float, why: str) -> None:
-        """The agent is proven dead. If it died within its vote lease to this head, nobody else can
-        have one. Otherwise another head may have been given one just before.
+        """Note that the agent is proven dead. If it died within its vote lease to this head, nobody
+        else can have one. Otherwise it may have given one to another head just before.
         """
         if self.is_dead:
             return

@@ -1,4 +1,4 @@
-"""Which agents form a quorum: enough to decide, so that no two groups decide differently.
+"""The quorum: enough agents to decide, so that no two groups decide differently.
 
 The **configuration** lists the voters: one start of an agent for each node. A head leads while a
 quorum of the voters gives it **vote leases**: an agent that answers an order follows no other head
@@ -6,9 +6,8 @@ until its lease is over. Any two quorums have an agent in common, so the old hea
 before the new head's lease begins. The rules:
 
 - To elect a head, and for a head to lead under a configuration that another head wrote: more than
-  half of the voters. One voter that is proven dead is not counted once nobody can have a vote
-  lease of it. Of two voters, a dead one stops counting at once: any head but the dead one needs
-  the vote of the other.
+  half of the voters. One voter that is proven dead is not counted once nobody can have a vote lease
+  of it, or at once if every voter that is not proven dead agrees.
 - The head that wrote the configuration needs only half of the voters, itself among them.
 - While a configuration replaces another, both must agree, as in Raft's joint consensus. It has
   replaced the old one once less than half of the old voters may be alive without it.
@@ -41,39 +40,49 @@ def supported_since(
     `lease_start` gives the time from which an agent's vote lease is counted. The result is the
     latest time such that the agents whose lease starts then or later are a quorum.
     """
-    return min(_supported_since(some, lease_start, me, dead, now) for some in configuration.all)
+
+    def since(voters: Voters) -> float:
+        if voters.head == me:
+            others, size = voters.members - {me}, len(voters.members)
+            return min(lease_start(me), _since(map(lease_start, others), (size + 1) // 2 - 1))
+        majorities = _majorities(voters, dead, now)
+        return max(_since(map(lease_start, some), enough) for some, enough in majorities)
+
+    return min(map(since, configuration.all))
 
 
-def _supported_since(
-    voters: Voters, lease_start: Callable[[int], float], me: int, dead: Dead, now: float
-) -> float:
-    size = len(voters.members)
-    if voters.head == me:
-        return _since(map(lease_start, voters.members - {me}), (size + 1) // 2 - 1, lease_start(me))
-    of_all = _since(map(lease_start, voters.members), size // 2 + 1)
-    gone = _uncounted(voters, dead, now)
-    if not gone:
-        return of_all
-    return max(of_all, _since(map(lease_start, voters.members - gone), _majority(voters, gone)))
-
-
-def _since(times: Iterable[float], enough: int, own: float = math.inf) -> float:
-    """Return since when `enough` leases are held; `own` is of one more agent that is needed."""
+def _since(times: Iterable[float], enough: int) -> float:
+    """Return since when `enough` leases are held."""
     latest = sorted(times, reverse=True)
     if enough > len(latest):
         return -math.inf
-    return own if enough < 1 else min(own, latest[enough - 1])
+    return latest[enough - 1] if enough else math.inf
+
+
+def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, now: float) -> bool:
+    """Whether these votes elect a new head."""
+    return all(
+        any(len(some.intersection(votes)) >= enough for some, enough in majorities)
+        for majorities in (_majorities(voters, dead, now) for voters in configuration.all)
+    )
+
+
+def _majorities(voters: Voters, dead: Dead, now: float) -> list[tuple[frozenset[int], int]]:
+    """Return groups of voters, and how many of each group elect a head."""
+    members = voters.members
+    size, living = len(members), members.difference(dead)
+    all_but_one = (size - 1) // 2 + 1
+    majorities = [(members, size // 2 + 1)]
+    if living < members:
+        majorities.append((living, max(all_but_one, len(living))))
+    if uncounted := _uncounted(voters, dead, now):
+        majorities.append((members - uncounted, all_but_one))
+    return majorities
 
 
 def _uncounted(voters: Voters, dead: Dead, now: float) -> set[int]:
-    """Return the voters that are proven dead and count no longer."""
-    gone = {agent for agent in voters.members if agent in dead}
-    return gone if len(voters.members) == 2 else {agent for agent in gone if now >= dead[agent]}
-
-
-def _majority(voters: Voters, gone: Collection[int]) -> int:
-    """Return how many voters elect a head. `gone`: those that count no longer."""
-    return (len(voters.members) - (1 if gone else 0)) // 2 + 1
+    """Return the voters that are proven dead, and of which nobody can have a vote lease."""
+    return {agent for agent in voters.members if agent in dead and now >= dead[agent]}
 
 
 def replaces_old(
@@ -84,12 +93,3 @@ def replaces_old(
     assert old is not None, "there is an old configuration to replace"
     without = old.members.difference(have_it) - _uncounted(old, dead, now)
     return 2 * len(without) < len(old.members)
-
-
-def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, now: float) -> bool:
-    """Whether these votes elect a new head."""
-    return all(
-        len(voters.members.intersection(votes))
-        >= _majority(voters, _uncounted(voters, dead, now).difference(votes))
-        for voters in configuration.all
-    )

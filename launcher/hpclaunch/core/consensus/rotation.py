@@ -1,4 +1,4 @@
-"""Which agent leads in which term. All agents know this beforehand, as in Viewstamped Replication.
+"""The order in which agents lead. All agents know it beforehand, as in Viewstamped Replication.
 
 Terms are numbered from 0. Only the first agent of each node can lead. These `n` agents take turns
 in Slurm's order: the head of term `t` is number `t mod n`. So no term has two heads.
@@ -31,7 +31,7 @@ class Rotation:
         return self._hosts[agent]
 
     def after(self, agent: int, most: int) -> list[int]:
-        """Return the agents whose turn comes after that of `agent`, so many at most."""
+        """Return the next agents in turn after `agent`, `most` at most."""
         n, turn = len(self.agents), self._turn[agent]
         return [self.agents[(turn + k) % n] for k in range(1, min(n, most + 1))]
 

@@ -74,7 +74,7 @@ class Orders:
         # Two heads may have written different configurations of one version. An agent that may
         # vote, and has no vote, is sent none: whoever has a configuration is a voter.
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
-        has_none = not presence.is_voter and peer.place.index in self.lease.rotation
+        has_none = not presence.has_configuration and peer.place.index in self.lease.rotation
         order = Order(
             term=self.term,
             serial=self._serial,

@@ -1,4 +1,4 @@
-"""What the head knows of the agents, itself included: the newest report of each."""
+"""The agents as the head knows them, itself included: the newest report of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Peer:
         return self.place.host if self.report is None else self.report.host
 
     def accept(self, report: Report, now: float, *, follows: bool = True) -> bool:
-        """Take in a report. Returns False if it is old, or from another start of the agent.
+        """Note a report. Returns False if it is old, or from another start of the agent.
 
         `follows`: the agent follows this head. If it follows another one, then the serial number
         that it answers is not of ours.
@@ -67,7 +67,8 @@ class Peer:
         if known is not None and report.incarnation != known.incarnation:
             if not self.lost:
                 return False
-            self.presence.start_anew()
+            excludes = report.claim != "" and report.claim == known.claim
+            self.presence.start_anew(excludes_last=excludes)
             known = None
         if known is not None and report.serial <= known.serial:
             return False
@@ -146,7 +147,7 @@ class Roster:
         `but_for`.
 
         The head must not leave before an agent that is only silent: that agent would take the head
-        for dead, and go on by itself.
+        for dead, and continue by itself.
         """
         awaited = (p for p in self._peers if p.place.index not in but_for)
         living = (p.report for p in awaited if not p.presence.is_dead)
@@ -184,7 +185,7 @@ class Roster:
         return (p.place.index for p in self._peers if p.cordoned)
 
     def changed(self) -> None:
-        """Some node can no longer take part, or can take part again."""
+        """Note that some node can no longer take part, or can take part again."""
         self._possible = None
         self.changes += 1
 

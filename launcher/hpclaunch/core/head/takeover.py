@@ -140,8 +140,8 @@ class Takeover:
     def groups(self) -> list[int]:
         """Return the nodes of the last round in the order of their ranks.
 
-        No report says which ranks a lost node had. So the lost nodes fill the gaps in Slurm's
-        order; -1 stands for a gap that is left.
+        No report has the ranks of a lost node. So the lost nodes fill the gaps in Slurm's order; -1
+        stands for a gap that is left.
         """
         roster = self.roster
         reports = [(p.place.node, p.report) for p in roster if p.report is not None]

@@ -1,4 +1,4 @@
-"""How one agent's processes ended in a round, in the form in which the head is told."""
+"""The exits of one agent's processes in a round, in the form in which they are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Exits:
         return bool(lost)
 
     def mean_time(self, now: float) -> float:
-        """When the workers ended, as a mean of them; now, if none has been seen to."""
+        """Return the mean time of the workers' exits; `now` if none has ended."""
         times = [exited for rank, (_, exited) in self._exits.items() if rank != NO_RANK]
         return sum(times) / len(times) if times else now
 

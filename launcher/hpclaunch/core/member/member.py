@@ -42,7 +42,6 @@ from ..protocol.events import (
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
 from ..protocol.model import (
     FORWARDED,
-    HEAD,
     Goal,
     Job,
     Look,
@@ -75,11 +74,13 @@ class Member:
         networks: tuple[str, ...] = (),
         *,
         task: int = 0,
+        claim: str = "",
         anew: bool = False,
         has_place: bool = True,
     ) -> None:
         """`task`: Slurm's number of this agent's task.
-        `anew`: an earlier agent of this job in this place was killed.
+        `claim`: where no other start of this agent can live; "" if that is not known.
+        `anew`: this is the first agent of the job, and an earlier start of it was killed.
         `has_place`: False if `index` is a stand-in until the first head gives it a place."""
         self.job = job
         self.has_place = has_place
@@ -92,14 +93,14 @@ class Member:
         self.port = port
         self.networks = networks
         self.task = task
+        self.claim = claim
         rotation = Rotation(job.places)
-        joins = anew and index == HEAD and len(rotation) > 1
-        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=joins)
+        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=anew)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
-        self._waiting = Waiting(job, self.place, anew=joins)
+        self._waiting = Waiting(job, self.place, knows_head=self.follower.knows_first_head)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
-        self._warned = 0  # the same, if the end may come later
+        self._warned = 0  # the same, if the job may end later
         self._heed_at = math.inf  # when to take it for the end of the job
         self._stop: Order | None = None  # a postponed order to stop
         self._stop_at = math.inf  # when to obey it
@@ -141,7 +142,7 @@ class Member:
             case Started():
                 if not self._is_head:
                     self._waiting.begin(now)
-                if self._waiting.anew:
+                if not self.follower.knows_first_head:
                     effects += self.follower.look_for_head(now)
                 effects += self.work.prepare()
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
@@ -204,8 +205,8 @@ class Member:
             asked = self.work.obey(order, now, willing=willing)
         until = None if self._is_head else follower.link.extend_lease(order)
         keep: list[Effect] = [] if until is None else [KeepWorkers(until)]
-        # The lease is for what the order asks for. It must not let workers go on that are held, and
-        # that are to be stopped: the head may have begun another round without them.
+        # The lease is for what the order asks for. It must not wake held workers that are to be
+        # stopped: the head may have begun another round without them.
         stops = any(isinstance(effect, StopWorkers) for effect in asked)
         self._hasten_report(order, asked, now)
         return effects + (asked + keep if stops else keep + asked)
@@ -240,7 +241,7 @@ class Member:
 
     def _take_place(self, index: int) -> list[Effect]:
         if self.has_place:
-            return []  # it was given once more
+            return []  # the message was repeated
         self.has_place = True
         self.job = replace(self.job, places=with_place(self.job.places, index, stand_in=self.index))
         self.index, self.place = index, self.job.places[index]
@@ -260,9 +261,8 @@ class Member:
         return self.work.stop_again(now) if again else self.work.stop(now, signum=signum)
 
     def _may_come_later(self, signum: int) -> bool:
-        """Slurm sends SIGTERM when a job is preempted, some time before it ends it: also to agents
-        that have no workers, as between two rounds or on a spare. The head finds out, so that only
-        one agent asks.
+        """Return whether a signal may mean a later end: Slurm sends SIGTERM some time before it
+        ends a preempted job, also to agents without workers. The head asks Slurm, for all agents.
         """
         is_first = not (self._warned or self._signum) and self.verdict is None
         has_head = self._is_head or self.follower.link.was_heard
@@ -335,6 +335,7 @@ class Member:
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
             task=self.task,
             start=follower.start,
+            claim=self.claim,
         )
         if report.news == self._last_news and now < self._report_at:
             return []
@@ -347,9 +348,9 @@ class Member:
 
 
 class Looking:
-    """Whether this agent sees the checkpoint that the head has chosen. On a parallel file system,
-    a checkpoint that another node has written may appear late. If each node has a directory of its
-    own, it may not be there at all.
+    """The look at the checkpoint that the head has chosen. On a parallel file system, one that
+    another node has written may appear late. If each node has a directory of its own, it may not be
+    there at all.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What has become of the notices that the head has offered to this agent's workers."""
+"""The notices that the head has offered to this agent's workers, and their answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..protocol.values import replace
 
 
 class Offers:
-    """Of one round."""
+    """The offers of one round."""
 
     def __init__(self) -> None:
         self.answer: NoticeAnswer | None = None  # to the offer that counts; None: there is none yet
@@ -20,7 +20,7 @@ class Offers:
         self._unheard = 0  # the number of the last notice that no worker hears
 
     def obey(self, notice: StepNotice | None) -> list[Effect]:
-        """Do what an order says; None: there is no offer."""
+        """Obey an order; None: there is no offer."""
         if notice is None:
             withdrawn = self._offered is not None and self._offered.number != self._given
             self._offered = None

@@ -1,4 +1,4 @@
-"""On what an agent's workers spend the time of a round, in the form in which the head is told."""
+"""The time that an agent's workers spend in a round, in the form in which it is reported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..protocol.model import Doing, Spent
 
 
 class Spending:
-    """Of one round. It changes only with what is seen of the workers, not with time."""
+    """The spending of one round. It changes with what is seen of the workers, not with time."""
 
     def __init__(self) -> None:
         self._since = 0.0  # when the round began here
@@ -28,8 +28,8 @@ class Spending:
         self._seen = (start, *spent, doing.value)
 
     def ended(self, at: float) -> None:
-        """The workers have, and the fork server too, so that nobody knows more of them than was
-        `saw` last: they did the same until then.
+        """Note that workers and fork server have ended. Until then, the workers did what was seen
+        last.
         """
         if not self._seen:
             return
@@ -39,7 +39,7 @@ class Spending:
         self._seen = (*spent, Doing.NOTHING.value)
 
     def report(self, now: float | None) -> Spent:
-        """With `now`, also for how long the round lasts."""
+        """Return the time spent and, with `now`, also for how long the round has lasted."""
         if now is None or not self._seen:
             return self._seen
         return (*self._seen, round(1000 * (now - self._since)))

@@ -51,7 +51,7 @@ class Stopping:
             self._kill_idle_at = now + self.job.timing.stuck
 
     def leave_behind(self, leftovers: Sequence[Leftover], now: float, *, stopped: bool) -> None:
-        """Take in which processes still run, now that all workers have ended.
+        """Note which processes still run, now that all workers have ended.
 
         If the workers ended by themselves, a leftover may be an upload: it gets a grace period.
         """

@@ -15,9 +15,9 @@ from ..protocol.wording import NAMES, signal_name, some
 class Waiting:
     """The wait for the head, from `begin` to `end`. Before and after that, there is no deadline."""
 
-    def __init__(self, job: Job, place: Place, *, anew: bool = False) -> None:
-        """`anew`: this is the first agent, started anew. It does not know who leads."""
-        self.job, self.anew = job, anew
+    def __init__(self, job: Job, place: Place, *, knows_head: bool = True) -> None:
+        """`knows_head`: False for a first agent that was started again. It asks all others."""
+        self.job, self.knows_head = job, knows_head
         self.here = place.host
         self.head = job.places[HEAD].host
         self._since = 0.0
@@ -38,7 +38,7 @@ class Waiting:
         self._notice_at = self._give_up_at = math.inf
 
     def hurry(self, now: float) -> None:
-        """The agent is about to end. It waits only a short time, to tell the head why."""
+        """Shorten the wait: the agent is about to end, and only reports to the head why."""
         if self._give_up_at < math.inf:
             self._give_up_at = min(self._give_up_at, now + self.job.timing.goodbye)
             self._notice_at = math.inf
@@ -61,23 +61,23 @@ class Waiting:
         self._diagnosis = diagnosis.text
         if math.isinf(self._notice_at):
             return []  # the wait has ended meanwhile
-        head, why = ("", "") if self.anew else (self.head, diagnosis.text)
+        head, why = (self.head, diagnosis.text) if self.knows_head else ("", "")
         return [Record(HeadAwaited(self.here, head, now - self._since, why))]
 
     def verdict(self, now: float, signum: int, trouble: Trouble | None) -> Verdict:
         """Return how the job ends for this agent, which has never heard a head."""
         if signum:
             name = signal_name(signum)
-            head = "a head" if self.anew else self.head
+            head = self.head if self.knows_head else "a head"
             reason = f"ended by {name} while waiting for {head}"
             return verdict(Origin.SIGNAL, reason, signum=signum)
         if trouble:
             return verdict(trouble.origin, trouble.reason)
         waited = now - self._since
-        if self.anew:
+        if not self.knows_head:
             others = (place.host for place in self.job.places if place.host != self.here)
-            reason = f"the agent on {self.here} was started anew, and {some(others, NAMES)} did "
-            reason += f"not answer within {waited:.0f} s: they may go on without it, or the job is "
+            reason = f"the agent on {self.here} was started again, and {some(others, NAMES)} did "
+            reason += f"not answer within {waited:.0f} s: the job may continue without it, or be "
             return verdict(Origin.ABSENT, reason + "over")
         why = self._diagnosis or (
             "is hpclaunch running there, can the hosts reach each other, and do they see the same "

@@ -4,7 +4,7 @@ When a worker fails, the agent stops the others at once, before the head orders 
 lost in any case, and the other workers would only wait in a collective.
 
 When the fork server is killed, its workers and the store's socket are gone with it, so the agent
-prepares anew.
+prepares again.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class WorkerGroup:
     def _leave_round(self, order: Order, now: float) -> list[Effect]:
         number = order.round
         if self.phase is Phase.IDLE and self.round < number:
-            # We never began this round: the order to run it did not come in time.
+            # We never began this round: the order to run it arrived too late.
             self.round = number
             self.exits = Exits()
             return []
@@ -250,11 +250,11 @@ class WorkerGroup:
         return self.stop(now, lost=order.lost, signum=order.signum)
 
     def head_changed(self, now: float) -> list[Effect]:
-        """Another head leads. It goes on in a new round, so the round of the old head is over."""
+        """Leave the round of the old head: the new one begins another."""
         return self.prepare() if self.phase is Phase.DONE else self.stop(now, lost=True)
 
     def end(self, verdict: Verdict, now: float) -> list[Effect]:
-        """The job is over for this agent. It leaves once its workers are gone."""
+        """End the job for this agent. It leaves once its workers are gone."""
         self.verdict = self.verdict or verdict
         if self.phase in (Phase.RUNNING, Phase.STOPPING):
             return self.stop(now, signum=verdict.signum)
@@ -286,15 +286,15 @@ class WorkerGroup:
         return [StopWorkers(signum)]
 
     def stop_again(self, now: float) -> list[Effect]:
-        """The user has asked a second time: end the grace period."""
+        """End the grace period: the user has asked a second time."""
         if self.phase is not Phase.STOPPING:
             return self.stop(now)
         self._stopping.hurry(now)
         return []
 
     def signal(self, signum: int) -> list[Effect]:
-        """A signal for the workers. The head has all of them get it before the same step, unless
-        the user does not want any notice.
+        """Pass on a signal for the workers. The head has all of them get it before the same step,
+        unless the user does not want any notice.
         """
         if self.phase is not Phase.RUNNING:
             return []
@@ -313,7 +313,7 @@ class WorkerGroup:
         return []
 
     def _store_ended(self, event: StoreEnded, now: float) -> list[Effect]:
-        """Stop: ranks that still have to meet at the store, on any node, would wait for ever."""
+        """Stop the workers: ranks that still have to meet at the store would wait for ever."""
         if self.phase not in (Phase.RUNNING, Phase.DONE):
             return []
         assert self.part is not None, "an agent in these phases has a part in a round"
@@ -365,8 +365,8 @@ class WorkerGroup:
 
 
 class Readiness:
-    """Whether a node is ready for workers: a socket for a store is open, and its health was
-    checked since the last round.
+    """The readiness of a node for workers: a socket for a store is open, and its health was checked
+    since the last round.
     """
 
     def __init__(self, job: Job) -> None:
@@ -393,6 +393,6 @@ class Readiness:
         self._listening = True
 
     def health_checked(self, unfit: str) -> None:
-        """`unfit` says why no workers may run here, or is ""."""
+        """Note why no workers may run here, or "" if they may."""
         self.unfit = self.unfit or unfit
         self._health_checked = True

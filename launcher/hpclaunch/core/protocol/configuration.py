@@ -32,7 +32,7 @@ _parsed = lru_cache(maxsize=8)(ranges.parsed)
 
 @value(frozen=True)
 class Record:
-    """What a new head must know about the job. The agents agree on it without reading it."""
+    """The state of the job that a new head needs. The agents agree on it without reading it."""
 
     round: int = -1  # the last one that began or, between two, the next; -1 before the first
     tally: Tally = NOTHING_SPENT

@@ -24,7 +24,7 @@ class Dial:
     """Connect to these agents, to send them reports, and close such connections to all others."""
 
     agents: tuple[int, ...]
-    addresses: tuple[str, ...] = ()  # of each one, as far as the head has told; "" if not known
+    addresses: tuple[str, ...] = ()  # of each one, as far as the head has sent it; "" if not known
 
 
 @value(frozen=True)
@@ -38,7 +38,7 @@ class TakePlace:
 
 @value(frozen=True)
 class Probe:
-    """Find out whether an agent is dead: then its own host says so, where the agent listened.
+    """Ask the host of an agent whether the agent is dead, at the port where that listened.
 
     Answered by AgentGone within two seconds if so, and by nothing otherwise: no answer, or a
     refused connection, proves nothing. A new probe of an agent replaces an earlier one.
@@ -139,7 +139,7 @@ class AskForEnd:
 
 @value(frozen=True)
 class OfferNotice:
-    """Let the workers wait when they come to the step of this notice, in place of any earlier one
+    """Let the workers wait when they reach the step of this notice, in place of any earlier one
     that was not given; answered by NoticeOffered.
     """
 
@@ -195,7 +195,7 @@ class SignalLeftovers:
 
 @value(frozen=True)
 class Record:
-    """Something has happened: let all observers know."""
+    """Record a fact, and show it to all observers."""
 
     fact: Fact
     ago: float = 0.0  # seconds since it happened
@@ -203,10 +203,10 @@ class Record:
 
 @value(frozen=True)
 class Exit:
-    """The agent is done: tell the user the verdict and leave with its code."""
+    """Show the user the verdict, and leave with its exit code."""
 
     verdict: Verdict
-    alone: bool = False  # the others go on, and are to learn at once that this agent is dead
+    alone: bool = False  # the others continue, and must learn at once that this agent is dead
 
 
 Effect = (

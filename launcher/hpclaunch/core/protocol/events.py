@@ -1,4 +1,4 @@
-"""The events: what the agent tells the core.
+"""The events: the input of the core.
 
 An event that answers a question repeats the `number` of the question.
 """
@@ -63,7 +63,7 @@ class PlaceTaken:
 
 @value(frozen=True)
 class AgentGone:
-    """An agent is dead, and its workers are killed: its host has said so."""
+    """An agent is dead, and its workers are killed: its host has confirmed it."""
 
     index: int
     number: int = 0
@@ -134,7 +134,7 @@ class CheckpointSeen:
 
 @value(frozen=True)
 class SearchFailed:
-    """The search could not tell which checkpoint is the newest."""
+    """The search could not determine the newest checkpoint."""
 
     trouble: Trouble
     number: int = 0
@@ -142,7 +142,7 @@ class SearchFailed:
 
 @value(frozen=True)
 class Diagnosed:
-    """Why other agents are not heard, in a sentence or two; "" if that is not known."""
+    """The reason why other agents are not heard, in words; "" if it is not known."""
 
     text: str
     number: int = 0
@@ -160,8 +160,8 @@ class WorkerExited:
 
 @value(frozen=True)
 class WorkersSeen:
-    """What the workers have done since the last of these, which come every few seconds, and at
-    once when something but the steps has changed.
+    """The activity of the workers since the last of these events. One arrives every few seconds,
+    and at once when something other than the steps has changed.
     """
 
     steps: tuple[int, ...]  # optimizer steps of each rank so far
@@ -186,7 +186,7 @@ class WorkersAnswered:
 
 @value(frozen=True)
 class LookedAt:
-    """Somebody looks at the job. It comes at most once a second."""
+    """Somebody looks at the job. There is at most one such event a second."""
 
 
 @value(frozen=True)
@@ -198,14 +198,14 @@ class Requested:
 
 @value(frozen=True)
 class NoticeOffered:
-    """What the workers make of a notice; answers an OfferNotice."""
+    """The workers have answered an OfferNotice."""
 
     answer: NoticeAnswer
 
 
 @value(frozen=True)
 class NoticeTaken:
-    """All workers that make steps have come to the step of a notice that was given."""
+    """All workers that make steps have reached the step of a notice that was given."""
 
     number: int
     last: bool = False  # and have ended: none has begun another step
@@ -220,8 +220,8 @@ class NoticeUnheard:
 
 @value(frozen=True)
 class EndFound:
-    """When Slurm ends the job; answers an AskForEnd. A late answer, which comes after the next
-    question, is of use: Slurm may take longer for each than there is between two.
+    """The time at which Slurm ends the job; answers an AskForEnd. An answer that arrives after the
+    next question still counts: Slurm may be slower than the questions.
     """
 
     left: float | None  # seconds; None if that is not known
@@ -259,7 +259,7 @@ class LeaseOver:
 @value(frozen=True)
 class ForkServerReplaced:
     """The fork server was killed, and with it all that it had started, including the store and its
-    socket. A new fork server is there. All events from the old one came before this.
+    socket. A new fork server is there. All events from the old one arrived before this.
     """
 
 

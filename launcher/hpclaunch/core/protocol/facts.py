@@ -18,7 +18,7 @@ from .values import field, replace, value
 
 
 class Category(str, Enum):
-    """What seats spend their time on. Each second of each seat is in exactly one of these."""
+    """The activities of seats. Each second of each seat belongs to exactly one."""
 
     SCRIPT = "job script"  # before, between and after launches
     WAITING = "waiting for nodes"
@@ -42,7 +42,7 @@ SeatSeconds = dict[Category, float]  # seconds times seats
 
 @value(frozen=True)
 class RoundShares:
-    """How the seats of a round's workers spent it, from its begin until the head ended it."""
+    """The time of the seats of a round's workers, from its begin until the head ended it."""
 
     elapsed: float  # seconds in which this is so
     spent: SeatSeconds
@@ -55,7 +55,7 @@ class RoundShares:
 
 
 class EndReason(str, Enum):
-    """Why a round ends before its workers are done."""
+    """The reason why a round ends before its workers are done."""
 
     FAILURE = "failure"  # of a worker or the store
     VERDICT = "verdict"  # the job is about to end
@@ -114,13 +114,13 @@ class RoundEnded:
     """No worker of the round is left. In a ledger, times are seconds since the epoch."""
 
     round: int
-    at: float  # when it came to that, as far as it is known
+    at: float  # when its cause occurred, as far as it is known
     seen: float  # when the head ended the round
     reasons: tuple[EndReason, ...]  # (): all of its workers were done
     failures: tuple[Failure, ...] = ()  # the first one in time is the cause
     lost: tuple[LostNode, ...] = ()
     ranks: int = 0  # 0 if that is not known: the round was another head's
-    shares: RoundShares | None = None  # None: no agent has said when it began
+    shares: RoundShares | None = None  # None: no agent has reported when it began
 
     @property
     def is_early(self) -> bool:
@@ -147,7 +147,7 @@ class RoundEnded:
 
 @value(frozen=True)
 class SeatUse:
-    """What the seats of the job spend their time on from now on."""
+    """The activities of the job's seats from now on."""
 
     tenure: int  # the term in which the head began to lead
     # How many spend it on what. What those of a running round do is UNKNOWN until its end.
@@ -241,7 +241,7 @@ class WorkersSurvive:
 
 
 class CordonKind(str, Enum):
-    """Why a node gets no workers."""
+    """The reason why a node gets no workers."""
 
     UNFIT = "unfit"  # something is broken on it
     FAILING = "failing"  # its workers, and no others, have failed again and again
@@ -307,7 +307,7 @@ class NodeHeard:
 
 @value(frozen=True)
 class AgentsAwaited:
-    """Agents have not come yet."""
+    """Agents are awaited that were never heard."""
 
     hosts: tuple[str, ...]
     here: int
@@ -394,7 +394,7 @@ class HeadAwaited:
     """An agent has not heard the head yet."""
 
     host: str
-    head: str  # "" for a first agent that was started anew, which does not know who leads
+    head: str  # "" for a restarted first agent, which does not know who leads
     waited: float
     why: str
 
@@ -432,7 +432,7 @@ class ElectionAwaited:
 
 @value(frozen=True)
 class NodesAllocated:
-    """Slurm has said since when the job has its nodes."""
+    """Slurm has reported since when the job has its nodes."""
 
     since: float
 
@@ -442,7 +442,7 @@ class NodesAllocated:
 
 @value(frozen=True)
 class EndAnnounced:
-    """A SIGTERM of Slurm's means an end that comes later."""
+    """A SIGTERM from Slurm means that the job ends later."""
 
     state: JobState  # RUNNING: it is the time limit
     left: float

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """How one GPU of an agent's task is used."""
+    """The use of one GPU of an agent's task."""
 
-    busy: float | None  # share of the last moments in which a kernel ran; None if it does not tell
+    busy: float | None  # share of the last moments in which a kernel ran; None if it is unknown
     used: int  # bytes of its memory
     total: int
     temperature: int  # degrees Celsius

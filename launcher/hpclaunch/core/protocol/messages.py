@@ -5,8 +5,8 @@ an `Order`. An agent that has lost its head asks others to lead, also with a `Re
 is the wrong one to ask answers with a `Hint`. Without Slurm, an agent may not know its place in the
 job: the first head answers its reports with a `PlaceGiven` before anything else.
 
-A message may be lost, or come twice or late, without doing harm: the next one says everything
-again, and `serial` tells which one is newer.
+A message may be lost, repeated or late without doing harm: the next one says everything again, and
+`serial` shows which one is newer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ B = TypeVar("B", bound=Body)
 
 @value(frozen=True)
 class Report:
-    """An agent to the head: its state."""
+    """The state of an agent, for the head."""
 
     host: str  # the name of this agent's machine
     incarnation: str  # differs for every start of an agent
@@ -72,10 +72,12 @@ class Report:
     spent: Spent = ()  # of that round, as far as it is known
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
+    # Where no two starts of this agent can live at the same time; "" if they can.
+    claim: str = ""
 
     @property
     def news(self) -> tuple[object, ...]:
-        """Differs between two reports only if the later one says something new."""
+        """The fields that make a report new, so that it is sent at once."""
         return (
             self.phase,
             self.round,
@@ -104,7 +106,7 @@ class Report:
 
 @value(frozen=True)
 class Order:
-    """The head to one agent: what that agent is to do."""
+    """The order of the head to one agent: all that the agent is to do."""
 
     term: int
     serial: int
@@ -113,7 +115,7 @@ class Order:
     round: int
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
-    lost: bool = False  # with STOP: a worker has failed, and the others wait for it in vain
+    lost: bool = False  # with STOP: a worker has failed, and the others may wait for it
     signum: int = signal.SIGTERM  # with STOP: the signal for the workers
     heard: int = 0  # the serial of the newest report that this order answers
     keep: float = 0.0  # the worker lease: seconds, from the sending of that report
@@ -123,12 +125,12 @@ class Order:
     queries: tuple[Query, ...] = ()  # with RUN: what to find out, at most one of a kind
     clock: float = 0.0  # the real time of the head, when it sent this
     notice: StepNotice | None = None  # with RUN: what to offer to the workers, or to give them
-    later: bool = False  # the signal that the agent was warned with means an end that comes later
+    later: bool = False  # the signal that the report calls `warned` means a later end
     start: str = ""  # the incarnation of the head
 
     @property
     def news(self) -> tuple[object, ...]:
-        """Differs between two orders only if the later one says something new."""
+        """The fields that make an order new."""
         urgent = tuple(query for query in self.queries if query.kind.is_urgent)
         more = (self.look, urgent, self.notice, self.later)
         return (self.term, self.goal, self.round, *more)
@@ -148,7 +150,7 @@ class Hint:
 
 @value(frozen=True)
 class PlaceGiven:
-    """The answer of the first head to an agent that has come without a place: which one it has."""
+    """The answer of the first head to an agent without a place: the place that it gets."""
 
     incarnation: str  # of the agent that it is meant for
     index: int

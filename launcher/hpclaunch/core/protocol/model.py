@@ -1,7 +1,7 @@
-"""The facts of a job: frozen values that events, messages and effects carry.
+"""The nouns of a job: frozen values that events, messages and effects carry.
 
 Times are seconds on the monotonic clock of the agent that holds the value. Only those of a `Sample`
-are compared with times of another machine, since it tells how far apart the clocks are.
+are compared with times of another machine, since it has the difference of the clocks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # with which 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # they are passed on to the workers
 
 PLACEHOLDER = "{checkpoint}"  # stands for the path to resume from, in arguments to append
-OUT_OF_MEMORY = "out of memory: killed by the kernel"  # how an agent says this of a worker
+OUT_OF_MEMORY = "out of memory: killed by the kernel"  # an agent's words for it
 
 EXIT_FAILED = 1  # where we stand in for torchrun, which has one code for all failures
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
-EXIT_HUNG = 124  # as timeout(1) says it
-EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: it is not finished, and can go on from a checkpoint
+EXIT_HUNG = 124  # as from timeout(1)
+EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: not finished, and can continue from a checkpoint
 
 
 @value(frozen=True)
 class Place:
-    """One agent's place in the job. Slurm tells it before any message is exchanged."""
+    """The place of one agent in the job, known from Slurm before any message is exchanged."""
 
     index: int  # position in the order of Slurm's nodes, 0-based
     node: int  # position of its host among the step's hosts, 0-based
@@ -44,7 +44,7 @@ def nodes_of(places: tuple[Place, ...]) -> int:
 
 @value(frozen=True)
 class Allocation:
-    """One agent's place and those of all others: from Slurm, or from the command line."""
+    """The places of an agent and of all others: from Slurm, or from the command line."""
 
     name: str  # "<job>.<step>", or "local-<time>-<pid>" without Slurm
     identity: str  # the keys derive from it; differs for every start of a job
@@ -88,18 +88,18 @@ class Allocation:
 
 
 def a_machine(index: int) -> str:
-    """What an agent calls the host of a place while it does not know the name."""
+    """Return the name of a place's host as long as the agent does not know it."""
     return f"machine {index}"
 
 
 def with_place(places: tuple[Place, ...], index: int, *, stand_in: int) -> tuple[Place, ...]:
-    """The places as an agent knows them that had a stand-in, and now has the place `index`."""
+    """Return the places for an agent that had a stand-in, and now has the place `index`."""
     known = {stand_in: a_machine(stand_in), index: places[stand_in].host}
     return tuple(replace(p, host=known.get(p.index, p.host)) for p in places)
 
 
 class Grow(str, Enum):
-    """When to end a round so that a node that has come, or come back, can take part in the next."""
+    """The time to end a round so that a new or returned node can take part in the next one."""
 
     NOW = "now"
     CHECKPOINT = "checkpoint"  # as soon as there is a new checkpoint
@@ -118,7 +118,7 @@ class EndKind(str, Enum):
 
 
 class EndCause(str, Enum):
-    """Why a round or a job ended."""
+    """The cause of the end of a round or a job."""
 
     MEMORY = "out of memory"
     GPU_MEMORY = "out of GPU memory"
@@ -144,8 +144,8 @@ class EndCause(str, Enum):
 
 
 class Origin(str, Enum):
-    """The origin of a job's end. Whoever decides that it ends says so; what follows from each is in
-    `core/ending/table.py`.
+    """The origin of a job's end, set where the end is decided. `core/ending/table.py` lists what
+    follows from each.
     """
 
     DONE = "done"  # all workers ended with 0
@@ -158,10 +158,10 @@ class Origin(str, Enum):
     NODE_LOST = "node lost"  # too few are left
     NODE_UNFIT = "node unfit"  # too few are left
     HEAD_LOST = "head lost"  # or it has never been heard
-    ABSENT = "absent"  # agents have not come, or cannot be reached
+    ABSENT = "absent"  # agents were never heard, or cannot be reached
     STOP = "stop"  # hpclaunch stop
     SIGNAL = "signal"  # sent by a user, or by Slurm when a job is cancelled
-    SIGTERM = "sigterm"  # replaced by another origin once Slurm has said what it means
+    SIGTERM = "sigterm"  # replaced by another origin once Slurm has reported what it means
     USAGE = "usage"  # a mistake of the user
     TROUBLE = "trouble"  # any other, of an agent
 
@@ -171,8 +171,8 @@ GOES_ON = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
 
 @value(frozen=True)
 class Requeueing:
-    """When the job goes on in another run, from the newest checkpoint: Slurm starts it again, or
-    the next element of its array.
+    """The rule for another run of the job, from its newest checkpoint: Slurm starts the job again,
+    or the next element of its array.
     """
 
     on: tuple[EndKind, ...] = ()
@@ -183,7 +183,7 @@ class Requeueing:
 
 @value(frozen=True)
 class Job:
-    """What every agent of a job knows from the start. It is the same on all agents."""
+    """The settings of a job: the same on all agents, from the start."""
 
     places: tuple[Place, ...]
     most: int = 0  # the most nodes of a round, the others being spares; 0: all nodes
@@ -197,7 +197,7 @@ class Job:
     saves: bool = False  # the script saves checkpoints in a directory that we know
     local: bool = False  # each node has such a directory of its own
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
-    notice_signal: int = 0  # with which workers are told; 0: the one that the script handles
+    notice_signal: int = 0  # of a notice to the workers; 0: the one that the script handles
     requeueing: Requeueing = Requeueing()
     first_round: int = 0  # its number: rounds are counted over all runs
     timing: Timing = DEFAULTS
@@ -239,7 +239,7 @@ NO_SHARES = Shares()
 
 @value(frozen=True)
 class Assignment:
-    """One agent's part in a round: which workers it starts, and what their environment says."""
+    """The part of one agent in a round: its workers, and the contents of their environment."""
 
     round: int
     restarts: int  # TORCHELASTIC_RESTART_COUNT, the same for every rank
@@ -278,15 +278,13 @@ class Look:
     rounds: Rounds = ()  # the rounds in which it was saved, as the head knows them
 
     def is_answered(self, seen: Seen) -> bool:
-        """Return whether this is the answer. A head that was started anew counts from 1 again."""
+        """Return whether this is the answer. A restarted head counts from 1 again."""
         return (seen.number, seen.mark, seen.share) == (self.number, self.mark, self.share)
 
 
 @value(frozen=True)
 class Seen:
-    """What an agent has seen of such a checkpoint. Without `missing` and `damage`, it sees the same
-    as the head.
-    """
+    """An agent's answer to a Look. Without `missing` and `damage`, it sees the same as the head."""
 
     number: int  # these are of the Look
     mark: str
@@ -296,12 +294,12 @@ class Seen:
 
 
 class Culprit(str, Enum):
-    """Which kind of process failed."""
+    """The kind of process that failed."""
 
     WORKER = "worker"
     FORK_SERVER = "fork server"  # it was killed, and its workers with it
     STORE = "store"  # where the ranks meet
-    HANG = "hang"  # of a worker: it does nothing any more, and was not ended by anything
+    HANG = "hang"  # a worker that has not ended, and does nothing any more
 
 
 NO_RANK = -1  # the rank of a process that is not a worker, and of a hang that is nobody's
@@ -309,7 +307,7 @@ NO_RANK = -1  # the rank of a process that is not a worker, and of a hang that i
 
 @value(frozen=True)
 class WorkerExit:
-    """How one worker, or the round's store, ended, as its agent reports it."""
+    """The exit of one worker, or of the round's store, as its agent reports it."""
 
     rank: int  # NO_RANK for the store
     code: int  # 128 + n for signal n, as in a shell
@@ -341,14 +339,14 @@ class Failure:
 
 @value(frozen=True)
 class Trouble:
-    """Why an agent cannot take part, or can no longer take part: this ends the job."""
+    """The reason why an agent cannot take part, or no longer can: it ends the job."""
 
     origin: Origin  # USAGE, or TROUBLE
     reason: str
 
 
 class Sequel(str, Enum):
-    """What agents do once the job is over for them."""
+    """The last action of the agents, once the job is over for them."""
 
     LEAVE = "leave"
     REQUEUE = "requeue"  # the head asks Slurm to start the job again, and all wait for it to do so
@@ -357,7 +355,7 @@ class Sequel(str, Enum):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another run follows this one."""
+        """Return whether another run follows this one."""
         return self in (Sequel.REQUEUE, Sequel.LINGER)
 
 
@@ -372,7 +370,7 @@ class Leftover:
 
 @value(frozen=True)
 class Verdict:
-    """How the job ended. It is the same for every agent."""
+    """The end of the job, the same for every agent."""
 
     code: int  # the exit code
     reason: str  # one line, without the name of our program
@@ -392,12 +390,12 @@ class Verdict:
 
 
 class Doing(IntEnum):
-    """What workers spend their time on. The numbers are positions in `Spent`."""
+    """The activities of workers. The numbers are positions in `Spent`."""
 
     START = 0  # they are not there yet
-    IMPORTS = 1  # all that comes before they meet, or make an optimizer
+    IMPORTS = 1  # everything until they meet, or make an optimizer
     RENDEZVOUS = 2  # of the workers, in init_process_group
-    LOADING = 3  # all that comes after that and before the first step
+    LOADING = 3  # everything between that and the first step
     TRAINING = 4
     SAVING = 5
     NOTHING = 6  # they have ended
@@ -413,7 +411,7 @@ NO_STEP = -1
 
 @value(frozen=True)
 class Tally:
-    """How many restarts the job has used, and what decides whether there is another one.
+    """The restarts that the job has used, and what decides whether there is another one.
 
     All of it goes to the next head, in every configuration. To keep that small, texts that are only
     compared are kept as checksums.
@@ -445,12 +443,12 @@ NOTHING_SPENT = Tally()
 
 @value(frozen=True)
 class Progress:
-    """How far an agent's workers have come."""
+    """The progress of an agent's workers."""
 
     steps: tuple[int, ...]  # optimizer steps of each rank; a single number if all have made as many
     still: float  # seconds for which no worker of this agent has done anything but use the CPU
     busy: bool  # they use the CPU
-    limit: float  # seconds of stillness that mean a hang; 0: none do, as far as can be told
+    limit: float  # seconds of stillness that mean a hang; 0: none do, as far as is known
     usual: float = 0.0  # the longest time between two steps lately; 0: not known
     save: float = 0.0  # the longest time between two steps in which a worker has saved
 
@@ -461,15 +459,15 @@ class Progress:
 
 @value(frozen=True)
 class RankState:
-    """Where one rank is, as its agent has found out."""
+    """The position of one rank in its program, as its agent has found out."""
 
     rank: int
     place: str = ""  # in the script: "loader.py:88, next_batch"; "" if it is not known
     state: str = ""  # of its process, as in proc(5): "S" sleeps, "D" cannot be interrupted
     busy: bool = False  # uses the CPU
     debugged: bool = False
-    # (process group, number, name) of the collective that it waits in; None: in none. If only its
-    # stack tells, the group is "" and the number 0.
+    # (process group, number, name) of the collective that it waits in; None: in none. If this is
+    # known from its stack only, the group is "" and the number 0.
     waits: tuple[str, int, str] | None = None
 
 
@@ -485,11 +483,11 @@ EACH_ITS_NEXT = 0  # the step of a notice where each rank has a step of its own
 
 @value(frozen=True)
 class StepNotice:
-    """What all ranks of a round take before the same step: a signal, and that the end is near.
+    """A notice that all ranks of a round take before the same step: a signal, or the end is near.
 
-    It is offered until all agents have accepted it. Until then, a rank that comes to its step
-    waits. Then it is given, or withdrawn. An agent accepts only if none of its ranks has begun that
-    step. So no rank passes the step without it if another one takes it.
+    It is offered until all agents have accepted it. Until then, a rank that reaches its step waits.
+    Then it is given, or withdrawn. An agent accepts only if none of its ranks has begun that step.
+    So no rank passes the step without it if another one takes it.
     """
 
     number: int  # grows with every offer of a head
@@ -500,11 +498,11 @@ class StepNotice:
 
 @value(frozen=True)
 class NoticeAnswer:
-    """What an agent says to such an offer."""
+    """The answer of an agent to such an offer."""
 
     number: int
     accepted: bool
-    busy: bool = False  # its workers have not come to the step of an earlier one yet
+    busy: bool = False  # its workers have not reached the step of an earlier one yet
     steps: tuple[int, ...] = ()  # the fewest and the most that its ranks have begun; () if none
     taken: int = 0  # the number of the last one that all of its ranks have taken
     given: int = 0  # the number of the last notice that was given here
@@ -514,12 +512,12 @@ class NoticeAnswer:
 
 @value(frozen=True)
 class RankVitals:
-    """What one worker does and uses, with the processes below it."""
+    """The activity of one worker, and the resources that it and the processes below it use."""
 
     rank: int
     phase: str  # "start", "rendezvous", "first step", "step", "evaluation", "save", "end", "other"
-    steps: int  # of its optimizer in this round, or as often as the script says so
-    step: int  # as the script counts; 0 if it does not say
+    steps: int  # of its optimizer in this round, or as often as the script reports one
+    step: int  # as the script counts; 0 if it does not report it
     cpu: float  # CPUs used since the last vitals, or else since it was started
     memory: int  # bytes that are resident; what processes share is counted for each
 
@@ -533,7 +531,7 @@ class Vitals:
 
 
 class Request(str, Enum):
-    """What a user may ask of a running job."""
+    """The requests of a user to a running job."""
 
     STOP = "stop"  # end the job in order
     RESTART = "restart"  # end the round, and begin the next from the newest checkpoint
@@ -553,7 +551,7 @@ class Phase(str, Enum):
 
 
 class Goal(str, Enum):
-    """What the head wants an agent to do."""
+    """The goals that the head sets for an agent."""
 
     WAIT = "wait"
     RUN = "run"
@@ -563,7 +561,7 @@ class Goal(str, Enum):
 
 @value(frozen=True)
 class Arrivals:
-    """When the workers of one agent began collectives of a process group."""
+    """The times at which the workers of one agent began collectives of a process group."""
 
     group: str  # backend and name, as torch has them: "gloo:0"
     members: int  # how many of these workers are in it
@@ -577,9 +575,7 @@ class Arrivals:
 
 @value(frozen=True)
 class Load:
-    """What a worker and the processes below it have done since the last sample, in shares of the
-    time since then.
-    """
+    """The load of a worker and the processes below it: shares of the time since the last sample."""
 
     rank: int
     cpu: float  # they used a CPU; more than 1 with several threads
@@ -600,7 +596,7 @@ class Sample:
     # The addresses of other nodes that its workers send to, and the seconds there and back.
     ways: tuple[tuple[str, float], ...] = ()
     ahead: float = 0.0  # seconds by which the head's clock is ahead of that of the times above
-    error: float = 0.0  # it is wrong by no more
+    error: float = 0.0  # the most by which that may be wrong
 
 
 class QueryKind(str, Enum):

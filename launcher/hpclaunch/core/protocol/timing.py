@@ -43,7 +43,7 @@ class Timing:
     answer: float = 3.0  # wait for all agents to answer an offer; their ranks may wait meanwhile
     offer: float = 1.0  # until the next offer, after one that nobody could accept
     first_steps: float = 10.0  # wait for ranks that have not made an optimizer yet
-    warned: float = 2.0  # wait for the head to say whether SIGTERM means an end that comes later
+    warned: float = 2.0  # wait for the head to report whether SIGTERM means a later end
     announced: float = 1200.0  # SIGTERM at most so long before the time limit announces it
     closing: float = 3.0  # between the last of the workers and that, to ask for another run
     search: float = 10.0  # wait for what was saved since the notice
@@ -54,12 +54,12 @@ class Timing:
     # From the end of stopped workers to SIGKILL for their leftovers. torch_shm_manager needs 2 s.
     leftovers: float = 3.0
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable
-    # What the user is told meanwhile
+    # Messages to the user meanwhile
     leftovers_notice: float = 1.0  # until a line names the leftovers of the workers
-    first_notice: float = 10.0  # until the user is first told what the job waits for
-    silence_notice: float = 10.0  # until the user is told that an agent is silent
-    next_notice: float = 60.0  # until the user is told again
-    headless_notice: float = 5.0  # until the user is told that there is no head
+    first_notice: float = 10.0  # until the first one on what the job waits for
+    silence_notice: float = 10.0  # until one on a silent agent
+    next_notice: float = 60.0  # until the next one
+    headless_notice: float = 5.0  # until one on the lack of a head
 
     @property
     def quiet_beat(self) -> float:
@@ -70,7 +70,7 @@ class Timing:
 
     @property
     def vote_lease(self) -> float:
-        """For how long after an order a follower follows no other head.
+        """The time after an order in which a follower follows no other head.
 
         It must outlast the loss timeout by enough that a head which is still answered keeps its
         leader lease: the head learns of an answer up to two beats after it sent the order.

@@ -1,4 +1,4 @@
-"""How messages to the user write names, numbers and signals."""
+"""The form of names, numbers and signals in messages to the user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def harmless(text: str) -> str:
     """Replace with "?" what a terminal may take for a command, and the end of a line. Names of
     files stay as they are otherwise.
     """
-    # Decoded anew, since the C locale leaves UTF-8 undecoded.
+    # Decoded again, since the C locale leaves UTF-8 undecoded.
     return _COMMANDS.sub("?", as_bytes(text).decode(errors="surrogateescape"))
 
 

@@ -152,7 +152,7 @@ class LaunchSnapshot:
     time: float  # Unix time of the snapshot
     age: float  # since the agent that tells was started
     job: JobSnapshot | None  # None: the agent does not lead
-    head: str = ""  # in that case the host of the one that does
+    head: str = ""  # in that case the host of the one that does; "" if that is not known
     old: float | None = None  # seconds since then, if it is from a file and nobody answers
     gpus: tuple[NodeGpu, ...] = ()  # of the agent that tells; () where nobody reads them
     format: int = FORMAT

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..protocol.wording import plain
 from ..snapshot.job_snapshot import LaunchSnapshot
-from .job_screen import doing, ending, how_far
+from .job_screen import doing, ending, how_far, led_from
 from .text_style import Colour, TextStyle, duration, rate, short_rate
 
 Line = Sequence[str | tuple[str, Colour]]
@@ -25,7 +25,7 @@ def job_list(
 def _row(launch: LaunchSnapshot) -> Line:
     job = launch.job
     if job is None:
-        return [launch.name, "", "", "", "", f"is led from {launch.head}"]
+        return [launch.name, "", "", "", "", led_from(launch)]
     age = None if job.checkpoint is None else job.checkpoint.age
     return [
         launch.name,
@@ -41,7 +41,7 @@ def job_line(launch: LaunchSnapshot) -> str:
     """The same without columns, for a file."""
     job = launch.job
     if job is None:
-        return f"{launch.name}: led from {launch.head}"
+        return f"{launch.name}: it {led_from(launch)}"
     facts = [doing(job), f"round {job.round}", f"{job.ranks} ranks" if job.ranks else ""]
     facts += [how_far(job), rate(job.pace) if job.pace else "", ending(job)]
     return plain(f"{launch.name}: {', '.join(filter(None, facts))}")

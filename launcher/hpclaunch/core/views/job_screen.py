@@ -72,12 +72,17 @@ def job_screen(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
     return [*lines, "", *table(job, style)]
 
 
+def led_from(launch: LaunchSnapshot) -> str:
+    """Say where the head of a job is, if another agent answers."""
+    return f"is led from {launch.head}" if launch.head else "has no head at the moment"
+
+
 def head_lines(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
     """All but the table."""
     launch = _as_of_now(launch)
     job = launch.job
     if job is None:
-        return [style.line((launch.name, Colour.STRONG), f": it is led from {launch.head}")]
+        return [style.line((launch.name, Colour.STRONG), f": it {led_from(launch)}")]
     lines = [_title(launch, job, style)]
     if launch.old is not None:
         said = f"  as it was {duration(launch.old)} ago: nobody answers any more"

@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import os
 import socket
+from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation, Place, a_machine
@@ -107,6 +108,18 @@ def claim(what: str) -> socket.socket | None:
         else:
             return s
     return None
+
+
+def scope(held: socket.socket) -> str:
+    """Return where no other process of the user can hold the same claim: this network namespace.
+    "" if the system grants no claims.
+    """
+    try:
+        space = os.stat("/proc/self/ns/net").st_ino
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return ""
+    return f"{boot} {space}" if held.getsockname() else ""
 
 
 def claim_name(what: str, number: int) -> bytes:

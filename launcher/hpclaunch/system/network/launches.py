@@ -184,6 +184,8 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
         raise NoLaunchError(_first_error(complaint) or "no hpclaunch runs in it")
+    if not heads[0]:
+        raise NoLaunchError("it has no head at the moment: ask again later")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
     if not leading:
         launches, complaint = _look(step, which, env)
