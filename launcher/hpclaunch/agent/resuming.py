@@ -40,6 +40,7 @@ SETTLED = 1 << 62  # ns; as the end of a round: its workers have written all tha
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
 NAMES = 4
 NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
+IDLE = 30.0  # seconds without a request until the process is ended; the next request starts another
 
 
 class Resuming(Adapter):
@@ -61,6 +62,7 @@ class Resuming(Adapter):
         self._suggests = config.checkpoints is None  # at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
+        self._used_at = -math.inf  # the last request or reply
         self._local = config.job.local
         self._host = config.job.places[config.allocation.index].host
         self._number = 0  # of the newest request
@@ -111,7 +113,7 @@ class Resuming(Adapter):
 
     def _watch(self, *, on: bool) -> None:
         """Whether to read what the workers save as soon as it is there."""
-        self._watches = on
+        self._watches, self._used_at = on, time.monotonic()
         if self._service is not None and self._settings and self._settings.verify in READS:
             self._service.watch(self._rounds, on=on)
 
@@ -204,12 +206,25 @@ class Resuming(Adapter):
             )
             if self._watches:
                 self._watch(on=True)
+        self._used_at = time.monotonic()
         return self._service
 
     # Time
 
     def deadline(self) -> float:
-        return min(self._look_at, math.inf if self._service is None else self._service.deadline)
+        if self._service is None:
+            return self._look_at
+        return min(self._look_at, self._service.deadline, self._ends_idle_at)
+
+    @property
+    def _ends_idle_at(self) -> float:
+        """Return when the process has been idle for long enough to be ended.
+
+        During a round the leading agent's process reads what the workers save, and is not idle.
+        """
+        is_asked = self._search_number or self._look_number or self._newest_number
+        is_busy = self._watches or is_asked or self._look_at < math.inf
+        return math.inf if is_busy else self._used_at + IDLE
 
     def update(self, now: float) -> list[events.Event]:
         """Look again if it is time, and replace a process that hangs."""
@@ -218,15 +233,23 @@ class Resuming(Adapter):
             self._look_tries = TRIES
             told += self._begin_look(self._look)
         service = self._service
-        if service is None or now < service.deadline:
+        if service is None:
             return told
+        if now >= self._ends_idle_at:
+            self.close()
+        elif now >= service.deadline:
+            told += self._replace(service)
+        return told
+
+    def _replace(self, hung: CheckpointServiceClient) -> list[events.Event]:
+        """Have another process do what this one has not done in time."""
         if not (self._search_tries if self._search_number else self._look_tries):
-            service.deadline = math.inf  # another would hang as well, so wait for this one
-            return told
+            hung.deadline = math.inf  # another would hang as well, so wait for this one
+            return []
         self.close()
         where = "" if self._settings is None else self._settings.where
         self._record(CheckpointSearchStalled(self._host, where))
-        return [*told, *self._ask_again()]
+        return self._ask_again()
 
     def _ask_again(self) -> list[events.Event]:
         """Ask another process what the last one has not answered."""
@@ -249,6 +272,7 @@ class Resuming(Adapter):
         if service is None or service.fileno() not in fds:
             return []
         told: list[events.Event] = []
+        self._used_at = now
         for reply in service.replies():
             told += self._on_reply(reply)
         if service.lost:
