@@ -35,9 +35,10 @@ def resuming(tmp_path, recorded):
         checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
         command=(),
         job=Job((Place(0, 0, "n0"),)),
-        allocation=SimpleNamespace(index=0),
     )
-    resuming = Resuming(config, lambda _: None, recorded.append, lambda _: True)
+    logs = SimpleNamespace(is_replaced=lambda _: True)
+    context = SimpleNamespace(config=config, logs=logs, record=recorded.append, host="n0")
+    resuming = Resuming(context, lambda _: None)
     yield resuming
     resuming.close()
 

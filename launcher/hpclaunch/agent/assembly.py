@@ -14,6 +14,7 @@ from ..system.processes.signals import Signals
 from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
 from .config import Config
+from .context import Context
 from .end_watch import EndWatch
 from .errands import Errands
 from .fork_server import ForkServer
@@ -49,82 +50,68 @@ class Agent:
         service: LogServiceClient,
     ) -> None:
         self._config = config
-        host = config.job.places[config.allocation.index].host
         # What is recorded is written by the log service, whose own end is recorded.
         self._logs = logs = Logs(config, service, lambda fact: self._recording.record(fact))
-        is_replaced = logs.is_replaced
         date, incarnation = SteadyDate(), os.urandom(8).hex()
         self._recording = recording = Recording(config, logs, date, incarnation)
-        record, note = recording.record, recording.journal.note
-        errands = Errands(is_replaced)
-        joined = join(config, environ, record, errands)
-        self._network = network = joined.network
+        context = Context(
+            config=config,
+            environ=environ,
+            logs=logs,
+            errands=Errands(logs.is_replaced),
+            date=date,
+            incarnation=incarnation,
+            record=recording.record,
+            note=recording.journal.note,
+        )
+        self._network = network = join(context)
         made = ControlArguments(
             job=config.job,
             index=config.allocation.index,
             nproc=config.nproc,
-            address=joined.address,
+            address=network.address,
             incarnation=incarnation,
             gpus=tuple(gpu.uuid for gpu in config.gpus),
             port=network.port,
-            networks=joined.networks,
+            networks=network.networks,
             anew=config.anew,
             task=config.allocation.task,
             has_place=config.allocation.has_place,
         )
         self.control = control = Control(**made)
         recording.journal.began(made)
-        output = Output(
-            logs,
-            config.streams,
-            role=config.role,
-            launch=config.allocation.name,
-            label=config.allocation.label,
-            host=host,
-        )
-        last_words = LastWords(logs)
-        self._health = health = HealthWatch(config, logs, note, record)
-        self._sharing = GpuSharing(config, environ, record, note, is_replaced)
-        resuming = Resuming(config, health.look_at_checkpoints, record, is_replaced)
+        output, last_words = Output(context), LastWords(logs)
+        self._health = health = HealthWatch(context)
+        self._sharing = sharing = GpuSharing(context)
+        resuming = Resuming(context, health.look_at_checkpoints)
         self._fork_server = fork_server = ForkServer(
-            config,
-            environ,
-            server,
-            output,
-            last_words,
-            health,
-            self._sharing,
-            resuming,
-            errands,
-            note,
-            record,
+            context, server, output, last_words, health, sharing, resuming
         )
-        network.leave_notice(fork_server, incarnation)
-        end_watch = EndWatch(config.job, environ, errands)
-        ledger = LedgerKeeping(config, control, date, incarnation, logs, end_watch, record)
-        viewing = Viewing(config, control, logs, ledger, health, resuming, date)
-        notifying = Notifying(config, errands, record, ledger.goodput)
-        history = HistoryKeeping(config, control, date, logs, fork_server, health, resuming)
+        network.leave_notice(fork_server.post_on_death, incarnation)
+        end_watch = EndWatch(context)
+        ledger = LedgerKeeping(context, control, end_watch)
+        viewing = Viewing(context, control, ledger, health, resuming)
+        notifying = Notifying(context, ledger.goodput)
         recording.observers += (ledger.note, viewing.note, notifying.note)
         adapters: tuple[Adapter, ...] = (
-            Signalling(host, signals, record, fork_server.resize),
+            Signalling(context, signals, fork_server.resize),
             logs,
             last_words,
             fork_server,
             health,
-            self._sharing,
+            sharing,
             resuming,
-            errands,
+            context.errands,
             network,
             end_watch,
             LaterImports(),
             viewing,  # those who look see what has arrived before
-            Metrics(config, viewing, record, is_replaced),
+            Metrics(context, viewing),
             notifying,
-            PostMortem(config, control, logs, environ),
+            PostMortem(context, control),
             ledger,  # if the report fails, the user still knows why the job did
-            history,
-            WaitOnTerminal(control, output, environ),
+            HistoryKeeping(context, control, fork_server, health, resuming),
+            WaitOnTerminal(context, control, output),
             recording,  # of what the others have recorded in the same turn
         )
         self._loop = Loop(control, recording.journal, adapters)

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 import zmq
 
@@ -16,14 +16,7 @@ from ..core.consensus.rotation import Rotation
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
-from ..core.protocol.model import (
-    HEAD,
-    Allocation,
-    Origin,
-    Place,
-    Trouble,
-    with_place,
-)
+from ..core.protocol.model import HEAD, Allocation, Origin, Place, Trouble, with_place
 from ..core.protocol.node_facts import MessageIgnored, NodeFact, PortTaken
 from ..core.protocol.values import replace
 from ..system.hosts import machines
@@ -34,12 +27,9 @@ from .adapter import Adapter, Fd, Performs
 from .errands import Errands
 
 FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
-
-
-class PostsOnDeath(Protocol):
-    """Posts the death notice of this agent once it is dead, as its fork server does."""
-
-    def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None: ...
+# Has the fork server post a death notice once this agent is dead. The arguments are the port, the
+# notice, the secret and the word that takes it down, as for `ForkServerClient.post_on_death`.
+PostOnDeath: TypeAlias = Callable[[int, str, bytes, str], None]
 
 
 class Channels(Adapter):
@@ -47,7 +37,8 @@ class Channels(Adapter):
 
     `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
     `spare` are further addresses of it, tried if it answers at none of these within FIRST_CHOICE.
-    `own` is the address that the user has chosen for this agent; "" for none.
+    `address` is the one that the user has chosen for this agent, "" for none. `networks` are the
+    addresses from which this node connects to others.
     """
 
     def __init__(
@@ -59,7 +50,8 @@ class Channels(Adapter):
         errands: Errands,
         *,
         spare: Collection[str] = (),
-        own: str = "",
+        address: str = "",
+        networks: tuple[str, ...] = (),
     ) -> None:
         """UsageError when there is no port to listen on."""
         self.where = where
@@ -68,12 +60,12 @@ class Channels(Adapter):
         self._first = (*addresses, *spare)
         self._spare = tuple(spare)
         self._spare_at = time.monotonic() + FIRST_CHOICE  # when to try the spare addresses
-        self._own = own
+        self.address, self.networks = address, networks
         self.context = zmq.Context()
         self._shared = shared
         self._errands = errands
         self._inquiries: death_notices.Inquiries | None = None
-        self._notice: tuple[PostsOnDeath, str] | None = None  # who posts it, of which incarnation
+        self._notice: tuple[PostOnDeath, str] | None = None  # of this incarnation
         self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         self.server: zmq_channel.HeadChannel | None = None
@@ -130,14 +122,14 @@ class Channels(Adapter):
         assert self._reserved is not None, "an agent has a port, with or without a place"
         return int(self._reserved.getsockname()[1])
 
-    def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
+    def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
         """Leave the notice of this agent's death, and again once it has another place."""
-        self._notice = server, incarnation
+        self._notice = post, incarnation
         index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
         notice = death_notices.notice(index, incarnation)
         secret = death_notices.notice_secret(key, notice.encode())
-        server.post_on_death(self.port, notice, secret, death_notices.release_word(key, index))
+        post(self.port, notice, secret, death_notices.release_word(key, index))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
         """Return the keys and ports of an agent.
@@ -294,8 +286,8 @@ class Channels(Adapter):
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
         """Return the address at which others reach this node; "" if that agent is on it, too."""
-        if self._own or self.where.places[item.index].node == self.here.node:
-            return self._own
+        if self.address or self.where.places[item.index].node == self.here.node:
+            return self.address
         try:
             return route.source_address(item.address)
         except OSError:  # the route has just been lost

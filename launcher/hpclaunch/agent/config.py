@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
-from ..core.protocol.model import Allocation, Job, Trouble
+from ..core.protocol.model import Allocation, Job, Place, Trouble
 from ..core.protocol.values import value
 from ..system.logs.log_directory import LogDirectory
 
@@ -84,4 +85,18 @@ class Config:
     metrics_ranks: bool  # also those of each rank
     notify: str  # a line for a shell, which is told of events; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user
-    notes: tuple[str, ...] = ()  # what the head says at the start
+    notes: tuple[str, ...] = ()  # lines that the head shows at the start
+
+    @property
+    def place(self) -> Place:
+        """This agent's place, or a stand-in for it until the head gives it one."""
+        return self.job.places[self.allocation.index]
+
+    @property
+    def host(self) -> str:
+        return self.place.host
+
+    @property
+    def directory(self) -> Path | None:
+        """The log directory of the launch."""
+        return None if self.logs is None else self.logs.path

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from ..core.protocol import effects, events
 from ..core.protocol.job_state import JobState
-from ..core.protocol.model import Job
 from ..system.hosts import slurm
 from ..system.shared.errands import Answer, FindJobEnd, JobEndFound
 from .adapter import Adapter, Performs
-from .errands import Errands
+from .context import Context
 
 
 class EndWatch(Adapter):
     """`ask` begins a question, and an event answers it."""
 
-    def __init__(self, job: Job, environ: Mapping[str, str], errands: Errands) -> None:
-        self._errands = errands
+    def __init__(self, context: Context) -> None:
+        self._errands = context.errands
+        job, environ = context.config.job, context.environ
         in_step = slurm.in_step(environ)
         has_spares = 0 < job.most < job.nodes
         self._question = partial(

@@ -25,7 +25,6 @@ from ..core.protocol.model import (
 from ..core.protocol.node_facts import (
     ColdCause,
     ColdStart,
-    NodeFact,
     PreloadSkipped,
     ProcessContinued,
     SignalUnhandled,
@@ -38,8 +37,7 @@ from ..system.processes.fork_server_client import ForkServerClient
 from ..worker import fork_server_messages as replies
 from . import evidence, sampling
 from .adapter import Adapter, Fd, Performs
-from .config import Config
-from .errands import Errands
+from .context import Context
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .last_words import LastWords
@@ -59,29 +57,24 @@ Remark: TypeAlias = (
 
 
 class ForkServer(Adapter):
-    """The fork server is replaced if it was killed. `note` writes to the journal."""
+    """The fork server is replaced if it was killed."""
 
     def __init__(
         self,
-        config: Config,
-        environ: Mapping[str, str],
+        context: Context,
         client: ForkServerClient,
         output: Output,
         last_words: LastWords,
         health: HealthWatch,
         sharing: GpuSharing,
         resuming: Resuming,
-        errands: Errands,
-        note: Callable[[str, Any], None],
-        record: Callable[[NodeFact], None],
     ) -> None:
-        self._config, self._environ, self._client = config, environ, client
-        self._output, self._logs, self._last_words = output, output.logs, last_words
+        self._config, self._environ, self._client = context.config, context.environ, client
+        self._output, self._logs, self._last_words = output, context.logs, last_words
         self._health, self._sharing, self._resuming = health, sharing, resuming
-        self._note, self._record = note, record
-        self._place = config.job.places[config.allocation.index]
-        self._native_stacks = evidence.NativeStacks(errands)
-        self._start = RoundStart(config, environ, output, sharing, note, record)
+        self._note, self._record = context.note, context.record
+        self._native_stacks = evidence.NativeStacks(context.errands)
+        self._start = RoundStart(context, output, sharing)
         self._is_in_order = False  # nobody has to learn that this agent has ended
         self._death_notice: tuple[int, str, bytes, str] | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
@@ -232,7 +225,7 @@ class ForkServer(Adapter):
         """Record or note something that the core does not need."""
         if not isinstance(reply, replies.Unhandled | replies.Continued):
             self._note(reply.op, reply.fields())
-        host, is_head = self._place.host, self._place.index == HEAD
+        host, is_head = self._config.host, self._config.place.index == HEAD
         match reply:
             case replies.Unhandled(signum, ranks):
                 self._record(SignalUnhandled(host, signum, tuple(ranks)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
@@ -16,12 +16,11 @@ from ..core.protocol.node_facts import (
     NodeFact,
 )
 from .adapter import Adapter, Fd, Performs
-from .config import Config
+from .context import Context
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.placement.mps_shares import Plan
     from ..system.gpus.mps import MpsKeeperClient
-    from ..system.shared.helper import Helper
     from ..worker import mps_messages
 
 OCCUPIED = (
@@ -33,21 +32,12 @@ OCCUPIED = (
 class GpuSharing(Adapter):
     """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
 
-    def __init__(
-        self,
-        config: Config,
-        environ: Mapping[str, str],
-        record: Callable[[NodeFact], None],
-        note: Callable[[str, Any], None],
-        is_replaced: Callable[[Helper], bool],
-    ) -> None:
-        self._is_replaced = is_replaced
-        self._config = config
-        self._environ = environ
-        self._record, self._note = record, note
-        here = config.job.places[config.allocation.index]
-        self._host = here.host
-        self._is_head = here.index == HEAD
+    def __init__(self, context: Context) -> None:
+        self._config, self._environ = context.config, context.environ
+        self._record, self._note = context.record, context.note
+        self._is_replaced = context.logs.is_replaced
+        self._host = context.host
+        self._is_head = self._config.place.index == HEAD
         self._keeper: MpsKeeperClient | None = None
         self._part: Assignment | None = None
         self._plan: Plan | None = None

@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..core.health.findings import Finding, Grade, failed, reason
 from ..core.health.host_rules import Disk, judge_checkpoints, judge_host
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
 from ..core.protocol.model import NO_RANK
-from ..core.protocol.node_facts import HealthWarning, NodeFact, XidReported
+from ..core.protocol.node_facts import HealthWarning, XidReported
 from ..system.hosts import host
 from ..system.logs import messages
 from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
-from .config import Config
-from .logs import Logs
+from .context import Context
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
@@ -36,18 +35,10 @@ class HealthWatch(Adapter):
 
     limits_helper: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: Config,
-        logs: Logs,
-        note: Callable[[str, Any], None],
-        record: Callable[[NodeFact], None],
-    ) -> None:
-        self._logs = logs
-        self._config = config
-        self._note, self._record = note, record
-        here = config.job.places[config.allocation.index]
-        self._host = here.host
+    def __init__(self, context: Context) -> None:
+        self._config = config = context.config
+        self._logs, self._note, self._record = context.logs, context.note, context.record
+        self._host, here = context.host, config.place
         # What concerns the whole node is recorded by one of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 from ..core.control import Control
 from ..core.protocol.model import Phase, RankVitals
 from ..system.logs.log_directory import HISTORIES
-from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
-from .config import Config
+from .context import Context
 from .fork_server import ForkServer
 from .health_watch import HealthWatch
 from .later_imports import AFTER
-from .logs import Logs
 from .resuming import Resuming
 
 if TYPE_CHECKING:
@@ -36,18 +34,17 @@ class HistoryKeeping(Adapter):
 
     def __init__(
         self,
-        config: Config,
+        context: Context,
         control: Control,
-        date: SteadyDate,
-        logs: Logs,
         fork_server: ForkServer,
         health: HealthWatch,
         resuming: Resuming,
     ) -> None:
-        self._directory = None if config.logs is None else config.logs.path
+        config = context.config
+        self._directory = config.directory
         self._name = HISTORIES.name(config.allocation.label, time.time())
         self._launch, self._places = config.allocation.name, config.job.places
-        self._control, self._date, self._logs = control, date, logs
+        self._control, self._date, self._logs = control, context.date, context.logs
         self._fork_server, self._health, self._resuming = fork_server, health, resuming
         self._began = time.monotonic()
         self._due = self._began + AFTER

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import HEAD, Allocation
-from ..core.protocol.node_facts import NodeFact
-from ..core.protocol.values import value
 from ..system.hosts import machines
 from ..system.network import route, secret
 from .adapter import Adapter, Performs
-from .channels import Channels, PostsOnDeath
+from .channels import Channels, PostOnDeath
 from .config import Config
-from .errands import Errands
+from .context import Context
 
 
 class Alone(Adapter):
     """The network of an agent that has no others."""
 
     port = 0
+    networks = ()
+
+    def __init__(self, address: str) -> None:
+        self.address = address
 
     def performs(self) -> Performs:
         return {
@@ -35,41 +36,34 @@ class Alone(Adapter):
     def _take_place(self, effect: effects.TakePlace) -> None:
         raise AssertionError("an agent that is alone has a place")
 
-    def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
+    def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
         """Nobody would ask for it."""
 
 
-@value()
-class Joined:
-    """An agent's network, and the address at which others reach it, or "" while that is unknown."""
-
-    network: Channels | Alone
-    address: str
-    networks: tuple[str, ...] = ()  # from which this node connects to others
-
-
-def join(
-    config: Config,
-    environ: Mapping[str, str],
-    record: Callable[[NodeFact], None],
-    errands: Errands,
-) -> Joined:
-    """UsageError when the secret, the names or the ports do not allow it."""
-    where = config.allocation
-    here = config.job.places[where.index]
+def join(context: Context) -> Channels | Alone:
+    """Return the network of this agent. Raises UsageError if it cannot be set up."""
+    config, where = context.config, context.config.allocation
     try:
         address = _own_address(config)
         if where.alone:
-            return Joined(Alone(), address)
-        shared = secret.load_or_create(secret.secret_path(environ))
+            return Alone(address)
+        shared = secret.load_or_create(secret.secret_path(context.environ))
         addresses, spare = _addresses_of_head(where)
         networks = () if config.job.nodes == 1 else route.networks_of_node(address)
-        channels = Channels(where, shared, addresses, record, errands, spare=spare, own=address)
+        return Channels(
+            where,
+            shared,
+            addresses,
+            context.record,
+            context.errands,
+            spare=spare,
+            address=address,
+            networks=networks,
+        )
     except UsageError as e:
-        raise UsageError(f"on {here.host}: {e}") from e
+        raise UsageError(f"on {context.host}: {e}") from e
     except OSError as e:
-        raise UsageError(f"{here.host} cannot reach the other hosts: {e}") from e
-    return Joined(channels, address, networks)
+        raise UsageError(f"{context.host} cannot reach the other hosts: {e}") from e
 
 
 def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:

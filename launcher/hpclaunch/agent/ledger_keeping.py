@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
@@ -18,11 +18,9 @@ from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
 from ..core.protocol.wording import harmless_json
 from ..system.logs import fact_files
 from ..system.shared import packing
-from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
-from .config import Config
+from .context import Context
 from .end_watch import EndWatch
-from .logs import Logs
 
 if TYPE_CHECKING:
     from ..core.ledger.summing import Launch
@@ -38,21 +36,12 @@ MOST_KEPT = 1000  # facts, until they are folded, or until those of earlier head
 class LedgerKeeping(Adapter):
     """`record` has a fact recorded, which then comes with `note`."""
 
-    def __init__(
-        self,
-        config: Config,
-        control: Control,
-        date: SteadyDate,
-        incarnation: str,
-        logs: Logs,
-        end_watch: EndWatch,
-        record: Callable[[Fact], None],
-    ) -> None:
-        self._directory = None if config.logs is None else config.logs.path
-        self._launch = config.allocation.name
-        self._control, self._date, self._record = control, date, record
-        self._incarnation = incarnation
-        self._logs, self._end_watch = logs, end_watch
+    def __init__(self, context: Context, control: Control, end_watch: EndWatch) -> None:
+        config = context.config
+        self._directory, self._launch = config.directory, config.allocation.name
+        self._date, self._incarnation = context.date, context.incarnation
+        self._record, self._logs = context.record, context.logs
+        self._control, self._end_watch = control, end_watch
         self._began = time.monotonic()
         self._due = self._began + SHORTEST
         self._ledger: Ledger | None = None  # None: nobody has looked yet

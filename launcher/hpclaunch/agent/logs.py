@@ -31,10 +31,9 @@ class Logs(Adapter):
         self, config: Config, service: LogServiceClient, record: Callable[[NodeFact], None]
     ) -> None:
         self.service = service
-        here = config.job.places[config.allocation.index]
-        self.is_replaced = Successors(here.host, record)
+        self.is_replaced = Successors(config.host, record)
         # The file that says that the first agent lives, or was killed; None at any other agent.
-        self._first = config.logs.first if config.logs and here.index == HEAD else None
+        self._first = config.logs.first if config.logs and config.place.index == HEAD else None
         self._number = 0  # of the newest question
         self._asked: dict[int, Done] = {}
         self._shown: partial[messages.Prepare] | None = None  # the request of the round shown

@@ -9,19 +9,19 @@ import json
 import os
 import select
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.protocol.effects import Exit
-from ..core.protocol.node_facts import MetricsFailed, NodeFact
+from ..core.protocol.node_facts import MetricsFailed
 from ..core.protocol.process_kinds import ProcessKind
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
-from .config import Config
+from .context import Context
 from .metrics_messages import REPLIES, Finish
 from .viewing import Viewing
 
@@ -66,25 +66,19 @@ class MetricsServiceClient(Helper):
 class Metrics(Adapter):
     """Nothing without --metrics, and then the process that tells them."""
 
-    def __init__(
-        self,
-        config: Config,
-        viewing: Viewing,
-        record: Callable[[NodeFact], None],
-        is_replaced: Callable[[Helper], bool],
-    ) -> None:
-        self._config, self._viewing, self._record = config, viewing, record
-        self._is_replaced = is_replaced
+    def __init__(self, context: Context, viewing: Viewing) -> None:
+        self._config, self._viewing, self._record = context.config, viewing, context.record
+        self._is_replaced = context.logs.is_replaced
         self._client: MetricsServiceClient | None = None
-        if config.metrics is not None:
-            self._target = self._of_this_agent(config.metrics)
+        if (target := self._config.metrics) is not None:
+            self._target = self._of_this_agent(target)
             self._start()
 
     def _of_this_agent(self, target: MetricsTarget) -> MetricsTarget:
         """The agents of one node have ports in a row."""
-        places, index = self._config.job.places, self._config.allocation.index
-        here = [place.index for place in places if place.node == places[index].node]
-        return replace(target, port=target.port + here.index(index)) if target.port else target
+        own = self._config.place
+        here = [place for place in self._config.job.places if place.node == own.node]
+        return replace(target, port=target.port + here.index(own)) if target.port else target
 
     def _start(self) -> None:
         allocation = self._config.allocation
@@ -133,5 +127,4 @@ class Metrics(Adapter):
     def _complain(self, why: str) -> None:
         target = self._target
         where = target.file or target.directory or f"port {target.port} of {target.address}"
-        host = self._config.job.places[self._config.allocation.index].host
-        self._record(MetricsFailed(host, where, why))
+        self._record(MetricsFailed(self._config.host, where, why))

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.protocol import events
 from ..core.protocol.facts import Fact, JobEnded
-from ..core.protocol.node_facts import NodeFact, NotifyFailed, NotifyTrouble
+from ..core.protocol.node_facts import NotifyFailed, NotifyTrouble
 from ..core.protocol.wording import harmless
 from ..system.shared.errands import Answer, Notified, Notify
 from .adapter import Adapter
-from .config import Config
-from .errands import Errands
+from .context import Context
 
 if TYPE_CHECKING:
     from ..observe.notifications import Detail, Notification, Notifications
@@ -28,16 +27,9 @@ END_LIMIT = 10.0  # seconds for what is left at the end
 class Notifying(Adapter):
     """`goodput` is asked once the job is over."""
 
-    def __init__(
-        self,
-        config: Config,
-        errands: Errands,
-        record: Callable[[NodeFact], None],
-        goodput: Callable[[], float | None],
-    ) -> None:
-        self._config, self._errands, self._record = config, errands, record
-        self._host = config.job.places[config.allocation.index].host
-        self._goodput = goodput
+    def __init__(self, context: Context, goodput: Callable[[], float | None]) -> None:
+        self._config, self._errands, self._record = context.config, context.errands, context.record
+        self._host, self._goodput = context.host, goodput
         self._notifications: Notifications | None = None  # None: the user asks for none
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False

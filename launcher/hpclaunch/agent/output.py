@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..core.placement.streams import Shown, Std, Streams
+from ..core.placement.streams import Shown, Std
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
 from ..system.logs.log_directory import index_of
 from ..system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
 from ..worker.fork_server_messages import Worker
-from .logs import Done, Logs
+from .context import Context
+from .logs import Done
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
 
@@ -22,22 +23,11 @@ CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and it
 class Output:
     """What of the workers' output one agent shows, and where; its log service does it."""
 
-    def __init__(
-        self,
-        logs: Logs,
-        streams: Streams,
-        *,
-        role: str,
-        launch: str,
-        label: str,
-        host: str,
-    ) -> None:
-        self.logs = logs
-        self._streams = streams
-        self._role = role
-        self._launch = launch
-        self._label = label
-        self._host = harmless(host)
+    def __init__(self, context: Context) -> None:
+        self.logs, config = context.logs, context.config
+        self._streams, self._role = config.streams, config.role
+        self._launch, self._label = config.allocation.name, config.allocation.label
+        self._host = harmless(context.host)
         self._one_console = _are_one_place(1, 2)
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:

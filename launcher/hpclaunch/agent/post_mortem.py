@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 
 from ..core.control import Control
 from ..core.head.restarts import how, who
@@ -13,7 +12,7 @@ from ..core.protocol.model import EXIT_FAILED, EXIT_USAGE, Culprit, Failure, Ver
 from ..system.logs import error_file
 from .adapter import Adapter
 from .config import Config
-from .logs import Logs
+from .context import Context
 
 CONSEQUENCES = 4  # that are named; the rest is counted
 LINES = 14  # of all; a worker's last ones give way
@@ -24,28 +23,26 @@ WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
 class PostMortem(Adapter):
     """Says at the end why the job failed, and hands on the workers' error files."""
 
-    def __init__(
-        self, config: Config, control: Control, logs: Logs, environ: Mapping[str, str]
-    ) -> None:
-        self._config, self._control = config, control
-        self._logs, self._environ = logs, environ
+    def __init__(self, context: Context, control: Control) -> None:
+        self._config, self._control = context.config, control
+        self._logs, self._environ = context.logs, context.environ
 
     def conclude(self, end: Exit) -> None:
-        verdict, logs = end.verdict, self._config.logs
+        verdict, directory = end.verdict, self._config.directory
         if not verdict.code:
             return
         text = account(
             verdict,
             code=exit_code(verdict, self._config),
-            host=self._config.job.places[self._config.allocation.index].host,
+            host=self._config.host,
             at_head=self._control.leads,
-            log_dir="" if logs is None else str(logs.path),
+            log_dir=str(directory or ""),
         )
         if text:
             self._logs.say(text)
-        if logs is not None:
+        if directory is not None:
             failures = [verdict.cause] if verdict.cause else []
-            error_file.hand_on((*failures, *verdict.consequences), logs.path, self._environ)
+            error_file.hand_on((*failures, *verdict.consequences), directory, self._environ)
 
 
 def exit_code(verdict: Verdict, config: Config) -> int:

@@ -24,11 +24,9 @@ class Recording(Adapter):
 
     def __init__(self, config: Config, logs: Logs, date: SteadyDate, incarnation: str) -> None:
         self._logs, self._date = logs, date
-        directory = None if config.logs is None else config.logs.path
-        allocation = config.allocation
-        host = config.job.places[allocation.index].host
-        self.journal = Journal(directory, allocation.label)
-        self._facts = FactFile(directory, allocation.label, allocation.name, host, incarnation)
+        directory, label, launch = config.directory, config.allocation.label, config.allocation.name
+        self.journal = Journal(directory, label)
+        self._facts = FactFile(directory, label, launch, config.host, incarnation)
         self._console = Console()
         self.observers: list[Callable[[Fact, float], None]] = [self._facts.record, self._show]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar
 
 from ..core.protocol import effects, events
-from ..core.protocol.facts import CheckpointSaved, Fact
+from ..core.protocol.facts import CheckpointSaved
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
 from ..core.protocol.node_facts import CheckpointDirSuggested, CheckpointSearchStalled
 from ..core.protocol.wording import some
@@ -31,7 +31,8 @@ from ..system.checkpoints.messages import (
 )
 from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
-from .config import Checkpoints, Config
+from .config import Checkpoints
+from .context import Context
 
 MOST_ROUNDS = 256  # that are remembered
 NEAR = 3  # rounds to tell about, before and after the one in which something was saved
@@ -48,23 +49,18 @@ class Resuming(Adapter):
 
     limits_helper: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: Config,
-        look_at_disk: Callable[[DiskSeen], None],
-        record: Callable[[Fact], None],
-        is_replaced: Callable[[CheckpointServiceClient], bool],
-    ) -> None:
+    def __init__(self, context: Context, look_at_disk: Callable[[DiskSeen], None]) -> None:
+        config = context.config
         self._settings = config.checkpoints
-        self._is_replaced = is_replaced
+        self._is_replaced = context.logs.is_replaced
         self._command = config.command
-        self._record = record
+        self._record = context.record
         self._suggests = config.checkpoints is None  # at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
         self._used_at = -math.inf  # the last request or reply
         self._local = config.job.local
-        self._host = config.job.places[config.allocation.index].host
+        self._host = context.host
         self._number = 0  # of the newest request
         self._search_number = 0  # of the search that is waited for, or 0
         self._question = 0  # the core's number for that search

@@ -4,39 +4,29 @@ starts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ..core.protocol import events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import Assignment, Origin, Trouble
-from ..core.protocol.node_facts import NodeFact, OutputMoved
+from ..core.protocol.node_facts import OutputMoved
 from ..core.protocol.values import replace
 from ..system.logs import error_file, messages
 from ..system.processes.fork_server_client import ForkServerClient
-from .config import Config
+from .context import Context
 from .gpu_sharing import GpuSharing
 from .output import Output
 from .workers import Crew, is_warm, notice_file, workers_of
 
 
 class RoundStart:
-    """One start at a time. `note` writes to the journal."""
+    """One start at a time."""
 
-    def __init__(
-        self,
-        config: Config,
-        environ: Mapping[str, str],
-        output: Output,
-        sharing: GpuSharing,
-        note: Callable[[str, Any], None],
-        record: Callable[[NodeFact], None],
-    ) -> None:
-        self._config, self._environ = config, environ
-        self._output, self._sharing, self._note = output, sharing, note
-        self._record = record
-        self._host = config.job.places[config.allocation.index].host
+    def __init__(self, context: Context, output: Output, sharing: GpuSharing) -> None:
+        self._config, self._environ, self._host = context.config, context.environ, context.host
+        self._note, self._record = context.note, context.record
+        self._output, self._sharing = output, sharing
         self._directory: Path | None = None
         self._starting: Crew | None = None  # whose files are being made
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol import effects, events
@@ -19,19 +19,13 @@ from ..core.protocol.model import Request
 from ..core.protocol.values import replace
 from ..observe.past_rounds import past_rounds
 from ..system.logs.log_directory import STATUS
+from ..system.network.view_socket import LEDGER, ViewSocket, file_of
 from ..system.shared import packing
-from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter, Fd
-from .config import Config
+from .context import Context
 from .health_watch import HealthWatch
 from .ledger_keeping import LedgerKeeping
-from .logs import Logs
 from .resuming import Resuming
-
-if TYPE_CHECKING:
-    import socket
-
-    from ..system.network.view_socket import ViewSocket
 
 FRESH = 0.25  # seconds for which a snapshot is of use to all who look,
 LEDGER_FRESH = 2.0  # and a ledger
@@ -60,8 +54,6 @@ class ViewFile:
         return self._file
 
     def make(self) -> int:
-        from ..system.network.view_socket import file_of
-
         self.close()
         self._file = file_of(self._make())
         return self._file
@@ -75,17 +67,15 @@ class ViewFile:
 class Viewing(Adapter):
     def __init__(
         self,
-        config: Config,
+        context: Context,
         control: Control,
-        logs: Logs,
         ledger: LedgerKeeping,
         health: HealthWatch,
         resuming: Resuming,
-        date: SteadyDate,
     ) -> None:
-        self._config, self._control, self._logs = config, control, logs
-        self._ledger, self._health, self._resuming = ledger, health, resuming
-        self._date = date
+        self._config, self._logs, self._date = context.config, context.logs, context.date
+        self._control, self._ledger = control, ledger
+        self._health, self._resuming = health, resuming
         self._saved: tuple[float, CheckpointSaved] | None = None  # the newest, and when recorded
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
@@ -97,8 +87,6 @@ class Viewing(Adapter):
         self._open()
 
     def _open(self) -> None:
-        from ..system.network.view_socket import ViewSocket
-
         try:
             self._socket = ViewSocket()
         except OSError:
@@ -132,11 +120,11 @@ class Viewing(Adapter):
 
     def _keep(self) -> None:
         """Write a snapshot for those who cannot ask, if this agent leads."""
-        logs = self._config.logs
-        if logs is None or not self._control.leads:
+        directory = self._config.directory
+        if directory is None or not self._control.leads:
             return
         self._keep_at = time.monotonic() + KEPT
-        self._logs.service.keep(logs.path, {STATUS: self._snapshot().decode()})
+        self._logs.service.keep(directory, {STATUS: self._snapshot().decode()})
 
     def note(self, fact: Fact, at: float) -> None:
         """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
@@ -147,8 +135,6 @@ class Viewing(Adapter):
         if self._socket is None or self._socket.fileno() not in fds:
             return
         self._read_at = time.monotonic() + PAUSE
-        from ..system.network.view_socket import LEDGER
-
         for word, end in self._socket.receive():
             if request := REQUESTS.get(word):
                 yield from self._request(request, end)
@@ -158,8 +144,6 @@ class Viewing(Adapter):
                 yield from self._look(end)
 
     def _request(self, request: Request, end: socket.socket) -> Iterator[events.Event]:
-        from ..system.network.view_socket import file_of
-
         assert self._socket is not None, "somebody has asked"
         why = self._control.refusal(request)
         file = file_of(why.encode())
@@ -207,7 +191,7 @@ class Viewing(Adapter):
             host=config.job.places[control.index].host,
             pid=os.getpid(),
             program=" ".join(config.command),
-            logs="" if config.logs is None else str(config.logs.path),
+            logs=str(config.directory or ""),
             time=time.time(),
             age=now - self._began,
             job=job,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.stages import Stage
 from .adapter import Adapter
+from .context import Context
 from .output import Output
 
 OVER = (Stage.ENDING, Stage.ENDED)
@@ -24,14 +25,9 @@ class WaitOnTerminal(Adapter):
     round has ended.
     """
 
-    def __init__(
-        self,
-        control: Control,
-        output: Output,
-        environ: Mapping[str, str],
-    ) -> None:
-        self._control, self._output = control, output
-        self._has_terminal = os.isatty(2) and environ.get("TERM") != "dumb"
+    def __init__(self, context: Context, control: Control, output: Output) -> None:
+        self._control, self._output, self._logs = control, output, context.logs
+        self._has_terminal = os.isatty(2) and context.environ.get("TERM") != "dumb"
         self._seen: tuple[Stage, int] | None = None  # the last stage, with the round
         self._over: tuple[Stage, int] | None = None  # one in which there is nothing to wait for
         self._since = math.inf  # when this wait began
@@ -78,4 +74,4 @@ class WaitOnTerminal(Adapter):
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            self._output.logs.service.live(text)
+            self._logs.service.live(text)
