@@ -238,7 +238,7 @@ def test_a_gpu_that_is_lost_at_the_start(machine):
     machine.launch()
     code, said = machine.end()
     assert code == 1
-    assert "GPUs: GPU 1: GPU is lost (--health off starts in spite of it)" in said
+    assert "GPUs: GPU 1: GPU is lost (--health off starts anyway)" in said
     machine.launch("--health=off")
     assert machine.end()[0] == 0
 

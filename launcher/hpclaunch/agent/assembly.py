@@ -1,4 +1,4 @@
-"""An agent, put together: its adapters, the loop that serves them, and the order of its end."""
+"""An agent put together: its adapters, the loop that serves them, and the order of its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .waiting import WaitOnTerminal
 
 
 class Agent:
-    """Built from a Config; `run` returns the last effect of its core."""
+    """An agent with all of its adapters. `run` returns the last effect of its core."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Agent:
         service: LogServiceClient,
     ) -> None:
         self._config = config
-        # What is recorded is written by the log service, whose own end is recorded.
+        # The log service writes the facts, and its own end is a fact.
         self._logs = logs = Logs(config, service, lambda fact: self._recording.record(fact))
         date, incarnation = SteadyDate(), os.urandom(8).hex()
         self._recording = recording = Recording(config, logs, date, incarnation)
@@ -105,14 +105,14 @@ class Agent:
             network,
             end_watch,
             LaterImports(),
-            viewing,  # those who look see what has arrived before
+            viewing,  # its answers have what has arrived in the same turn
             Metrics(context, viewing),
             notifying,
             PostMortem(context, control),
             ledger,  # if the report fails, the user still knows why the job did
             HistoryKeeping(context, control, fork_server, health, resuming),
             WaitOnTerminal(context, control, output),
-            recording,  # of what the others have recorded in the same turn
+            recording,  # writes what the others have recorded in the same turn
         )
         self._loop = Loop(control, recording.journal, adapters)
 
@@ -132,15 +132,14 @@ class Agent:
             self._loop.close(self._closed_last(end))
 
     def _closed_last(self, end: Exit | None) -> Sequence[Adapter]:
-        """Return the exceptions from the rule that what was opened first is closed last."""
-        # All that the others still record and say is written before the fork server, which may take
-        # some time, is closed.
+        """Return the exceptions to the rule that the adapter opened first is closed last."""
+        # Closing the fork server may take some time. All output is written before.
         shown = (self._recording, self._logs)
-        # MPS daemons serve the workers, and NVML may hang.
+        # The MPS daemons outlive the workers, which are their clients. NVML may hang.
         workers = (self._fork_server, self._sharing, self._health)
         if end is not None and not end.alone:
-            return *shown, *workers, self._network  # others see this agent leave without workers
-        # Others are to learn that this agent is dead: the fork server says so, at its port.
+            return *shown, *workers, self._network  # the workers have ended when the others hear it
+        # The fork server posts this agent's death notice at the port that the network has freed.
         return *shown, self._network, *workers
 
 
@@ -151,15 +150,15 @@ def run(
     logs: LogServiceClient,
     begun: Callable[[], None],
 ) -> int:
-    """Be an agent; returns the exit code. Raises UsageError before `begun` is called, if at all.
+    """Run an agent and return its exit code. After `begun` was called, no UsageError is raised.
 
-    The caller creates `signals`, `server` and `logs` before this module is imported: so no signal
-    is missed, and both processes start up during the import.
+    The caller creates `signals`, `server` and `logs` before it imports this module. So no signal is
+    missed, and both processes start during the import.
     """
     agent = Agent(config, os.environ, signals, server, logs)
     begun()
     end = agent.run()
-    from . import sequel  # no start of an agent pays for it
+    from . import sequel  # needed only at the end
 
     sequel.carry_out(end.verdict, config.job, os.environ, leads=agent.control.leads)
     return exit_code(end.verdict, config)

@@ -1,4 +1,4 @@
-"""The fork server, as the loop knows it: what the core wants of its workers, and what they do."""
+"""The adapter of the fork server: starts, stops and asks workers, and reports what they do."""
 
 from __future__ import annotations
 
@@ -75,22 +75,22 @@ class ForkServer(Adapter):
         self._note, self._record = context.note, context.record
         self._native_stacks = evidence.NativeStacks(context.errands)
         self._start = RoundStart(context, output, sharing)
-        self._is_in_order = False  # nobody has to learn that this agent has ended
+        self._is_in_order = False  # the agent ends in order, so no death notice is posted
         self._death_notice: tuple[int, str, bytes, str] | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
-        """Have this death notice posted by the fork server, also by a later one."""
+        """Have the fork server, or its successor, post this death notice once the agent is dead."""
         self._death_notice = port, notice, secret, release
         self._client.post_on_death(*self._death_notice)
 
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
-        """Have `take` get what the workers do and use, for the history."""
+        """Ask for the vitals of the workers, for the history. `take` is called with them later."""
         self._take_vitals = take
         self._client.query(replies.HISTORY, 0)
 
     def resize(self) -> None:
-        """Give the workers' terminals the size of the user's."""
+        """Set the size of the workers' terminals to that of the user's."""
         self._client.resize(self._output.size)
 
     # Effects
@@ -152,7 +152,7 @@ class ForkServer(Adapter):
             yield from self._replace()
 
     def _replace(self) -> list[events.Event]:
-        """The dead one's workers have died with it."""
+        """Replace the fork server, which is dead. Its workers have died with it."""
         dead = self._client
         dead.close()
         self._logs.service.finish()
@@ -168,11 +168,11 @@ class ForkServer(Adapter):
         return self._in_order(events.ForkServerReplaced())
 
     def _in_order(self, *some: events.Event) -> list[events.Event]:
-        """Return these events after all that the fork server has reported before."""
+        """Queue these events behind all that the fork server has reported before."""
         return self._last_words.add(lambda _: some)
 
     def _on_reply(self, reply: replies.Event) -> Iterable[events.Event]:
-        """Return the events that follow from one of the fork server's."""
+        """Return the core's events for one of the fork server."""
         match reply:
             case replies.Listening(port):
                 return [events.StoreListening(port)]
@@ -207,7 +207,7 @@ class ForkServer(Adapter):
             case replies.Unheard(number):
                 return [events.NoticeUnheard(number)]
             case replies.Taken(number, last):
-                # A worker that looks for the file has come to the step: all have taken the notice.
+                # The file appears only once all workers have reached the step of the notice.
                 file = self._start.notice_file
                 self._logs.service.keep(file.parent, {file.name: "notice was given\n"})
                 return [events.NoticeTaken(number, last)]
@@ -222,7 +222,7 @@ class ForkServer(Adapter):
         return ()
 
     def _inform(self, reply: Remark) -> None:
-        """Record or note something that the core does not need."""
+        """Record, or note in the journal, something that the core does not need."""
         if not isinstance(reply, replies.Unhandled | replies.Continued):
             self._note(reply.op, reply.fields())
         host, is_head = self._config.host, self._config.place.index == HEAD
@@ -256,7 +256,7 @@ class ForkServer(Adapter):
         return self._last_words.add(make, files)
 
     def _on_answer(self, query: Query, found: Mapping[str, Any]) -> list[events.Event]:
-        """Make an answer for the core of what the fork server has found out."""
+        """Make the core's answer to a query of what the fork server has found."""
         if query.kind is QueryKind.EVIDENCE:
             directory = self._start.directory / EVIDENCE
             hang = evidence.HangEvidence(directory, query, found["ranks"], {})
@@ -281,7 +281,7 @@ class ForkServer(Adapter):
 
 
 def _ranks(found: Mapping[str, Any]) -> tuple[RankVitals, ...]:
-    """Return the vitals of each worker as the fork server has found them."""
+    """Return the vitals of each worker from the fork server's answer."""
     return msgspec.convert(found["ranks"], tuple[RankVitals, ...])
 
 

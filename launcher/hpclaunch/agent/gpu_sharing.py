@@ -1,4 +1,4 @@
-"""MPS for GPUs that workers share: started before a round, and verified while it runs."""
+"""MPS for GPUs that workers share: started before a round, and checked while it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OCCUPIED = (
 
 
 class GpuSharing(Adapter):
-    """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
+    """The MPS daemons of one agent, run by their keeper. `close` ends them, after the workers."""
 
     def __init__(self, context: Context) -> None:
         self._config, self._environ = context.config, context.environ
@@ -44,8 +44,8 @@ class GpuSharing(Adapter):
         self._waits = False  # for the keeper's answer
         self._tries = 0
         self._pids: dict[int, int] = {}  # of the round's workers, by rank
-        self._recorded: set[NodeFact] = set()  # those that each round finds again
-        self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they are for
+        self._recorded: set[NodeFact] = set()  # facts that every round finds again
+        self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they serve
 
     def performs(self) -> Performs:
         return {effects.PrepareGpus: self._prepare}
@@ -77,7 +77,7 @@ class GpuSharing(Adapter):
         return []
 
     def started(self, rank: int, pid: int) -> None:
-        """Once all workers are there, the keeper checks that they are clients of MPS."""
+        """Note a worker. Once all have started, the keeper checks that they are clients of MPS."""
         self._pids[rank] = pid
         part, keeper = self._part, self._keeper
         complete = part is not None and len(self._pids) == part.nproc
@@ -101,9 +101,9 @@ class GpuSharing(Adapter):
             self._keeper.close()
 
     def _ask(self) -> None:
-        assert self._keeper is not None, "it was started for this"
-        assert self._part is not None, "so is a part given"
-        assert self._plan is not None, "and its plan made"
+        assert self._keeper is not None, "a keeper was started"
+        assert self._part is not None, "a round is being prepared"
+        assert self._plan is not None, "a plan was made"
         self._waits = True
         self._tries += 1
         self._keeper.prepare(self._part.round, self._plan.groups, self._plan.foreign)
@@ -135,7 +135,7 @@ class GpuSharing(Adapter):
         return []
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
-        """The daemons have ended with their keeper, so their clients, if any, will fail."""
+        """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
         keeper.close()
         self._keeper = None
         if self._is_replaced(keeper):
@@ -176,7 +176,7 @@ class GpuSharing(Adapter):
         return MpsStarted(self._host, tuple(sorted(gpus)))
 
     def _record_once(self, *found: NodeFact) -> None:
-        """Record each of these once, although every round finds them."""
+        """Record each of these facts once, although every round finds them."""
         for fact in found:
             if fact not in self._recorded:
                 self._recorded.add(fact)

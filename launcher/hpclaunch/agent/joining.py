@@ -1,4 +1,4 @@
-"""How an agent finds the others: their addresses, the keys, and its channels to them."""
+"""The network of an agent: the addresses of the others, the keys, and the channels to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .context import Context
 
 
 class Alone(Adapter):
-    """The network of an agent that has no others."""
+    """The network of the only agent of a job."""
 
     port = 0
     networks = ()
@@ -37,7 +37,7 @@ class Alone(Adapter):
         raise AssertionError("an agent that is alone has a place")
 
     def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
-        """Nobody would ask for it."""
+        """Do nothing, since nobody would ask for it."""
 
 
 def join(context: Context) -> Channels | Alone:
@@ -67,8 +67,8 @@ def join(context: Context) -> Channels | Alone:
 
 
 def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
-    """Return the addresses at which this agent looks for the first head, and those to try later if
-    it is not there. Both are empty for that head itself. Raises OSError if there is no address.
+    """Return the addresses at which to look for the first head, and those to try later if it does
+    not answer there. Both are empty for that head itself. Raises OSError if there is no address.
     """
     first, here = where.places[HEAD], where.places[where.index]
     host = "" if where.endpoint is None else where.endpoint[0]
@@ -88,15 +88,15 @@ def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
         if not chosen:
             raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT sets that of the first node") from e
         return chosen, []
-    # The user's address may belong to another host, which only the head could find out.
+    # The user's address may belong to another host, which cannot be known here.
     return (chosen, [a for a in named if a not in chosen]) if chosen else (named, [])
 
 
 def _own_address(config: Config) -> str:
-    """Return the address at which the others reach this agent's node; "" while that is unknown.
+    """Return the address at which the others reach this agent's node, or "" while it is unknown.
 
-    The user's choice counts where it is an address of this node. In a job script `$(hostname -i)`
-    is the first node's address on every node.
+    In a step, the user's choice counts only on the node that has this address: in a job script,
+    `$(hostname -i)` is the first node's address on every node.
     """
     if config.job.nodes == 1:
         return route.LOOPBACK

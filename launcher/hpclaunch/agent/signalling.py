@@ -1,4 +1,4 @@
-"""The signals that this process receives, and helpers that somebody has stopped with one."""
+"""Signals to this process, and helpers that were stopped by a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .context import Context
 
 
 class Signalling(Adapter):
-    """`resize` is called when the terminal has another size."""
+    """Makes events of signals. Calls `resize` when the size of the terminal has changed."""
 
     def __init__(self, context: Context, signals: Signals, resize: Callable[[], None]) -> None:
         self._signals, self._resize = signals, resize

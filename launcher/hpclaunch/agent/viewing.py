@@ -1,7 +1,7 @@
-"""People who look at the job, or ask something of it: answered in a bounded share of the loop.
+"""Answers to `hpclaunch status` and the like, in a bounded share of the loop's time.
 
-An answer is made for all who ask at about the same time. Making a snapshot takes a few milliseconds
-in a large job: the next one is made only after many times as long.
+One answer serves all who ask at about the same time. Making a snapshot takes some milliseconds in a
+large job, and the next one is made only after many times as long.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .health_watch import HealthWatch
 from .ledger_keeping import LedgerKeeping
 from .resuming import Resuming
 
-FRESH = 0.25  # seconds for which a snapshot is of use to all who look,
-LEDGER_FRESH = 2.0  # and a ledger
-SHARE = 0.02  # of the time of the loop, at most, for making either
+FRESH = 0.25  # seconds for which a snapshot is used
+LEDGER_FRESH = 2.0  # seconds for which a ledger is used
+SHARE = 0.02  # greatest share of the loop's time for making snapshots, or ledgers
 KEPT = 60.0  # seconds between two snapshots in the log directory
 PAUSE = 0.008  # seconds between two times that questions are read
-LOOKED = 1.0  # seconds between two events that say that somebody looks
+LOOKED = 1.0  # seconds between two events LookedAt
 REQUESTS = {request.value.encode(): request for request in Request}
 
 
 class ViewFile:
-    """The file with an answer, which is made anew when it is too old for whoever asks."""
+    """A file with an answer, which is made again when it is too old."""
 
     def __init__(self, make: Callable[[], bytes], fresh: float) -> None:
         self._make, self._fresh = make, fresh
@@ -45,7 +45,7 @@ class ViewFile:
         self._until = -math.inf
 
     def newest(self) -> int:
-        """Its descriptor."""
+        """Return the descriptor of an answer that is new enough."""
         now = time.monotonic()
         if now >= self._until:
             self.make()
@@ -54,6 +54,7 @@ class ViewFile:
         return self._file
 
     def make(self) -> int:
+        """Make the answer, and return its descriptor."""
         self.close()
         self._file = file_of(self._make())
         return self._file
@@ -65,6 +66,8 @@ class ViewFile:
 
 
 class Viewing(Adapter):
+    """Answers questions and requests of users at a socket."""
+
     def __init__(
         self,
         context: Context,
@@ -81,7 +84,7 @@ class Viewing(Adapter):
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
         self._ledgers = ViewFile(ledger.packed, LEDGER_FRESH)
-        self._read_at = math.inf  # when to read questions again, after some were read
+        self._read_at = math.inf  # when to read questions again, during a PAUSE
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
         self._open()
@@ -90,11 +93,11 @@ class Viewing(Adapter):
         try:
             self._socket = ViewSocket()
         except OSError:
-            return  # nobody can look: no reason not to train
+            return  # the training does not need it
 
     @property
     def name(self) -> bytes:
-        """Of the socket at which this agent answers; b"" if there is none."""
+        """The name of the socket at which this agent answers, or b"" if there is none."""
         return b"" if self._socket is None else self._socket.name
 
     def close(self) -> None:
@@ -119,7 +122,7 @@ class Viewing(Adapter):
         self._keep()
 
     def _keep(self) -> None:
-        """Write a snapshot for those who cannot ask, if this agent leads."""
+        """Write a snapshot into the log directory, if this agent leads."""
         directory = self._config.directory
         if directory is None or not self._control.leads:
             return
@@ -144,7 +147,7 @@ class Viewing(Adapter):
                 yield from self._look(end)
 
     def _request(self, request: Request, end: socket.socket) -> Iterator[events.Event]:
-        assert self._socket is not None, "somebody has asked"
+        assert self._socket is not None, "the request arrived there"
         why = self._control.refusal(request)
         file = file_of(why.encode())
         self._socket.answer(end, file)
@@ -153,8 +156,8 @@ class Viewing(Adapter):
             yield events.Requested(request)
 
     def _look(self, end: socket.socket) -> Iterator[events.Event]:
-        """Answer with a snapshot, after the core knows that somebody looks."""
-        assert self._socket is not None, "somebody has asked"
+        """Answer with a snapshot. First the core learns that somebody looks at the job."""
+        assert self._socket is not None, "the question arrived there"
         now = time.monotonic()
         if now >= self._looked_at + LOOKED:
             self._looked_at = now
@@ -166,7 +169,7 @@ class Viewing(Adapter):
         self._socket.answer(end, self._snapshots.newest())
 
     def last(self) -> tuple[int, int]:
-        """The last snapshot and the last ledger, when the job is over: descriptors."""
+        """Return descriptors of the last snapshot and the last ledger, when the job is over."""
         return self._snapshots.make(), self._ledgers.make()
 
     def _snapshot(self) -> bytes:
@@ -176,7 +179,7 @@ class Viewing(Adapter):
         job = control.snapshot(now)
         if job is not None:
             date, ends = self._date.now(), self._ledger.ends()
-            from ..observe.launch_past import newest_checkpoint  # no start of an agent pays for it
+            from ..observe.launch_past import newest_checkpoint  # the start does not need it
 
             job = replace(
                 job,
