@@ -259,7 +259,7 @@ def test_what_only_slows_is_said_once(machine):
     ("words", "wrong"),
     [
         (["--mps-threads", "0"], "--mps-threads: '0' is neither auto nor a percentage above 0"),
-        (["--mps-memory", "4"], "--mps-memory: '4' is not an amount of memory, as 512M or 4G"),
+        (["--mps-memory", "4"], "--mps-memory: '4' is not an amount of memory, such as 512M"),
         (["--mps", "maybe"], "--mps: invalid choice: 'maybe'"),
     ],
 )

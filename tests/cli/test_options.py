@@ -501,7 +501,7 @@ class TestMistakes:
             (["--max_restarts", "x", "t.py"], "argument --max-restarts: 'x' is not a whole"),
             (["--node-rank", "-1", "t.py"], "--node-rank: '-1' is not a whole number, 0 or more"),
             (["--master-port", "65536", "t.py"], "is not a whole number, from 0 to 65535"),
-            (["--loss-timeout", "1", "t.py"], "an agent may well be silent for 1 s: 2 or more"),
+            (["--loss-timeout", "1", "t.py"], "must be at least 2 s, not 1"),
             (["--loss-timeout", "inf", "t.py"], "'inf' is not a number of seconds"),
             (["--grace", "nan", "t.py"], "argument --grace/--shutdown-timeout: 'nan' is not"),
             (["--grace", "inf", "t.py"], "'inf' is not a number of seconds, 0 or more"),

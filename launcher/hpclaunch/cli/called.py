@@ -1,6 +1,6 @@
-"""The launcher as the child of a program that has called `hpclaunch.launch`, with which it ends.
+"""The launcher as the child of a program that has called `hpclaunch.launch`. It ends with it.
 
-It tells that program, in a line of JSON, that it is up, or why it cannot be.
+It sends that program a line of JSON: the launch's name and log directory, or an error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def main(parent: str, fd: str, own: str, *words: str) -> int:
-    """`fd` is the descriptor for the line, `own` a directory that is there for the job, "" without
-    one; the words are those of the command.
+    """Run the command of these words. `fd` is the descriptor for the line, `own` a directory to
+    remove at the end, or "".
     """
     try:
         return _launch(parent, fd, words)
     finally:
-        if own:  # that program may have been killed
+        if own:  # the calling program may have been killed
             shutil.rmtree(own, ignore_errors=True)
 
 
@@ -40,7 +40,7 @@ def _launch(parent: str, fd: str, words: Sequence[str]) -> int:
 
     from . import options, run
 
-    # The signal with which it is ended must arrive, whatever that program does with its own.
+    # SIGTERM must end this process, even if the calling program ignores or blocks it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     if not die_with(int(parent), signal.SIGTERM):
