@@ -178,13 +178,13 @@ class LaunchedJob:
         ).start()
         try:
             self._started.wait()
-            told = self._hear(reading)
+            answer = self._hear(reading)
         except BaseException:
             self.close()
             raise
         finally:
             os.close(reading)
-        self.name, self.logs = told["name"], Path(told["logs"])
+        self.name, self.logs = answer["name"], Path(answer["logs"])
 
     def _run(
         self, command: list[str], environ: dict[str, str], directory: Path, writing: int
@@ -217,11 +217,11 @@ class LaunchedJob:
             raise UsageError(f"cannot start the launcher: {self._trouble}")
         with open(reading, "rb", closefd=False) as f:
             line = f.readline()
-        told: dict[str, str] = json.loads(line) if line else {}
-        if "name" in told:
-            return told
+        answer: dict[str, str] = json.loads(line) if line else {}
+        if "name" in answer:
+            return answer
         self._ended.wait()
-        raise UsageError(told.get("error") or f"the launcher has ended with {self._code}")
+        raise UsageError(answer.get("error") or f"the launcher has ended with {self._code}")
 
     def __enter__(self) -> LaunchedJob:
         return self
@@ -243,7 +243,7 @@ class LaunchedJob:
         return not self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Wait for the end of the job. Raises TimeoutError if it runs for more seconds than this."""
+        """Wait for the end of the job. Raises TimeoutError if it takes more seconds than this."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
         assert self._code is not None, "its launcher has ended"

@@ -18,7 +18,7 @@ from .core.protocol.errors import UsageError
 from .worker import private_files
 
 # Processes that a worker starts with multiprocessing also run the script. They get the names that
-# the function uses in `__main__`, and do not call it. The calling code has no names there that these
+# the function uses in `__main__`, and do not call it. The calling code has no names there that they
 # could replace. The hash distinguishes functions of the same name.
 SCRIPT = """\
 # The function {name}, {digest}

@@ -3,7 +3,7 @@
     from hpclaunch.progress import phase, step
 
     step(1200)  # a step is done
-    phase("evaluation")  # what comes next, until the next step
+    phase("evaluation")  # the work until the next step
 
 Without the launcher, and with `--progress off`, both do nothing. A call takes a fraction of a
 microsecond. They may be called from one thread at a time.

@@ -506,7 +506,7 @@ class TestMistakes:
             (["--grace", "nan", "t.py"], "argument --grace/--shutdown-timeout: 'nan' is not"),
             (["--grace", "inf", "t.py"], "'inf' is not a number of seconds, 0 or more"),
             (["--grace", "-0.1", "t.py"], "'-0.1' is not a number of seconds, 0 or more"),
-            (["--monitor-interval", "0", "t.py"], "longer than 0 seconds"),
+            (["--monitor-interval", "0", "t.py"], "more than 0 seconds"),
             (["--nnodes", "2:1", "t.py"], "--nnodes: '2:1' is not a number of nodes N"),
             (["--nnodes", "0", "t.py"], "'0' is not a number of nodes"),
             (["--nnodes", "1:2:3", "t.py"], "'1:2:3' is not a number of nodes"),

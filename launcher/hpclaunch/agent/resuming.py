@@ -225,18 +225,18 @@ class Resuming(Adapter):
 
     def update(self, now: float) -> list[events.Event]:
         """Look again when it is time, replace a process that hangs, and end one that is idle."""
-        told: list[events.Event] = []
+        found: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
             self._look_tries = TRIES
-            told += self._begin_look(self._look)
+            found += self._begin_look(self._look)
         service = self._service
         if service is None:
-            return told
+            return found
         if now >= self._ends_idle_at:
             self.close()
         elif now >= service.deadline:
-            told += self._replace(service)
-        return told
+            found += self._replace(service)
+        return found
 
     def _replace(self, hung: CheckpointServiceClient) -> list[events.Event]:
         """Have another process do what this one has not done in time."""
@@ -250,14 +250,14 @@ class Resuming(Adapter):
 
     def _ask_again(self) -> list[events.Event]:
         """Ask another process what the last one did not answer."""
-        told = self._begin_search() if self._search_number else []
+        found = self._begin_search() if self._search_number else []
         look = self._look
         if look is not None and self._look_number:
             if self._look_tries:
-                return told + self._begin_look(look)
+                return found + self._begin_look(look)
             self._look_number, self._look_at = 0, time.monotonic() + AGAIN
-            told += self._see(look, "the process that looks for it has ended repeatedly")
-        return told
+            found += self._see(look, "the process that looks for it has ended repeatedly")
+        return found
 
     # Replies
 
@@ -268,19 +268,19 @@ class Resuming(Adapter):
         service = self._service
         if service is None or service.fileno() not in fds:
             return []
-        told: list[events.Event] = []
+        found: list[events.Event] = []
         self._used_at = now
         for reply in service.replies():
-            told += self._on_reply(reply)
+            found += self._on_reply(reply)
         if service.lost:
             self.close()
             if self._is_replaced(service):
                 with contextlib.suppress(OSError):
                     self._served()
             if self._search_number and not self._search_tries:
-                told.append(self._failed("the process that looks for them has ended"))
-            told += self._ask_again()
-        return told
+                found.append(self._failed("the process that looks for them has ended"))
+            found += self._ask_again()
+        return found
 
     def _on_reply(self, reply: Reply) -> list[events.Event]:
         match reply:

@@ -38,12 +38,12 @@ def sample_of(ranks: Sequence[Mapping[str, Any]], ways: Mapping[str, float], age
     )
 
 
-def _trace(told: Any) -> arrivals.Trace:
+def _trace(times_by_group: Any) -> arrivals.Trace:
     """Return the arrivals by group, or {} if they are damaged: they are from a worker's memory."""
     try:
         trace = {
             str(group)[:LONGEST]: {int(number): int(time) for number, time in times.items()}
-            for group, times in told.items()
+            for group, times in times_by_group.items()
         }
     except (AttributeError, OverflowError, TypeError, ValueError):
         return {}

@@ -45,20 +45,20 @@ def _launch(parent: str, fd: str, words: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     if not die_with(int(parent), signal.SIGTERM):
         return EXIT_USAGE
-    with open(int(fd), "w") as told:
+    with open(int(fd), "w") as answer:
 
         def begun(config: Config) -> None:
             if config.trouble is not None:
-                json.dump({"error": config.trouble.reason}, told)
+                json.dump({"error": config.trouble.reason}, answer)
             else:
                 assert config.logs is not None, "without trouble there are logs"
-                json.dump({"name": config.allocation.name, "logs": str(config.logs.path)}, told)
-            told.close()
+                json.dump({"name": config.allocation.name, "logs": str(config.logs.path)}, answer)
+            answer.close()
 
         try:
             chosen = options.build_parser(os.environ).parse_args(words)
             run.check(chosen)
             return run.run(chosen, os.environ, begun)
         except UsageError as e:
-            json.dump({"error": str(e)}, told)
+            json.dump({"error": str(e)}, answer)
             return EXIT_USAGE

@@ -69,12 +69,12 @@ def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], Examine
 
 def _json(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None) -> str:
     now = time.time()
-    told = {
+    answer = {
         "chosen": None if chosen is None else chosen.candidate.path,
         "rule": None if chosen is None else chosen.rule,
         "checkpoints": [_record(each, now, each is chosen) for each in found],
     }
-    return json.dumps(told, indent=2) + "\n"
+    return json.dumps(answer, indent=2) + "\n"
 
 
 def _record(found: ExaminedCheckpoint, now: float, chosen: bool) -> dict[str, Any]:

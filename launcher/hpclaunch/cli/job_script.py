@@ -71,7 +71,7 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
     where += [f"--partition={job.partition}"] * bool(job.partition)
     share = [f"--cpus-per-task={job.cpus}"] * bool(job.cpus)
     share += [f"--mem={job.memory}"] * bool(job.memory)
-    told = "the workers, which keep running"
+    receivers = "the workers, which keep running"
     lines = [
         (f"--job-name={job.name} --time={job.time}", ""),
         (" ".join(where), ""),
@@ -81,7 +81,7 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
         ("--no-kill" * job.elastic, "a lost node ends the job otherwise"),
         (
             f"--signal={job.signal}" * bool(job.signal),
-            f"to {told}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
+            f"to {receivers}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
         ),
         ("--requeue --open-mode=append" * job.requeue, "later runs append to the same output"),
         (f"--array=1-{job.elements}%1" * bool(job.elements), "each continues the last one"),

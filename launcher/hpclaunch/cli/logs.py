@@ -98,8 +98,8 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
     if (refused := output.refused) is not None:
         raise UsageError(f"cannot show {refused.filename}: {refused.strerror}")
     if options.node and options.node not in output.nodes:
-        where = f"on {some(sorted(output.nodes), 8)}" if output.nodes else "where no index tells"
-        raise UsageError(f"--node {options.node}: its workers ran {where}")
+        known = some(sorted(output.nodes), 8) or "nodes that are not known"
+        raise UsageError(f"--node {options.node}: its workers ran on {known}")
     if options.rank is not None and not options.rank & output.ranks:
         raise UsageError(f"--rank: there are the ranks {ranges.written(output.ranks)}")
 

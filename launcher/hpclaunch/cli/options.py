@@ -133,7 +133,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "--requeue-on",
         type=values.endings,
         metavar="CAUSES",
-        help="the ends of a job after which --requeue applies, separated by commas: "
+        help="the ends after which a job is requeued, separated by commas: "
         f"{', '.join(values.REQUEUE_CAUSES)} (default: {','.join(e.value for e in GOES_ON)})",
     )
     add(

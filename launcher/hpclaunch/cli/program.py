@@ -21,7 +21,7 @@ RUN_PATH = (
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
 # The first line of a shell script: sh, bash and others, by path or through env.
 SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\b")
-SHEBANG_BYTES = 256  # the kernel reads no more of a first line
+SHEBANG_BYTES = 256  # the kernel reads only this much of a first line
 
 
 @value(frozen=True)

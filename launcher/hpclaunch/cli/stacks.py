@@ -115,9 +115,9 @@ def _state(worker: Mapping[str, Any]) -> str:
     """Return the state of the process that reports: the worker, or the first one below it."""
     processes = worker["processes"]
     process = next((p for p in processes if p["tells"]), processes[0])
-    told = [f"step {worker['step']}"] if worker["step"] else []
-    told += [f"phase {worker['phase']}"] if worker["phase"] not in USUAL else []
-    return f"{', '.join([*told, _place(process)])}; {_kernel(process)}"
+    words = [f"step {worker['step']}"] if worker["step"] else []
+    words += [f"phase {worker['phase']}"] if worker["phase"] not in USUAL else []
+    return f"{', '.join([*words, _place(process)])}; {_kernel(process)}"
 
 
 def _place(process: Mapping[str, Any]) -> str:

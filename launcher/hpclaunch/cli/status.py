@@ -49,18 +49,18 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if options.watch:
             return watch(options.job, environ)
         if options.job is not None:
-            told = launches.Told([_one(options.job, environ)])
+            found = launches.Told([_one(options.job, environ)])
         else:
-            told = launches.all_launches(environ)
+            found = launches.all_launches(environ)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
-    why = told.complaint
+    why = found.complaint
     if options.json:
         from hpclaunch.system.shared import packing
 
-        write(harmless_json(packing.to_json(told.launches).decode()) + "\n")
-    elif told.launches or told.others:
-        write(_text(_shown(told.launches, told.others, style(environ))))
+        write(harmless_json(packing.to_json(found.launches).decode()) + "\n")
+    elif found.launches or found.others:
+        write(_text(_shown(found.launches, found.others, style(environ))))
     else:
         where = "here, and the jobs in Slurm are not known" if why else "here, or in Slurm"
         raise UsageError(f"no job of yours runs {where}{f': {why}' if why else ''}")
