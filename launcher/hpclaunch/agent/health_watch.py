@@ -91,10 +91,7 @@ class HealthWatch(Adapter):
         number, self._checks = self._checks, self._checks + 1
         dead, self._ranks, self._faults = tuple(self._ranks), {}, {}
         seen = host.read(
-            self._config.nproc,
-            logs=logs,
-            first=number == 0,
-            several=self._config.job.nodes > 1,
+            self._config.nproc, logs=logs, first=number == 0, several=self._config.job.nodes > 1
         )
         findings = judge_host(seen) + list(self._config.broken)
         self._note("health", [str(f) for f in findings])

@@ -335,10 +335,7 @@ def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
 
 
 def _notes(
-    options: argparse.Namespace,
-    environ: Mapping[str, str],
-    where: Allocation,
-    task: TaskSettings,
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation, task: TaskSettings
 ) -> list[str]:
     """Return lines for the user to see before the workers start."""
     count, cpus = task.count, len(task.cpus)

@@ -73,10 +73,7 @@ def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
         return f"job {job}, without srun: this host alone"
     hosts = where.nodes
     said = f"step {where.name}, {hosts} host{'s' * (hosts > 1)}, {len(where.places)} tasks"
-    options = {
-        "SLURM_CPUS_PER_TASK": "CPUs per task",
-        "SLURM_GPUS_ON_NODE": "GPUs per host",
-    }
+    options = {"SLURM_CPUS_PER_TASK": "CPUs per task", "SLURM_GPUS_ON_NODE": "GPUs per host"}
     return ", ".join([said, *(f"{environ[k]} {n}" for k, n in options.items() if environ.get(k))])
 
 

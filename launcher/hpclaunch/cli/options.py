@@ -74,11 +74,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     )
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     add("--no-python", action="store_true", help="SCRIPT is a program that is not Python")
-    add(
-        "--run-path",
-        action="store_true",
-        help="start SCRIPT with runpy.run_path",
-    )
+    add("--run-path", action="store_true", help="start SCRIPT with runpy.run_path")
     add(
         "--max-restarts",
         type=values.integer(0),
@@ -419,12 +415,7 @@ def _add_machines(add: Callable[..., None]) -> None:
         action="store_true",
         help="launch on this task only, even in a step with several tasks",
     )
-    add(
-        "--rdzv-backend",
-        type=values.given,
-        metavar="NAME",
-        help="c10d or static",
-    )
+    add("--rdzv-backend", type=values.given, metavar="NAME", help="c10d or static")
     add(
         "--rdzv-endpoint",
         type=values.given,
@@ -450,12 +441,7 @@ def _add_machines(add: Callable[..., None]) -> None:
         metavar="R",
         help="number of this machine; the head is 0",
     )
-    add(
-        "--master-addr",
-        type=values.given,
-        metavar="HOST",
-        help="the head, with --node-rank",
-    )
+    add("--master-addr", type=values.given, metavar="HOST", help="the head, with --node-rank")
     add("--master-port", type=values.integer(0, 65535), metavar="P", help="the head's port")
     add(
         "--local-addr",
@@ -488,8 +474,4 @@ def _add_the_rest(add: Callable[..., None]) -> None:
         choices=("node", "socket", "exclusive", "core-complex"),
         help="the same as --bind",
     )
-    add(
-        "--logs-specs",
-        metavar="NAME",
-        help="only default, which has no effect: see --log-dir",
-    )
+    add("--logs-specs", metavar="NAME", help="only default, which has no effect: see --log-dir")

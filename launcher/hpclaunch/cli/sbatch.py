@@ -159,11 +159,7 @@ def _add_endings(add: Callable[..., object]) -> None:
 def _add_surroundings(add: Callable[..., object]) -> None:
     """Add options for the environment of the launcher."""
     add("--modules", metavar="NAMES", help="modules to load instead of the site's; '': none")
-    add(
-        "--venv",
-        metavar="DIR",
-        help="a virtual environment, or one of conda, to activate",
-    )
+    add("--venv", metavar="DIR", help="a virtual environment, or one of conda, to activate")
     add("--apptainer", metavar="IMAGE", help="launch inside this container")
     add("--pyxis", metavar="IMAGE", help="the same, where Slurm has the Pyxis plugin")
 
