@@ -4,7 +4,7 @@
         workers/accelerate_ddp.py --dir checkpoints/accelerate_ddp
 
 Accelerate takes the launcher for torchrun; `accelerate config` is not needed. `save_state` saves at
-the end of every epoch; a restart goes on from the newest that every rank has saved. When the end of
+the end of every epoch; a restart resumes from the newest that every rank has saved. When the end of
 the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797 digits of 8x8
 pixels, so nothing is downloaded. Reaches an accuracy above 0.95 on the digits held out.
 """

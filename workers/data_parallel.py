@@ -7,7 +7,7 @@ For scripts that have it already. For a new one take ddp.py: here one Python thr
 for the same interpreter, the model is copied to every GPU for every batch, the first GPU gathers
 all outputs and has less memory left than the others, and there is no second node.
 
-Saves at the end of every epoch, whole or not at all; a restart goes on from there. The data are
+Saves at the end of every epoch, whole or not at all; a restart resumes from there. The data are
 scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95
 on the digits held out. Without a GPU the model runs as it is.
 """

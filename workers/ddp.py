@@ -2,7 +2,7 @@
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/ddp workers/ddp.py --dir checkpoints/ddp
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there. When the
+Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. When the
 end of the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797 digits of
 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl, else gloo. Reaches an accuracy above
 0.95 on the digits held out.

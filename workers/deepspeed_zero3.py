@@ -9,7 +9,7 @@ them in the host's memory, `--offload nvme` on its disk, in SLURM_TMPDIR or the 
 GPU it needs DS_ACCELERATOR=cpu.
 
 DeepSpeed saves at the end of every epoch, and names the directory in `latest` once it is whole; a
-restart goes on from there, with as many workers. (For another number, `zero_to_fp32.py` in the
+restart resumes from there, with as many workers. (For another number, `zero_to_fp32.py` in the
 directory makes plain weights.) When the end of the job is near, it saves at once, and all leave.
 The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an
 accuracy above 0.95 on the digits held out.

@@ -10,7 +10,7 @@ the result is the same but for the rounding of sums, as long as the model has no
 the whole of a share (BatchNorm) or throws dice (dropout).
 
 Rank 0 saves every few steps and at the end, whole or not at all, with the place in the order of the
-digits: a restart goes on in the midst of an epoch, with the next batch, with any number of workers.
+digits: a restart resumes in the midst of an epoch, with the next batch, with any number of workers.
 When the end of the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797
 digits of 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl, else gloo. Reaches an
 accuracy above 0.95 on the digits held out.
@@ -174,7 +174,7 @@ def main() -> None:
                         "batch": shares.batch,
                     }
                     save(state, args.dir / f"step-{step}.pt")
-                dist.barrier()  # nobody goes on from a step that is not saved
+                dist.barrier()  # no rank continues from a step that is not saved
             if leaving:
                 break
         if leaving:

@@ -3,7 +3,7 @@
     hpclaunch --nproc 4 --checkpoint-dir checkpoints/fsdp workers/fsdp.py --dir checkpoints/fsdp
 
 All ranks save their shards together (torch.distributed.checkpoint, DCP), and any number of ranks
-can go on from there. When the end of the job is near, they save at once, and leave. The text is
+can resume from there. When the end of the job is near, they save at once, and leave. The text is
 that of Python's standard library, byte by byte, so nothing is downloaded. With a GPU it uses nccl
 and bfloat16, else gloo. Reaches a loss below 2.6 (in nats per byte, on text held out; chance is
 5.5).

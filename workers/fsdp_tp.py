@@ -6,7 +6,7 @@
 The ranks of a node share every matrix product, and in between each has a part of the sequence; that
 is much traffic, which stays on NVLink. Nodes differ in their data. The ranks of a node are next to
 each other, so that the mesh is a plain reshape. All save their shards together
-(torch.distributed.checkpoint, DCP), and a mesh of another form can go on from there. When the end
+(torch.distributed.checkpoint, DCP), and a mesh of another form can resume from there. When the end
 of the job is near, they save at once, and leave. The text is that of Python's standard library,
 byte by byte. With a GPU it uses nccl and bfloat16, else gloo. Reaches a loss below 2.5 (in nats per
 byte, on text held out; chance is 5.5).

@@ -4,7 +4,7 @@
         workers/hf_trainer.py --dir checkpoints/hf_trainer
 
 The Trainer takes the launcher for torchrun. It saves `checkpoint-N` every few steps and deletes the
-oldest; a restart goes on from the newest that is complete, in the midst of an epoch and with the
+oldest; a restart resumes from the newest that is complete, in the midst of an epoch and with the
 random state of every rank, so that the result is the same. When the end of the job is near, it
 saves after the step that it is in, and leaves. The model is made here, and the text is
 Python's own manual, as `help()` prints it: nothing is downloaded. Comes below 2.3 nats per byte on

@@ -6,7 +6,7 @@
 `hvd.init()` finds everything that horovodrun would have set. Horovod needs no MPI for that: build
 it with HOROVOD_WITH_GLOO=1, and for GPUs with HOROVOD_GPU_OPERATIONS=NCCL.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there, with any
+Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there, with any
 number of workers. The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded.
 Reaches an accuracy above 0.95 on the digits held out.
 """

@@ -4,7 +4,7 @@
         workers/lightning_ddp.py --dir checkpoints/lightning_ddp
 
 Lightning takes the launcher for torchrun, so that it starts no processes of its own and reads
-nothing of Slurm's. ModelCheckpoint saves every epoch; a restart goes on from the newest. When the
+nothing of Slurm's. ModelCheckpoint saves every epoch; a restart resumes from the newest. When the
 end of the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797 digits of
 8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95 on the digits held out.
 """

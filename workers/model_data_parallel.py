@@ -6,7 +6,7 @@
 For a model that does not fit into one GPU. Every batch goes through in parts, so that one half
 works on a part while the other works on the next. Without GPUs both halves are on the CPU.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there. The data
+Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. The data
 are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl,
 else gloo. Reaches an accuracy above 0.95 on the digits held out.
 """
@@ -50,7 +50,7 @@ class Halves(nn.Module):
         ).to(second)  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        # A GPU is told its work and nobody waits for it: both have some, from the second part on.
+        # GPUs work asynchronously: from the second part on, both are busy.
         halfway = (self.front(part).to(self.second) for part in images.chunk(self.parts))
         return torch.cat([self.back(part) for part in halfway])
 

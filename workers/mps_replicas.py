@@ -7,7 +7,7 @@ With more workers than GPUs hpclaunch starts MPS for them, and stops it. `--mps 
 gives: the images per second of all replicas are printed last. The replicas exchange gradients over
 gloo, since nccl refuses several ranks on one GPU. Without a GPU it runs on CPUs.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there. The data
+Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. The data
 are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above
 0.95 on the digits held out.
 """

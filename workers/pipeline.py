@@ -6,7 +6,7 @@
 A batch goes through as microbatches, so that all ranks have work at once. `--schedule` says in
 which order: all forward and then all back (GPipe), in turns, which needs less memory (1F1B), or
 with two stages on each rank, which waits less (interleaved). All ranks save together
-(torch.distributed.checkpoint, DCP), and another number of stages can go on from there. When the
+(torch.distributed.checkpoint, DCP), and another number of stages can resume from there. When the
 end of the job is near, they save at once, and leave. The text is that of Python's standard library,
 byte by byte. With a GPU it uses nccl and bfloat16, else gloo. Reaches a loss below 2.6 (in nats per
 byte, on text held out; chance is 5.5).

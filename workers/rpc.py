@@ -7,7 +7,7 @@ next rank that is free, and adds up the gradients in the order of the parts: fas
 may be mixed, and the result is the same for any number of them. Where all parts take the same time,
 ddp.py needs less communication.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there. The data
+Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. The data
 are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Tensors travel through the
 CPU. Reaches an accuracy above 0.95 on the digits held out.
 """

@@ -3,7 +3,7 @@
     hpclaunch --nproc 1 --checkpoint-dir checkpoints/single \
         workers/single.py --dir checkpoints/single
 
-Saves at the end of every epoch, whole or not at all; a restart goes on from there. The data are
+Saves at the end of every epoch, whole or not at all; a restart resumes from there. The data are
 scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95
 on the digits held out. On several GPUs: ddp.py.
 """

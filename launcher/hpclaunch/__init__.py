@@ -1,12 +1,12 @@
-"""hpclaunch: the elastic launcher for distributed PyTorch on Slurm, and on one machine.
+"""hpclaunch: an elastic launcher for distributed PyTorch, on Slurm and on one machine.
 
     import hpclaunch
 
     with hpclaunch.launch("train.py", "--epochs", 3, nproc=2) as job:
         result = job.wait()
 
-docs/python.md says more. Nothing else is imported until it is used: training scripts import this
-package, too.
+See docs/python.md. Nothing else is imported until it is used, since training scripts also import
+this package.
 """
 
 __version__ = "0.1.0"

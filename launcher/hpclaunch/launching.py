@@ -1,8 +1,8 @@
 """Launches from Python, for notebooks and tests: `hpclaunch.launch`.
 
-The launcher is a process of its own, the same as on the command line. A thread of this process has
-started it and waits for its end, so that it ends when this process does: the kernel signals the end
-of the parent's thread, not of its process.
+The launcher is a process of its own, as on the command line, and ends when this process does. A
+thread that lives as long as the launcher starts it, since the kernel signals the end of the thread
+that has started a process, not the end of the thread's process.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from .system.shared.helper import ROOT
 
 __all__ = ["JobResult", "LaunchedJob", "UsageError", "launch"]
 
-# Like the command, but for the directory of this package, which need not be installed.
+# The same as the command, but with the directory of this package, which need not be installed.
 PROGRAM = (
     "import sys; sys.path = [*filter(None, sys.path), sys.argv[1]]; "
     "from hpclaunch.cli.called import main; sys.exit(main(*sys.argv[2:]))"
 )
 MARGIN = 15.0  # seconds beyond --grace until a launcher that does not end is killed
-AGAIN = 0.05  # seconds between two questions to a launcher that has just come up
-PATIENCE = 30.0  # seconds for it to answer
+AGAIN = 0.05  # seconds between two questions to a launcher that does not answer yet
+PATIENCE = 30.0  # seconds for the launcher to answer
 Option = str | int | float | os.PathLike[str] | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job has ended."""
+    """The end of a job."""
 
     code: int  # the exit code of the launcher; 0: all workers have ended with 0
-    reason: str  # what the launcher says of it
-    # As `hpclaunch report --json` prints it; None if there is no ledger.
+    reason: str  # the launcher's reason for the end
+    # What `hpclaunch report --json` prints; None if there is no ledger.
     report: JobReport | None = field(repr=False)
 
 
@@ -65,16 +65,16 @@ def launch(
     cwd: str | os.PathLike[str] | None = None,
     **options: Option,
 ) -> LaunchedJob:
-    """Start workers, as `hpclaunch [options] program args` does; returns once the launcher is up.
+    """Start workers, as `hpclaunch [options] program args` does. Return once the launcher is up.
 
-    `program` is a script, or what `module=True` or `no_python=True` make of it. It may be a
-    function, which every worker calls with `args`; what it returns is dropped. `env` is added to
-    the variables of this process. `options` are those of the command line: `max_restarts=1` is
-    --max-restarts 1, `cold=True` is --cold, True and False are "on" and "off" where an option takes
-    these, and a list stands for words with commas between them.
+    `program` is a script, or with `module=True` a module, or with `no_python=True` any program. It
+    may be a function, which every worker calls with `args`; its result is dropped. `env` is added
+    to the variables of this process. `options` are those of the command line: `max_restarts=1` is
+    --max-restarts 1, and `cold=True` is --cold. True and False are "on" and "off" for options with
+    these values, and a list stands for words separated by commas.
 
-    Raises UsageError where the command would end with exit code 2: nothing runs then. The job ends
-    at the end of a `with` block, and in any case with this process.
+    Raises UsageError where the command would end with exit code 2; then nothing has started. The
+    job ends at the end of a `with` block, or with this process.
     """
     given = env or {}
     environ = {**os.environ, **given}
@@ -103,7 +103,7 @@ def launch(
 
 
 def _private_directory() -> Path:
-    """Make a temporary directory that no other user can replace: workers run the script in it.
+    """Make a temporary directory that no other user can replace, for a script that workers run.
     Raises UsageError.
     """
     try:
@@ -114,7 +114,7 @@ def _private_directory() -> Path:
 
 
 def _words(parser: LaunchParser, options: Mapping[str, Option]) -> list[str]:
-    """Those of the command line that stand for these options."""
+    """Return these options as words of the command line."""
     words = []
     for name, value in options.items():
         dashes = "-" if len(name) == 1 else "--"
@@ -144,7 +144,7 @@ def _text(arg: Any) -> str:
 class LaunchedJob:
     """A job that `launch` has started. All methods may be called from any thread.
 
-    In a Slurm step with several tasks it is this task's part of the job.
+    In a Slurm step with several tasks, it is this task's part of the job.
     """
 
     name: str  # for `hpclaunch status NAME` and the like
@@ -159,7 +159,7 @@ class LaunchedJob:
         chosen: argparse.Namespace,
         own: Path | None,
     ) -> None:
-        """Raises UsageError if the launcher does. `own`: a directory that is there for the job."""
+        """Start the launcher. Raises UsageError if it does. `own`: a directory to remove later."""
         self._own = own
         self._limit = chosen.shutdown_timeout + MARGIN
         self._code: int | None = None
@@ -168,28 +168,28 @@ class LaunchedJob:
         reading, writing = os.pipe()
         mine = [str(os.getpid()), str(writing), "" if own is None else str(own)]
         child = [sys.executable, "-c", PROGRAM, ROOT, *mine, *command]
-        # Not Thread.join: an interrupt of it lets a thread that lives count as ended.
+        # Events instead of Thread.join, which after an interrupt takes a live thread for ended.
         self._started, self._ended = threading.Event(), threading.Event()
         threading.Thread(
             target=self._run,
             args=(child, dict(environ), directory, writing),
             name="hpclaunch",
-            daemon=True,  # it must not keep the interpreter, which ends the job
+            daemon=True,  # the interpreter must not wait for it before it ends the job
         ).start()
         try:
             self._started.wait()
-            told = self._hear(reading)
+            answer = self._hear(reading)
         except BaseException:
             self.close()
             raise
         finally:
             os.close(reading)
-        self.name, self.logs = told["name"], Path(told["logs"])
+        self.name, self.logs = answer["name"], Path(answer["logs"])
 
     def _run(
         self, command: list[str], environ: dict[str, str], directory: Path, writing: int
     ) -> None:
-        """In the thread: start the launcher, and wait for its end."""
+        """Start the launcher, and wait for its end. This runs in the thread."""
         try:
             try:
                 self._process = subprocess.Popen(
@@ -198,30 +198,30 @@ class LaunchedJob:
                     cwd=directory,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[writing],
-                    start_new_session=True,  # an interrupt from the keyboard is for this process
+                    start_new_session=True,  # Ctrl-C interrupts only this process
                 )
             finally:
                 os.close(writing)
             self.pid = self._process.pid
             self._started.set()
             self._code = self._process.wait()
-        except (OSError, ValueError) as e:  # ValueError: a word with a null byte in it
+        except (OSError, ValueError) as e:  # ValueError: a word contains a null byte
             self._trouble = e
         finally:
             self._started.set()
             self._ended.set()
 
     def _hear(self, reading: int) -> dict[str, str]:
-        """What the launcher tells once it is up."""
+        """Return the line that the launcher sends once it is up. Raises UsageError."""
         if self._trouble is not None:
             raise UsageError(f"cannot start the launcher: {self._trouble}")
         with open(reading, "rb", closefd=False) as f:
             line = f.readline()
-        told: dict[str, str] = json.loads(line) if line else {}
-        if "name" in told:
-            return told
+        answer: dict[str, str] = json.loads(line) if line else {}
+        if "name" in answer:
+            return answer
         self._ended.wait()
-        raise UsageError(told.get("error") or f"the launcher has ended with {self._code}")
+        raise UsageError(answer.get("error") or f"the launcher has ended with {self._code}")
 
     def __enter__(self) -> LaunchedJob:
         return self
@@ -243,7 +243,7 @@ class LaunchedJob:
         return not self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """How the job has ended, once it has. TimeoutError after so many seconds: it goes on."""
+        """Wait for the end of the job. Raises TimeoutError if it takes more seconds than this."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
         assert self._code is not None, "its launcher has ended"
@@ -251,39 +251,39 @@ class LaunchedJob:
         with contextlib.suppress(OSError):
             known = [each for each in launch_ledgers.read(self.logs)[0] if each.name == self.name]
             found = report(known[-1:]) if known else None
-        code = self._code if self._code >= 0 else 128 - self._code  # as a shell tells of a signal
+        code = self._code if self._code >= 0 else 128 - self._code  # a signal, as in a shell
         killed = "the launcher was killed" if self._code < 0 else ""
         return JobResult(code, (found.reason if found else "") or killed, found)
 
     def snapshot(self) -> LaunchSnapshot:
-        """The job as it is now, or as it was at the end: what `hpclaunch status --json` prints.
-        UsageError if the launcher does not answer.
+        """Return the job as it is now or was at its end, as `hpclaunch status --json` prints it.
+        Raises UsageError if the launcher does not answer.
         """
         limit = time.monotonic() + PATIENCE
         while not self._ended.wait(AGAIN):
             if (found := launches.of_process(self.pid)) is not None:
                 return found
-            if time.monotonic() >= limit:  # it is stopped, perhaps
+            if time.monotonic() >= limit:  # it may be stopped
                 raise UsageError(f"job {self.name}: it does not answer")
         if (last := status_file.newest(str(self.logs))) is None:
             raise UsageError(f"job {self.name} has ended, and there is no snapshot in {self.logs}")
         return last
 
     def stop(self) -> None:
-        """End the job in order: its workers get SIGTERM, and --grace seconds. Does not wait."""
+        """End the job in order, without waiting: its workers get SIGTERM, and --grace seconds."""
         if self._process is not None:
             self._process.terminate()
 
     def restart(self) -> None:
-        """Start all workers again from the newest checkpoint. UsageError if that cannot be now."""
+        """Start all workers again from the newest checkpoint. Raises UsageError if it cannot."""
         self._ask(Request.RESTART)
 
     def notice(self) -> None:
-        """Give all workers notice before the same step. UsageError if that cannot be now."""
+        """Give all workers notice before the same step. Raises UsageError if it cannot."""
         self._ask(Request.NOTICE)
 
     def close(self) -> None:
-        """End the job if it still runs; returns once nothing of it is left."""
+        """End the job if it still runs. Return once nothing of it is left."""
         try:
             if self.running:
                 self.stop()
@@ -292,7 +292,7 @@ class LaunchedJob:
             if self._process is not None and self.running:
                 self._process.kill()  # the workers end with it
             self._ended.wait()
-            if self._own is not None:  # the launcher has removed it, unless it was killed
+            if self._own is not None:  # the launcher removes it, unless it was killed
                 shutil.rmtree(self._own, ignore_errors=True)
 
     def _ask(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""For training scripts: whether the end of the job is near.
+"""For training scripts: ask whether the end of the job is near.
 
     from hpclaunch.notice import due
 
@@ -9,8 +9,8 @@
             save()
             sys.exit(0)
 
-It is True from the same step on for all ranks, and False without the launcher, or with
-`--progress off`. It costs a fraction of a microsecond.
+`due` returns True from the same step on for all ranks. Without the launcher, or with
+`--progress off`, it returns False. A call takes a fraction of a microsecond.
 """
 
 from __future__ import annotations
@@ -19,5 +19,6 @@ import sys
 
 
 def due() -> bool:
+    """Return whether the workers have notice of the end of the job."""
     hooks = sys.modules.get("_hpclaunch_hooks")
     return hooks is not None and hooks.progress.due()

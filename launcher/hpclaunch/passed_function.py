@@ -1,8 +1,7 @@
-"""A function as a script: what `hpclaunch.launch` makes of a function that workers are to call.
+"""A function as a script: `hpclaunch.launch` makes it of a function that workers are to call.
 
-A function of a module is passed by name, one of a notebook by value, as multiprocessing and the
-libraries of clusters do. The file is in a directory that only this user can enter, and nothing else
-is ever read like this.
+cloudpickle passes a function of a module by name, and one of a notebook by value. The pickle is in
+a directory that only this user can enter. Nothing else is ever unpickled like this.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import Any
 from .core.protocol.errors import UsageError
 from .worker import private_files
 
-# Other processes of a worker (multiprocessing) read the script, too: for them the names that the
-# function uses are in `__main__`, and it is not called. What calls it has no names there that these
-# could replace. The hash tells functions of one name apart.
+# Processes that a worker starts with multiprocessing also run the script. They get the names that
+# the function uses in `__main__`, and do not call it. The calling code has no names there that they
+# could replace. The hash distinguishes functions of the same name.
 SCRIPT = """\
 # The function {name}, {digest}
 import pickle
@@ -44,7 +43,7 @@ NAME = re.compile(r"\W+")
 
 
 def write_script(function: Callable[..., object], args: Sequence[Any], directory: Path) -> Path:
-    """A script in this private directory that calls the function. Raises UsageError."""
+    """Write a script that calls the function into this private directory. Raises UsageError."""
     try:
         import cloudpickle
     except ImportError as e:
@@ -52,7 +51,7 @@ def write_script(function: Callable[..., object], args: Sequence[Any], directory
     name = getattr(function, "__qualname__", "") or type(function).__qualname__
     try:
         data: bytes = cloudpickle.dumps((function, tuple(args)))
-    except Exception as e:  # of whatever class the objects' own code raises
+    except Exception as e:  # code of the objects may raise any exception
         raise UsageError(
             f"{name} cannot be passed to workers: {e}; open files, locks and the like, and use "
             "only plain values, from within the function"

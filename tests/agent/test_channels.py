@@ -181,7 +181,7 @@ def test_the_fork_server_of_a_dead_agent_says_so(agents):
     """At the port that the agent had reported, or at any where it may have listened."""
     head, member, other = (agents.start(i) for i in range(3))
     port, server = other.port, ForkServerClient()
-    other.leave_notice(server, "a2")
+    other.leave_notice(server.post_on_death, "a2")
     agents.end(other)
     ending = threading.Thread(target=server.close, kwargs={"in_order": False})
     ending.start()
@@ -203,7 +203,7 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), has_place=False)
     other, server = agents.add(where), ForkServerClient()
     port = other.port
-    other.leave_notice(server, "x1")
+    other.leave_notice(server.post_on_death, "x1")
     agents.end(other)
     with posted(server):
         head.probe(effects.Probe(1, HERE, port, "x1"))
@@ -237,7 +237,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     assert heard.sender == 1
     port, server = other.port, ForkServerClient()
     assert port != before
-    other.leave_notice(server, "a2")
+    other.leave_notice(server.post_on_death, "a2")
     agents.end(other)
     with posted(server):
         member.probe(effects.Probe(2))

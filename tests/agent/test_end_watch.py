@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from polling import receive
 
@@ -34,7 +36,8 @@ def watch(tmp_path, monkeypatch, errands):
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     job = Job((Place(0, 0, "n0"), Place(1, 1, "n1")), most=1, slurm_id="7")
-    yield EndWatch(job, {"SLURM_STEP_NODELIST": "n[0-1]"}, errands)
+    config, environ = SimpleNamespace(job=job), {"SLURM_STEP_NODELIST": "n[0-1]"}
+    yield EndWatch(SimpleNamespace(config=config, environ=environ, errands=errands))
     (tmp_path / "go").touch()  # a `scontrol` that still waits would wait for ever
 
 

@@ -54,12 +54,13 @@ def agent():
 def keeping(service, agent, *, logs=True, asked=None):
     """`asked` gets what is to take the vitals of the workers, each time that they are asked."""
     allocation = Allocation("71.0", "identity", PLACES, 0)
-    log_directory = SimpleNamespace(path="logs") if logs else None
-    config = SimpleNamespace(logs=log_directory, allocation=allocation, job=Job(PLACES))
+    directory = "logs" if logs else None
+    config = SimpleNamespace(directory=directory, allocation=allocation, job=Job(PLACES))
     fork_server = SimpleNamespace(ask_vitals=[].append if asked is None else asked.append)
     health = SimpleNamespace(use=(), ask_use=lambda: None)
     written = SimpleNamespace(service=service)
-    return HistoryKeeping(config, agent, SteadyDate(), written, fork_server, health, None)
+    context = SimpleNamespace(config=config, date=SteadyDate(), logs=written)
+    return HistoryKeeping(context, agent, fork_server, health, None)
 
 
 def test_workers_are_asked_each_period_and_what_they_answer_is_noted(service, agent):

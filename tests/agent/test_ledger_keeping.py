@@ -54,13 +54,19 @@ class Slurm:
 
 
 def config_of(directory, *, anew=False):
-    logs = directory and SimpleNamespace(path=directory)
-    return SimpleNamespace(logs=logs, anew=anew, allocation=SimpleNamespace(name="71.0"))
+    allocation = SimpleNamespace(name="71.0")
+    return SimpleNamespace(directory=directory, anew=anew, allocation=allocation)
 
 
 def ledger_of(crew, agent, directory, logs, record, *, anew=False, slurm=Slurm):
-    config, control = config_of(directory, anew=anew), crew.agents[agent]
-    return LedgerKeeping(config, control, SteadyDate(), str(agent), logs, slurm, record)
+    context = SimpleNamespace(
+        config=config_of(directory, anew=anew),
+        date=SteadyDate(),
+        incarnation=str(agent),
+        logs=logs,
+        record=record,
+    )
+    return LedgerKeeping(context, crew.agents[agent], slurm)
 
 
 def keeping(crew, agent, directory, logs, slurm=Slurm, *, anew=False):

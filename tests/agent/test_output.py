@@ -14,7 +14,7 @@ import pytest
 from hpclaunch.agent.logs import Logs
 from hpclaunch.agent.output import Output
 from hpclaunch.core.placement.streams import Streams
-from hpclaunch.core.protocol.model import Allocation, Assignment, Job, Place
+from hpclaunch.core.protocol.model import Allocation, Assignment, Place
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.logs.messages import (
@@ -80,10 +80,17 @@ def service():
 def output(service):
     streams = Streams(stdout_filters=("loss",), stderr_filters=("loss",))
     places = (Place(0, 0, "n1"),)
-    job, allocation = Job(places), Allocation("71.0", "identity", places, 0)
-    config = SimpleNamespace(job=job, allocation=allocation, logs=None)
+    allocation = Allocation("71.0", "identity", places, 0)
+    config = SimpleNamespace(
+        allocation=allocation,
+        logs=None,
+        place=places[0],
+        host="n1",
+        streams=streams,
+        role="",
+    )
     logs = Logs(config, Here(service), lambda _: None)
-    return Output(logs, streams, role="", launch="71.0", label="0", host="n1")
+    return Output(SimpleNamespace(config=config, logs=logs, host="n1"))
 
 
 def no_more(_: Reply | None) -> tuple[()]:

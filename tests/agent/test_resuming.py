@@ -19,6 +19,7 @@ from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.facts import CheckpointSaved
 from hpclaunch.core.protocol.model import Job, Place
 from hpclaunch.observe.console import words
+from hpclaunch.system.checkpoints.client import PATIENCE
 
 pytestmark = pytest.mark.starts
 
@@ -34,9 +35,10 @@ def resuming(tmp_path, recorded):
         checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
         command=(),
         job=Job((Place(0, 0, "n0"),)),
-        allocation=SimpleNamespace(index=0),
     )
-    resuming = Resuming(config, lambda _: None, recorded.append, lambda _: True)
+    logs = SimpleNamespace(is_replaced=lambda _: True)
+    context = SimpleNamespace(config=config, logs=logs, record=recorded.append, host="n0")
+    resuming = Resuming(context, lambda _: None)
     yield resuming
     resuming.close()
 
@@ -74,7 +76,32 @@ def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming):
     while helper.is_running():
         receive(resuming)
     assert process_of(resuming) != helper
+    assert resuming.deadline() > time.monotonic() + PATIENCE  # nothing is asked of it
+
+
+def test_one_that_is_idle_ends_and_the_next_request_starts_another(resuming):
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    helper = process_of(resuming)
+    assert resuming.update(resuming.deadline() - 1.0) == []
+    assert helper.is_running()
+    assert resuming.update(resuming.deadline()) == []
+    assert not helper.is_running()
     assert resuming.deadline() == math.inf
+    resuming.choose(ChooseCheckpoint(number=8))
+    assert process_of(resuming) != helper
+    assert answer(resuming) == [events.CheckpointChosen("", number=8)]
+
+
+def test_that_of_the_agent_that_has_chosen_reads_ahead_until_the_round_ends(resuming):
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    resuming.began(SimpleNamespace(world_size=1))
+    assert resuming.deadline() == math.inf
+    resuming.ended()
+    assert time.monotonic() < resuming.deadline() < math.inf
+    resuming.began(SimpleNamespace(world_size=1))  # another agent has chosen
+    assert resuming.deadline() < math.inf
 
 
 def test_a_new_checkpoint_is_recorded_once_and_decides_nothing(

@@ -150,7 +150,7 @@ DIES = "import os; os._exit(9) if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0
     ("file", "why"),
     [
         ("", "nothing has been saved in --checkpoint-dir yet"),
-        ("weights.npz", "saved has weights.npz, and nothing of a format that is known here"),
+        ("weights.npz", "saved has weights.npz, but nothing in a known format"),
         ("step-1.pt", "none can be used (hpclaunch checkpoints lists them)"),
     ],
 )

@@ -238,7 +238,7 @@ def test_a_gpu_that_is_lost_at_the_start(machine):
     machine.launch()
     code, said = machine.end()
     assert code == 1
-    assert "GPUs: GPU 1: GPU is lost (--health off starts in spite of it)" in said
+    assert "GPUs: GPU 1: GPU is lost (--health off starts anyway)" in said
     machine.launch("--health=off")
     assert machine.end()[0] == 0
 
@@ -259,7 +259,7 @@ def test_what_only_slows_is_said_once(machine):
     ("words", "wrong"),
     [
         (["--mps-threads", "0"], "--mps-threads: '0' is neither auto nor a percentage above 0"),
-        (["--mps-memory", "4"], "--mps-memory: '4' is not an amount of memory, as 512M or 4G"),
+        (["--mps-memory", "4"], "--mps-memory: '4' is not an amount of memory, such as 512M"),
         (["--mps", "maybe"], "--mps: invalid choice: 'maybe'"),
     ],
 )

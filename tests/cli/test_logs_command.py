@@ -171,7 +171,7 @@ def test_a_follower_that_is_left(tmp_path, signum):
         (("--rank", "0-"), "'0-' is not a list of ranks such as 0,3-5"),
         (("--since", "soon"), "'soon' is not a time such as 90s, 5m, 2h or 7d"),
         (("full", "--rank", "7,9"), "--rank: there are the ranks 3,5\n"),
-        (("full", "--node", "n9"), "--node n9: its workers ran where no index tells\n"),
+        (("full", "--node", "n9"), "--node n9: its workers ran on nodes that are not known\n"),
     ],
 )
 def test_a_mistake_is_one_line(in_process, tmp_path, args, complaint):

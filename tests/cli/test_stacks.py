@@ -138,7 +138,7 @@ def test_a_worker_that_is_stopped(tmp_path):
         launch.until_told(RESTING)
         pid = launch.pid(str(train))
         os.kill(pid, signal.SIGSTOP)
-        launch.until_told("stopped, so it cannot tell where; T\n")
+        launch.until_told("stopped, so its stacks are not known; T\n")
         os.kill(pid, signal.SIGCONT)
         launch.until_told(RESTING)
         launch.ends_in_order()
@@ -153,7 +153,7 @@ def test_workers_that_tell_no_stacks(tmp_path, how):
         command = ("--progress", "off", script(tmp_path, WAITING))
     with waiting(tmp_path, 1, *command) as launch:
         name = "sh" if how == "no Python" else "python3"
-        launch.until_told(f": in {name}, which tells no stacks; S\n")
+        launch.until_told(f": in {name}, whose stacks are not known; S\n")
         assert launch.told("--full").count("process ") == 1
         launch.ends_in_order()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from .conftest import SCRIPTS, WORKER, Launch
 from .scripts import resume
 
 RESUME = SCRIPTS / "resume.py"
+HELPER = r"hpclaunch\.\w+\.|^\(template\)"  # the command line of a process beside an agent
 
 
 @contextmanager
@@ -138,3 +140,21 @@ def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another(
     assert f"on n1, which leads: cannot look for checkpoints in {saved}: " in ended.output
     assert "n1 leaves, and another leads" in ended.output
     assert "the head on n1 was lost: n2 leads now" in ended.output
+
+
+def test_a_member_has_five_processes_beside_its_workers(
+    cluster: Cluster, launch: Launch, saved: Path
+) -> None:
+    """Its search for checkpoints has ended; the node of the head and of rank 0 has seven."""
+    options = ("--nproc", 1, "--checkpoint-dir", saved)
+    script = (SCRIPTS / "tell.py", "--until", "go")
+    job = launch(*options, *script, nodes=2, timing={"agent.resuming.IDLE": 1.0})
+    job.until_all_run(2)
+    search = "checkpoints.service"
+    eventually("the end of its search", lambda: not cluster.processes(search, host="n2"))
+    assert len(cluster.processes(search, host="n1")) == 1
+    for host, most in (("n1", 7), ("n2", 5)):
+        beside = [p for p in cluster.processes(HELPER, host) if not re.search(WORKER, p.command)]
+        assert 3 <= len(beside) <= most, beside
+    (job.directory / "go").touch()
+    assert job.wait().code == 0

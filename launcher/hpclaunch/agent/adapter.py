@@ -1,4 +1,4 @@
-"""One thing outside the core, as the loop knows it: what to poll, when to wake up, what to do."""
+"""The interface between the loop and one thing outside the core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.protocol.effects import Effect, Exit
 from ..core.protocol.events import Event
 
 Fd: TypeAlias = "int | zmq.Socket[bytes]"
-# How to perform each kind of effect. What is returned are events that follow at once.
+# The function that performs each kind of effect. It returns events that are handled at once.
 Performs: TypeAlias = Mapping[type[Effect], Callable[[Any], Iterable[Event] | None]]
 
 
@@ -25,36 +25,36 @@ class Adapter:
     another process or a file system, except `conclude` and `close`.
     """
 
-    # Whether the deadline is the time limit of a helper, which gets more time after this process
-    # was suspended, since the helper was suspended with it.
+    # Whether the deadline is the time limit of a helper. It is extended after this process was
+    # suspended, since the helper was suspended with it.
     limits_helper: ClassVar[bool] = False
 
     def performs(self) -> Performs:
-        """Return the effects that this adapter, and no other, performs."""
+        """Return the effects that this adapter performs. Exactly one adapter performs each."""
         return {}
 
     def fds(self) -> Iterable[Fd]:
-        """Return what wakes the loop when it is readable."""
+        """Return the descriptors that wake the loop when they are readable."""
         return ()
 
     def fds_to_write(self) -> Iterable[Fd]:
-        """Return what wakes the loop when it is writable."""
+        """Return the descriptors that wake the loop when they are writable."""
         return ()
 
     def deadline(self) -> float:
-        """Return when to wake the loop at the latest, on the monotonic clock."""
+        """Return the latest time at which to wake the loop, on the monotonic clock."""
         return math.inf
 
     def ready(self, fds: Collection[Fd], now: float) -> Iterable[Event] | None:
-        """Read what has arrived at those of `fds` that are this adapter's."""
+        """Read from those of the descriptors `fds` that belong to this adapter."""
         return None
 
     def update(self, now: float) -> Iterable[Event] | None:
-        """Act on a deadline that has passed, or on a change of the core's state."""
+        """Act after a deadline has passed or the core's state has changed."""
         return None
 
     def conclude(self, end: Exit) -> None:
-        """Finish what people see of the job, which is over."""
+        """Finish what users see of the job, which is over."""
 
     def close(self) -> None:
-        """Release the thing. An adapter may be closed without having been concluded."""
+        """Release all resources. `conclude` may not have been called before."""

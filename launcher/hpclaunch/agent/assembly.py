@@ -1,4 +1,4 @@
-"""An agent, put together: its adapters, the loop that serves them, and the order of its end."""
+"""An agent put together: its adapters, the loop that serves them, and the order of its end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..system.processes.signals import Signals
 from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
 from .config import Config
+from .context import Context
 from .end_watch import EndWatch
 from .errands import Errands
 from .fork_server import ForkServer
@@ -38,7 +39,7 @@ from .waiting import WaitOnTerminal
 
 
 class Agent:
-    """Built from a Config; `run` returns the last effect of its core."""
+    """An agent with all of its adapters. `run` returns the last effect of its core."""
 
     def __init__(
         self,
@@ -49,25 +50,30 @@ class Agent:
         service: LogServiceClient,
     ) -> None:
         self._config = config
-        host = config.job.places[config.allocation.index].host
-        # What is recorded is written by the log service, whose own end is recorded.
+        # The log service writes the facts, and its own end is a fact.
         self._logs = logs = Logs(config, service, lambda fact: self._recording.record(fact))
-        is_replaced = logs.is_replaced
         date, incarnation = SteadyDate(), os.urandom(8).hex()
         self._recording = recording = Recording(config, logs, date, incarnation)
-        record, note = recording.record, recording.journal.note
-        errands = Errands(is_replaced)
-        joined = join(config, environ, record, errands)
-        self._network = network = joined.network
+        context = Context(
+            config=config,
+            environ=environ,
+            logs=logs,
+            errands=Errands(logs.is_replaced),
+            date=date,
+            incarnation=incarnation,
+            record=recording.record,
+            note=recording.journal.note,
+        )
+        self._network = network = join(context)
         made = ControlArguments(
             job=config.job,
             index=config.allocation.index,
             nproc=config.nproc,
-            address=joined.address,
+            address=network.address,
             incarnation=incarnation,
             gpus=tuple(gpu.uuid for gpu in config.gpus),
             port=network.port,
-            networks=joined.networks,
+            networks=network.networks,
             claim=network.claim,
             anew=config.anew,
             task=config.allocation.task,
@@ -75,58 +81,39 @@ class Agent:
         )
         self.control = control = Control(**made)
         recording.journal.began(made)
-        output = Output(
-            logs,
-            config.streams,
-            role=config.role,
-            launch=config.allocation.name,
-            label=config.allocation.label,
-            host=host,
-        )
-        last_words = LastWords(logs)
-        self._health = health = HealthWatch(config, logs, note, record)
-        self._sharing = GpuSharing(config, environ, record, note, is_replaced)
-        resuming = Resuming(config, health.look_at_checkpoints, record, is_replaced)
+        output, last_words = Output(context), LastWords(logs)
+        self._health = health = HealthWatch(context)
+        self._sharing = sharing = GpuSharing(context)
+        resuming = Resuming(context, health.look_at_checkpoints)
         self._fork_server = fork_server = ForkServer(
-            config,
-            environ,
-            server,
-            output,
-            last_words,
-            health,
-            self._sharing,
-            resuming,
-            errands,
-            note,
-            record,
+            context, server, output, last_words, health, sharing, resuming
         )
-        network.leave_notice(fork_server, incarnation)
-        end_watch = EndWatch(config.job, environ, errands)
-        ledger = LedgerKeeping(config, control, date, incarnation, logs, end_watch, record)
-        viewing = Viewing(config, control, logs, ledger, health, resuming, date)
-        notifying = Notifying(config, errands, record, ledger.goodput)
-        history = HistoryKeeping(config, control, date, logs, fork_server, health, resuming)
+        network.leave_notice(fork_server.post_on_death, incarnation)
+        end_watch = EndWatch(context)
+        ledger = LedgerKeeping(context, control, end_watch)
+        viewing = Viewing(context, control, ledger, health, resuming)
+        notifying = Notifying(context, ledger.goodput)
         recording.observers += (ledger.note, viewing.note, notifying.note)
         adapters: tuple[Adapter, ...] = (
-            Signalling(host, signals, record, fork_server.resize),
+            Signalling(context, signals, fork_server.resize),
             logs,
             last_words,
             fork_server,
             health,
-            self._sharing,
+            sharing,
             resuming,
-            errands,
+            context.errands,
             network,
             end_watch,
             LaterImports(),
-            viewing,  # those who look see what has arrived before
-            Metrics(config, viewing, record, is_replaced),
+            viewing,  # its answers have what has arrived in the same turn
+            Metrics(context, viewing),
             notifying,
-            PostMortem(config, control, logs, environ),
+            PostMortem(context, control),
             ledger,  # if the report fails, the user still knows why the job did
-            history,
-            WaitOnTerminal(control, output, environ),
-            recording,  # of what the others have recorded in the same turn
+            HistoryKeeping(context, control, fork_server, health, resuming),
+            WaitOnTerminal(context, control, output),
+            recording,  # writes what the others have recorded in the same turn
         )
         self._loop = Loop(control, recording.journal, adapters)
 
@@ -146,15 +133,14 @@ class Agent:
             self._loop.close(self._closed_last(end))
 
     def _closed_last(self, end: Exit | None) -> Sequence[Adapter]:
-        """Return the exceptions from the rule that what was opened first is closed last."""
-        # All that the others still record and say is written before the fork server, which may take
-        # some time, is closed.
+        """Return the exceptions to the rule that the adapter opened first is closed last."""
+        # Closing the fork server may take some time. All output is written before.
         shown = (self._recording, self._logs)
-        # MPS daemons serve the workers, and NVML may hang.
+        # The MPS daemons outlive the workers, which are their clients. NVML may hang.
         workers = (self._fork_server, self._sharing, self._health)
         if end is not None and not end.alone:
-            return *shown, *workers, self._network  # others see this agent leave without workers
-        # Others are to learn that this agent is dead: the fork server says so, at its port.
+            return *shown, *workers, self._network  # the workers have ended when the others hear it
+        # The fork server posts this agent's death notice at the port that the network has freed.
         return *shown, self._network, *workers
 
 
@@ -165,15 +151,15 @@ def run(
     logs: LogServiceClient,
     begun: Callable[[], None],
 ) -> int:
-    """Be an agent; returns the exit code. Raises UsageError before `begun` is called, if at all.
+    """Run an agent and return its exit code. After `begun` was called, no UsageError is raised.
 
-    The caller creates `signals`, `server` and `logs` before this module is imported: so no signal
-    is missed, and both processes start up during the import.
+    The caller creates `signals`, `server` and `logs` before it imports this module. So no signal is
+    missed, and both processes start during the import.
     """
     agent = Agent(config, os.environ, signals, server, logs)
     begun()
     end = agent.run()
-    from . import sequel  # no start of an agent pays for it
+    from . import sequel  # needed only at the end
 
     sequel.carry_out(end.verdict, config.job, os.environ, leads=agent.control.leads)
     return exit_code(end.verdict, config)

@@ -1,4 +1,4 @@
-"""One agent's channels: to the agents that report to it, and to those that it reports to."""
+"""An agent's channels: to the agents that report to it, and to those that it reports to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 import zmq
 
@@ -16,14 +16,7 @@ from ..core.consensus.rotation import Rotation
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
-from ..core.protocol.model import (
-    HEAD,
-    Allocation,
-    Origin,
-    Place,
-    Trouble,
-    with_place,
-)
+from ..core.protocol.model import HEAD, Allocation, Origin, Place, Trouble, with_place
 from ..core.protocol.node_facts import MessageIgnored, NodeFact, PortTaken
 from ..core.protocol.values import replace
 from ..system.hosts import machines
@@ -34,20 +27,18 @@ from .adapter import Adapter, Fd, Performs
 from .errands import Errands
 
 FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
-
-
-class PostsOnDeath(Protocol):
-    """Posts the death notice of this agent once it is dead, as its fork server does."""
-
-    def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None: ...
+# Has the fork server post a death notice once this agent is dead. The arguments are the port, the
+# notice, the secret and the word that takes it down, as for `ForkServerClient.post_on_death`.
+PostOnDeath: TypeAlias = Callable[[int, str, bytes, str], None]
 
 
 class Channels(Adapter):
-    """Sends the core's messages, and turns what arrives into events.
+    """Sends the core's messages, and makes events of what arrives.
 
-    `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
-    `spare` are further addresses of it, tried if it answers at none of these within FIRST_CHOICE.
-    `own` is the address that the user has chosen for this agent; "" for none.
+    `addresses` are the resolved addresses of the first head, or [] if this is that head. `spare`
+    are further addresses to try if the head answers at none of these within FIRST_CHOICE. `address`
+    is the one at which others reach this agent, or "" while it is unknown. `networks` are the
+    addresses from which this node connects to others.
     """
 
     def __init__(
@@ -59,26 +50,28 @@ class Channels(Adapter):
         errands: Errands,
         *,
         spare: Collection[str] = (),
-        own: str = "",
+        address: str = "",
+        networks: tuple[str, ...] = (),
     ) -> None:
-        """UsageError when there is no port to listen on."""
+        """Raises UsageError if there is no port to listen on."""
         self.where = where
         self._record = record
-        self._ignored: set[MessageIgnored] = set()  # those that are recorded
+        self._ignored: set[MessageIgnored] = set()  # recorded once each
         self._first = (*addresses, *spare)
         self._spare = tuple(spare)
         self._spare_at = time.monotonic() + FIRST_CHOICE  # when to try the spare addresses
-        self._own = own
+        self.address, self.networks = address, networks
         self.context = zmq.Context()
         self._shared = shared
         self._errands = errands
         self._inquiries: death_notices.Inquiries | None = None
-        self._notice: tuple[PostsOnDeath, str] | None = None  # who posts it, of which incarnation
-        self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
-        self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
+        self._notice: tuple[PostOnDeath, str] | None = None  # of this incarnation
+        self._looked_up: set[int] = set()  # agents to dial once their names are resolved
+        self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to agents that get our reports
         self.server: zmq_channel.HeadChannel | None = None
-        self._reserved: socket.socket | None = None  # where nobody listens before this agent died
-        self._claim: socket.socket | None = None  # holds this agent's place
+        # Without a place: reserves the port at which a death notice of this agent would be posted.
+        self._reserved: socket.socket | None = None
+        self._claim: socket.socket | None = None  # keeps other agents from taking this place
         if where.has_place:
             self.server = self._listen()
         else:
@@ -93,7 +86,7 @@ class Channels(Adapter):
     def _listen(self) -> zmq_channel.HeadChannel:
         index = self.where.index
         mine = self.keys(index)
-        # Nobody without the secret can predict this name, and take it first.
+        # Without the secret, nobody can predict this name and claim it first.
         self._claim = machines.claim(mine.head_public.decode())
         if self._claim is None:
             raise UsageError(
@@ -110,7 +103,7 @@ class Channels(Adapter):
         return server
 
     def take_place(self, index: int) -> None:
-        """Be the agent of this place from now on. UsageError when there is no port to listen on."""
+        """Become the agent of this place. Raises UsageError if there is no port to listen on."""
         places = with_place(self.where.places, index, stand_in=self.where.index)
         self.where = replace(self.where, places=places, index=index, has_place=True)
         self.dial([], [])
@@ -124,7 +117,7 @@ class Channels(Adapter):
 
     @property
     def port(self) -> int:
-        """Where this agent listens for as long as it lives, and its death notice is posted then."""
+        """The port at which this agent listens, and at which its death notice is posted later."""
         if self.server is not None:
             return self.server.port
         assert self._reserved is not None, "an agent has a port, with or without a place"
@@ -135,14 +128,14 @@ class Channels(Adapter):
         """Where no other start of this agent can live; "" if that is not known."""
         return "" if self._claim is None else machines.scope(self._claim)
 
-    def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
-        """Leave the notice of this agent's death, and again once it has another place."""
-        self._notice = server, incarnation
+    def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
+        """Prepare this agent's death notice, now and each time that it gets another place."""
+        self._notice = post, incarnation
         index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
         notice = death_notices.notice(index, incarnation)
         secret = death_notices.notice_secret(key, notice.encode())
-        server.post_on_death(self.port, notice, secret, death_notices.release_word(key, index))
+        post(self.port, notice, secret, death_notices.release_word(key, index))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
         """Return the keys and ports of an agent.
@@ -178,7 +171,7 @@ class Channels(Adapter):
         return [events.PlaceTaken(self.port)]
 
     def dial(self, agents: Sequence[int], addresses: Sequence[str]) -> None:
-        """Those whose address is not known are looked up first."""
+        """Connect to these agents only. Those without an address are resolved first."""
         known = dict(zip(agents, addresses, strict=True))
         for agent in [a for a in self.ends if a not in agents]:
             self.ends.pop(agent).close()
@@ -202,7 +195,7 @@ class Channels(Adapter):
     def _resolved(self, agent: int, answer: Answer | None) -> list[events.Event]:
         if agent in self._looked_up:
             self._looked_up.discard(agent)
-            if isinstance(answer, Resolved):  # else the next list of agents asks again
+            if isinstance(answer, Resolved):  # otherwise the next Dial resolves it again
                 self._dial(agent, answer.addresses)
         return []
 
@@ -213,11 +206,11 @@ class Channels(Adapter):
         )
 
     def send(self, to: int, message: Message) -> None:
-        """Send a report to an agent that this one has dialled, any other message to one that has
-        dialled this one.
+        """Send a report to an agent that this one has dialled, or an order to one that has dialled
+        this one.
         """
         channel = self.ends.get(to) if isinstance(message, Report) else self.server
-        # Before HeadReached, the core cannot put this agent's address into a report.
+        # Before HeadReached, the core does not know the address to put into a report.
         if channel is not None and (channel is self.server or channel.reached):
             channel.send(to, wire.encode(message))
 
@@ -266,7 +259,7 @@ class Channels(Adapter):
             self._spare = ()
 
     def _diagnose(self, effect: effects.Diagnose) -> list[events.Event]:
-        """Find out why nothing is heard of the others; answered by Diagnosed, here or later."""
+        """Find out why the others do not answer. The event Diagnosed follows, now or later."""
         known = self._diagnosis()
         if known or not self._first:
             return [events.Diagnosed(known, effect.number)]
@@ -288,7 +281,7 @@ class Channels(Adapter):
                 yield events.Received(item.sender, message, item.address)
             except wire.VersionError as e:
                 if self.server is not None and reported_to:
-                    self.server.send(item.sender, wire.hello())  # so that it learns the same
+                    self.server.send(item.sender, wire.hello())  # it finds the same mismatch
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
                 yield events.TroubleFound(Trouble(Origin.TROUBLE, reason))
             except wire.WireError as e:
@@ -298,38 +291,38 @@ class Channels(Adapter):
                     self._record(ignored)
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
-        """Return the address at which others reach this node; "" if that agent is on it, too."""
-        if self._own or self.where.places[item.index].node == self.here.node:
-            return self._own
+        """Return the address at which others reach this node, or "" if that agent is also on it."""
+        if self.address or self.where.places[item.index].node == self.here.node:
+            return self.address
         try:
             return route.source_address(item.address)
         except OSError:  # the route has just been lost
             return ""
 
     def _diagnosis(self) -> str:
-        """Why nothing is heard of the others, as far as this end can tell; "" if it cannot."""
+        """Return why the others do not answer, or "" if that is not known here."""
         own = fingerprint(self._shared)
         if self.server is not None and self.server.refused:
             return (
-                f"{self.server.refused} connections were refused, since they did not know this "
-                f"job's secret: is the secret file (here {own}) the same on all hosts?"
+                f"{self.server.refused} connections with another secret than this job's were "
+                f"refused: is the secret file (here {own}) the same on all hosts?"
             )
         first = self.ends.get(HEAD)
         head = self.where.places[HEAD].host
         if first is not None and first.reached:
             return (
-                f"hpclaunch on {head} is there, but has no place for this agent: does the "
-                "job have more agents than it says (--nnodes)?"
+                f"hpclaunch on {head} answers, but has no place for this agent: does the job have "
+                "more agents than --nnodes allows?"
             )
         if first is not None and first.refused:
             return (
-                f"what answers on {head} does not know our secret (here {own}): "
-                f"copy the same secret file to all hosts, or set {VARIABLE}"
+                f"the program that answers on {head} does not know our secret (here {own}): copy "
+                f"the same secret file to all hosts, or set {VARIABLE}"
             )
         return ""
 
     def close(self) -> None:
-        """Returns once the last messages are sent, or their time is over."""
+        """Close all channels. Return once the last messages are sent, or after a time limit."""
         for channel in self._all():
             channel.close()
         if self._inquiries is not None:
@@ -344,8 +337,9 @@ def _explained(number: int, answer: Answer | None) -> list[events.Event]:
 
 
 def _with_origin(message: Message, address: str) -> Message:
-    """A report whose node also connects from where this one came: a router between the nodes may
-    have put its own address there."""
+    """Add the address from which a report came to the networks of its node: a router may have put
+    its own address there.
+    """
     if not isinstance(message, Report) or not message.networks or address in message.networks:
         return message
     return replace(message, networks=(*message.networks, address))

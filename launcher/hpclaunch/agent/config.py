@@ -1,13 +1,14 @@
-"""What the command line and the environment determine before an agent begins."""
+"""The settings of an agent, from the command line and the environment."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
-from ..core.protocol.model import Allocation, Job, Trouble
+from ..core.protocol.model import Allocation, Job, Place, Trouble
 from ..core.protocol.values import value
 from ..system.logs.log_directory import LogDirectory
 
@@ -18,24 +19,24 @@ if TYPE_CHECKING:
 
 @value(frozen=True)
 class Start:
-    """Where workers come from: warm from the template, cold as fresh interpreters."""
+    """How workers start: warm, forked from the template, or cold, as new interpreters."""
 
     warm: bool
-    ahead: bool  # the template imports torch now, even if it may only serve the store
-    modules: tuple[str, ...] = ()  # what it imports beside torch
-    learn: bool = False  # the workers tell what they import, for the templates of later rounds
-    # What the script imports, as far as its text shows: steps as in `_hpclaunch_lesson.py`, and
-    # ["from", module, name]: a package may import the name's module only then.
+    ahead: bool  # import torch in the template now, even if only the store needs it
+    modules: tuple[str, ...] = ()  # further modules for the template to import
+    learn: bool = False  # workers report what they import, for the templates of later rounds
+    # The imports found in the text of the script: steps as in `_hpclaunch_lesson.py`, and
+    # ["from", module, name], since a package may import the module of that name only then.
     steps: tuple[tuple[str, str, str], ...] = ()
 
 
 @value(frozen=True)
 class Checkpoints:
-    """Where checkpoints are saved, and what the user has said about them."""
+    """The directory of checkpoints, and the user's options for them."""
 
     where: str  # a directory, or a pattern of directories
     exclude: tuple[str, ...]  # patterns of names
-    complete: str  # pattern of the file that seals a directory; "": as the format has it
+    complete: str  # pattern of the file that marks a directory as complete; "": as in its format
     verify: str  # "auto", "full", "structure" or "off"
 
 
@@ -43,45 +44,57 @@ class Checkpoints:
 class Config:
     """One agent's settings.
 
-    `allocation`, `nproc`, the CPUs, the GPUs and `trouble` are those of its task; the rest is the
-    same for the whole job.
+    `allocation`, `nproc`, `trouble`, the CPUs and the GPUs belong to its task. All else is the same
+    for the whole job.
     """
 
     allocation: Allocation
     job: Job
     nproc: int
-    command: tuple[str, ...]  # what a worker runs: program, script and arguments
-    stdin: str  # the file that each worker opens as its standard input; "": it inherits the agent's
+    command: tuple[str, ...]  # of a worker: program, script and arguments
+    stdin: str  # a file for the workers' standard input; "": they inherit the agent's
     python: str  # the workers' interpreter
     start: Start
     run_id: str  # TORCHELASTIC_RUN_ID
     role: str
     signals: str  # TORCHELASTIC_SIGNALS_TO_HANDLE
-    handled: tuple[int, ...]  # those of them that an agent does not handle anyway
-    as_tasks: bool  # whether Slurm's variables are to describe the worker
-    cpus: tuple[int, ...]  # those that this task may use
-    cpus_are_shared: bool  # they are those of every task on this node
-    bind: Mode  # how they are given to the workers
-    threads: int  # OMP_NUM_THREADS for several workers, 0 for one that is alone
-    gpus: tuple[Gpu, ...]  # those that this task may use, as far as that matters
-    broken: tuple[Finding, ...]  # what did not answer when they were counted
-    cuda: tuple[int, int]  # the newest that their driver can run
-    selector: str  # the variable that chooses among them
+    handled: tuple[int, ...]  # the signals among these that an agent does not always handle
+    as_tasks: bool  # set Slurm's variables as if each worker were a task
+    cpus: tuple[int, ...]  # that this task may use
+    cpus_are_shared: bool  # all tasks on this node may use the same CPUs
+    bind: Mode  # how the CPUs are divided among the workers
+    threads: int  # OMP_NUM_THREADS of several workers; 0 for a single one
+    gpus: tuple[Gpu, ...]  # that this task may use; AMD's only where their number matters
+    broken: tuple[Finding, ...]  # GPUs that did not answer when they were counted
+    cuda: tuple[int, int]  # the newest version that the driver supports
+    selector: str  # the variable that selects GPUs
     virtual_local_rank: bool
-    mps: tuple[
-        str, str, str
-    ]  # its mode, threads and memory: Settings in core/placement/mps_shares.py
-    shared_backend: str  # replaces nccl where workers share a GPU; "": whatever the script says
-    local_addr: str  # the address to be reached at; "": from the route to the head
+    mps: tuple[str, str, str]  # the fields of Settings in core/placement/mps_shares.py
+    shared_backend: str  # replaces nccl where workers share a GPU; "": the script's own
+    local_addr: str  # the address at which others reach this node; "": from the route to the head
     checkpoints: Checkpoints | None
-    resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
+    resume_with: tuple[str, ...]  # arguments to add, in which {checkpoint} stands for the path
     logs: LogDirectory | None  # None only with trouble
-    anew: bool  # the first agent of this launch was started before, and was killed
-    progress: bool  # the workers tell how far they have come
-    streams: Streams  # which of the workers' output the console shows
-    as_torchrun: bool  # started in its place: every failure is exit code 1
-    metrics: MetricsTarget | None  # where a monitoring system finds them
-    metrics_ranks: bool  # also those of each rank
-    notify: str  # a line for a shell, which is told of events; "": none
-    trouble: Trouble | None  # why this agent cannot take part; the head tells the user
-    notes: tuple[str, ...] = ()  # what the head says at the start
+    anew: bool  # the first agent of this launch was killed and started again
+    progress: bool  # the workers report their progress
+    streams: Streams  # the part of the workers' output that the console shows
+    as_torchrun: bool  # started in place of torchrun: every failure has exit code 1
+    metrics: MetricsTarget | None  # where monitoring systems find them
+    metrics_ranks: bool  # include metrics of each rank
+    notify: str  # a shell command to run for each event; "": none
+    trouble: Trouble | None  # why this agent cannot take part; the head shows it
+    notes: tuple[str, ...] = ()  # lines that the head shows at the start
+
+    @property
+    def place(self) -> Place:
+        """This agent's place, or a stand-in for it until the head gives it one."""
+        return self.job.places[self.allocation.index]
+
+    @property
+    def host(self) -> str:
+        return self.place.host
+
+    @property
+    def directory(self) -> Path | None:
+        """The log directory of the launch."""
+        return None if self.logs is None else self.logs.path

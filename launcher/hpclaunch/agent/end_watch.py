@@ -1,25 +1,24 @@
-"""When Slurm ends the job: how the agent that leads asks it."""
+"""Slurm is asked when it ends the job. The agent that leads does this."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from ..core.protocol import effects, events
 from ..core.protocol.job_state import JobState
-from ..core.protocol.model import Job
 from ..system.hosts import slurm
 from ..system.shared.errands import Answer, FindJobEnd, JobEndFound
 from .adapter import Adapter, Performs
-from .errands import Errands
+from .context import Context
 
 
 class EndWatch(Adapter):
-    """`ask` begins a question, and an event answers it."""
+    """Runs one question at a time. The event EndFound has the answer."""
 
-    def __init__(self, job: Job, environ: Mapping[str, str], errands: Errands) -> None:
-        self._errands = errands
+    def __init__(self, context: Context) -> None:
+        self._errands = context.errands
+        job, environ = context.config.job, context.environ
         in_step = slurm.in_step(environ)
         has_spares = 0 < job.most < job.nodes
         self._question = partial(
@@ -31,16 +30,16 @@ class EndWatch(Adapter):
             nodes=environ.get("SLURM_STEP_NODELIST", "") if has_spares else "",
             since=time.time(),
         )
-        self._number = 0  # of the last question
-        self._waits = False  # for the answer to one of them; further ones are asked then, as one
+        self._number = 0  # of the newest question
+        self._waits = False  # for an answer; newer questions are asked after it, as one
         self._last: JobEndFound | None = None
-        self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
+        self.began: float | None = None  # the start of the job, in seconds since 1970, if known
 
     def performs(self) -> Performs:
         return {effects.AskForEnd: lambda effect: self.ask(effect.number)}
 
     def ask(self, number: int) -> None:
-        """Answered by EndFound, later."""
+        """Ask Slurm. The event EndFound follows later."""
         self._number = number
         if not self._waits:
             self._begin()

@@ -1,8 +1,8 @@
-"""The process that runs an agent's errands (`system/shared/errands.py`), each in a thread of its
-own: one that hangs holds up no other.
+"""The process that runs an agent's errands (`system/shared/errands.py`), each in its own thread, so
+that one that hangs delays no other.
 
-What errands need is imported at the start: a module that a file system holds up would hold up
-everyone who imports it. Standard library only.
+All modules are imported at the start: an import that hangs on a file system would block all threads
+that import. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from hpclaunch.worker.messages import decode
 
 class ErrandService:
     def __init__(self, channel: AgentChannel, mask: Collection[int]) -> None:
-        """`mask`: the signals that are blocked for the user's command."""
+        """`mask` has the signals to block for the user's command."""
         self._channel, self._mask = channel, mask
         self._answering = threading.Lock()
 
     def serve(self) -> None:
-        """Raises AgentGoneError once the agent is gone."""
+        """Serve errands. Raises AgentGoneError once the agent is gone."""
         while True:
             for request in self._channel.read():
                 errand = decode(errands.ERRANDS, request)
                 thread = threading.Thread(target=self._answer, args=[errand], daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the kernel grants no further thread
+                except RuntimeError:  # the kernel refuses another thread
                     self._fail(errand)
 
     def _answer(self, errand: errands.Errand) -> None:
@@ -49,12 +49,12 @@ class ErrandService:
             self._send(answer)
 
     def _fail(self, errand: errands.Errand) -> None:
-        """Print the exception that is being handled. Other errands continue."""
+        """Print the exception being handled, and answer that this errand has failed."""
         traceback.print_exc()
         self._send(errands.Failed(errand.number))
 
     def _send(self, answer: errands.Answer | errands.Failed) -> None:
-        with self._answering, contextlib.suppress(AgentGoneError):  # serve() sees it, too
+        with self._answering, contextlib.suppress(AgentGoneError):  # serve() raises it
             self._channel.send(answer.encoded())
 
     def _run(self, errand: errands.Errand) -> errands.Answer:

@@ -1,4 +1,4 @@
-"""What an agent has done by the process that runs its errands (`errand_service.py`)."""
+"""Errands that an agent has its errand service (`errand_service.py`) run, since they may hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..system.shared.helper import Helper
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
 
-MOST_HUNG = 8  # errands, each with a thread, before the process that runs them is replaced
+MOST_HUNG = 8  # hung errands, each with a thread, after which the process is replaced
 
 Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
 
@@ -31,11 +31,11 @@ class ErrandServiceClient(Helper):
         super().__init__("hpclaunch.agent.errand_service", str(os.getpid()))
 
     def answers(self) -> list[Answer | Failed]:
-        """Return those that are there; call it when the descriptor is readable."""
+        """Return the answers received so far. Call this when the descriptor is readable."""
         return [decode(ANSWERS, reply) for reply in self.receive()]
 
     def wait(self, limit: float) -> bool:
-        """Return whether an answer, or the end of the process, has come within so many seconds."""
+        """Return whether within so many seconds an answer has arrived or the process has ended."""
         return self._is_ready(select.POLLIN, limit)
 
 
@@ -47,10 +47,11 @@ class PendingErrand:
 
 
 class Errands(Adapter):
-    """Errands out, answers in. The process is started for the first errand, and replaced if it was
-    killed, or once it has nothing to do but MOST_HUNG errands that hang. It does not end when it is
-    idle, or for a single errand: when the next one comes, a file system may have stalled, and a
-    start would wait for it. The same holds for the end of a process that cannot be killed.
+    """Sends errands to the process that runs them, and receives the answers.
+
+    The process starts with the first errand. It is replaced if it was killed, or if MOST_HUNG
+    errands hang and no other is pending. It does not end when it is idle: at the next errand, a
+    file system may have stalled, and starting a process would block the loop. So might ending one.
     """
 
     limits_helper: ClassVar[bool] = True
@@ -58,15 +59,16 @@ class Errands(Adapter):
     def __init__(self, is_replaced: Callable[[ErrandServiceClient], bool]) -> None:
         self._is_replaced = is_replaced
         self._client: ErrandServiceClient | None = None
-        self._is_refused = False  # a process, since the last one has no successor
+        self._is_refused = False  # no further process may start, after too many have ended
         self._number = 0
         self._pending: dict[int, PendingErrand] = {}
-        self._hung: set[int] = set()  # errands of this process that are given up, and run on
+        self._hung: set[int] = set()  # errands that were given up and still run in the process
 
     def run(self, errand: Callable[[int], Errand], done: Done) -> None:
-        """Begin an errand, which is made with its number. `done` gets the answer, later; None if
-        there is none in time, the errand failed, or the process is gone. It returns the events that
-        follow.
+        """Begin the errand that `errand` makes of its number.
+
+        `done` is called later with the answer, or with None if the errand failed, was too late, or
+        its process is gone. It returns the events that follow.
         """
         self._number += 1
         made = errand(self._number)
@@ -82,9 +84,9 @@ class Errands(Adapter):
             client.send(pending.errand)
 
     def _start(self) -> ErrandServiceClient | None:
-        """Return None if there can be no process."""
+        """Start the process. Return None if that is impossible."""
         if not self._is_refused:
-            with contextlib.suppress(OSError):  # no process, or no descriptor, is left
+            with contextlib.suppress(OSError):  # too many processes or descriptors
                 self._client = ErrandServiceClient()
         return self._client
 
@@ -105,7 +107,7 @@ class Errands(Adapter):
         return self._hear() if self._client and self._client.fileno() in fds else []
 
     def wait(self, limit: float) -> None:
-        """Wait until an errand can be concluded, and do so, when the loop is over."""
+        """Wait, after the end of the loop, for the next answer or time limit, and handle it."""
         left = self.deadline() - time.monotonic()
         if self._client is not None and self._client.wait(min(limit, left)):
             self._hear()
@@ -122,12 +124,12 @@ class Errands(Adapter):
     def _conclude(self, answers: Mapping[int, Answer | None]) -> list[events.Event]:
         over = [(self._pending.pop(n), a) for n, a in answers.items() if n in self._pending]
         if len(self._hung) >= MOST_HUNG and not self._pending:
-            self.close()  # nobody else's errand is lost with it
+            self.close()  # no pending errand is lost
         return [event for pending, answer in over for event in pending.done(answer)]
 
     def _replace(self, lost: ErrandServiceClient) -> list[events.Event]:
-        """Have a successor begin again with what has not been answered. No user's command is run
-        twice for an event.
+        """Start a successor that begins again with all errands that have no answer, except user's
+        commands: none is run twice for an event.
         """
         self.close()
         self._is_refused = not self._is_replaced(lost)
@@ -139,7 +141,7 @@ class Errands(Adapter):
         return self._conclude(dict.fromkeys(ended))
 
     def close(self) -> None:
-        """End the process and all that it has started, at once."""
+        """Kill the process and all processes that it has started."""
         if self._client is not None:
             self._client.abandon()
             self._client = None

@@ -1,5 +1,5 @@
-"""The evidence of a hang: what the fork server has found out about the workers, and their native
-stacks, where py-spy is in PATH; in short, and as files.
+"""The evidence of a hang, from the fork server, with native stacks where py-spy is in PATH: as a
+summary for the core, and as files.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from ..core.protocol.model import Query, RankState
 from ..system.shared.errands import Answer, ReadStacks, Stacks
 from .errands import Errands
 
-PY_SPY_LIMIT = 1.0  # seconds for all ranks, and a start of the process that runs errands
+PY_SPY_LIMIT = 1.0  # seconds for all ranks, including a start of the errand service
 
-# Where the kernel waits for a file system in user space (FUSE), in state S, as for any other in D.
+# Kernel functions in which a process waits for a file system in user space (FUSE). Its state is S,
+# and is treated like D.
 FUSE = ("request_wait_answer", "fuse_")
 
 
 class HangEvidence(NamedTuple):
-    """Of the ranks of one agent, to be kept in this directory."""
+    """The evidence from the ranks of one agent."""
 
-    directory: Path
+    directory: Path  # for the files
     query: Query
-    ranks: Sequence[Mapping[str, Any]]  # each as `ProgressWatch.evidence` tells it
+    ranks: Sequence[Mapping[str, Any]]  # each as `ProgressWatch.evidence` returns it
     native: Mapping[int, str]  # stacks, by rank
 
 
 class NativeStacks:
     def __init__(self, errands: Errands) -> None:
         self._errands = errands
-        self._py_spy = path_of_py_spy()  # now: later, a file system may have stalled
+        self._py_spy = path_of_py_spy()  # looked up now, since a file system may stall later
 
     def add_to(
         self, found: HangEvidence, take: Callable[[HangEvidence], list[events.Event]]
     ) -> list[events.Event]:
-        """Have `take` get this evidence with its native stacks, later; at once, and as it is, if
-        there is nothing to add. Returns the events that follow.
+        """Call `take` later with this evidence and its native stacks, or at once if there are none.
+        Return the events that follow at once.
         """
         if self._py_spy is None or not found.ranks:
             return take(found)
-        # The time may not be enough for all: those at fault are rarely among those that wait.
+        # Ranks that wait in a collective are last, since time may run out, and they are rarely at
+        # fault.
         asked = sorted(found.ranks, key=lambda rank: state_of(rank).waits is not None)
 
         def done(answer: Answer | None) -> list[events.Event]:
@@ -61,13 +63,13 @@ class NativeStacks:
 
 
 def path_of_py_spy() -> str | None:
-    """Return None without it. As shutil.which, which takes longer to import."""
+    """Return the path of py-spy, or None. shutil.which would take longer to import."""
     paths = (os.path.join(directory, "py-spy") for directory in os.get_exec_path())
     return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
 
 
 def state_of(found: Mapping[str, Any]) -> RankState:
-    """`found` is what `ProgressWatch.evidence` tells of one rank."""
+    """Summarize the evidence of one rank, as `ProgressWatch.evidence` returns it."""
     stack = tracebacks.main_thread(found["stacks"])
     busy = found["busy"] and not tracebacks.waits_for_gpu(str((found["records"] or {}).get("call")))
     waits = flight_records.awaited(found["records"])
@@ -91,8 +93,8 @@ def state_of(found: Mapping[str, Any]) -> RankState:
 
 
 def files_of(evidence: HangEvidence) -> dict[str, str]:
-    """Their names and texts: for each rank what it does, its collectives if it has told, and its
-    native stacks where they are known.
+    """Return the texts of the files by name: for each rank its processes and stacks, and where
+    known its collectives and native stacks.
     """
     files = {f"rank-{rank}.native.txt": text for rank, text in evidence.native.items()}
     for found in evidence.ranks:

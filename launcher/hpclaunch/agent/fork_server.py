@@ -1,4 +1,4 @@
-"""The fork server, as the loop knows it: what the core wants of its workers, and what they do."""
+"""The adapter of the fork server: starts, stops and asks workers, and reports what they do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from ..core.protocol.model import (
 from ..core.protocol.node_facts import (
     ColdCause,
     ColdStart,
-    NodeFact,
     PreloadSkipped,
     ProcessContinued,
     SignalUnhandled,
@@ -38,8 +37,7 @@ from ..system.processes.fork_server_client import ForkServerClient
 from ..worker import fork_server_messages as replies
 from . import evidence, sampling
 from .adapter import Adapter, Fd, Performs
-from .config import Config
-from .errands import Errands
+from .context import Context
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .last_words import LastWords
@@ -59,45 +57,40 @@ Remark: TypeAlias = (
 
 
 class ForkServer(Adapter):
-    """The fork server is replaced if it was killed. `note` writes to the journal."""
+    """The fork server is replaced if it was killed."""
 
     def __init__(
         self,
-        config: Config,
-        environ: Mapping[str, str],
+        context: Context,
         client: ForkServerClient,
         output: Output,
         last_words: LastWords,
         health: HealthWatch,
         sharing: GpuSharing,
         resuming: Resuming,
-        errands: Errands,
-        note: Callable[[str, Any], None],
-        record: Callable[[NodeFact], None],
     ) -> None:
-        self._config, self._environ, self._client = config, environ, client
-        self._output, self._logs, self._last_words = output, output.logs, last_words
+        self._config, self._environ, self._client = context.config, context.environ, client
+        self._output, self._logs, self._last_words = output, context.logs, last_words
         self._health, self._sharing, self._resuming = health, sharing, resuming
-        self._note, self._record = note, record
-        self._place = config.job.places[config.allocation.index]
-        self._native_stacks = evidence.NativeStacks(errands)
-        self._start = RoundStart(config, environ, output, sharing, note, record)
-        self._is_in_order = False  # nobody has to learn that this agent has ended
+        self._note, self._record = context.note, context.record
+        self._native_stacks = evidence.NativeStacks(context.errands)
+        self._start = RoundStart(context, output, sharing)
+        self._is_in_order = False  # the agent ends in order, so no death notice is posted
         self._death_notice: tuple[int, str, bytes, str] | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
-        """Have this death notice posted by the fork server, also by a later one."""
+        """Have the fork server, or its successor, post this death notice once the agent is dead."""
         self._death_notice = port, notice, secret, release
         self._client.post_on_death(*self._death_notice)
 
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
-        """Have `take` get what the workers do and use, for the history."""
+        """Ask for the vitals of the workers, for the history. `take` is called with them later."""
         self._take_vitals = take
         self._client.query(replies.HISTORY, 0)
 
     def resize(self) -> None:
-        """Give the workers' terminals the size of the user's."""
+        """Set the size of the workers' terminals to that of the user's."""
         self._client.resize(self._output.size)
 
     # Effects
@@ -159,7 +152,7 @@ class ForkServer(Adapter):
             yield from self._replace()
 
     def _replace(self) -> list[events.Event]:
-        """The dead one's workers have died with it."""
+        """Replace the fork server, which is dead. Its workers have died with it."""
         dead = self._client
         dead.close()
         self._logs.service.finish()
@@ -175,11 +168,11 @@ class ForkServer(Adapter):
         return self._in_order(events.ForkServerReplaced())
 
     def _in_order(self, *some: events.Event) -> list[events.Event]:
-        """Return these events after all that the fork server has reported before."""
+        """Queue these events behind all that the fork server has reported before."""
         return self._last_words.add(lambda _: some)
 
     def _on_reply(self, reply: replies.Event) -> Iterable[events.Event]:
-        """Return the events that follow from one of the fork server's."""
+        """Return the core's events for one of the fork server."""
         match reply:
             case replies.Listening(port):
                 return [events.StoreListening(port)]
@@ -214,7 +207,7 @@ class ForkServer(Adapter):
             case replies.Unheard(number):
                 return [events.NoticeUnheard(number)]
             case replies.Taken(number, last):
-                # A worker that looks for the file has come to the step: all have taken the notice.
+                # The file appears only once all workers have reached the step of the notice.
                 file = self._start.notice_file
                 self._logs.service.keep(file.parent, {file.name: "notice was given\n"})
                 return [events.NoticeTaken(number, last)]
@@ -229,10 +222,10 @@ class ForkServer(Adapter):
         return ()
 
     def _inform(self, reply: Remark) -> None:
-        """Record or note something that the core does not need."""
+        """Record, or note in the journal, something that the core does not need."""
         if not isinstance(reply, replies.Unhandled | replies.Continued):
             self._note(reply.op, reply.fields())
-        host, is_head = self._place.host, self._place.index == HEAD
+        host, is_head = self._config.host, self._config.place.index == HEAD
         match reply:
             case replies.Unhandled(signum, ranks):
                 self._record(SignalUnhandled(host, signum, tuple(ranks)))
@@ -263,7 +256,7 @@ class ForkServer(Adapter):
         return self._last_words.add(make, files)
 
     def _on_answer(self, query: Query, found: Mapping[str, Any]) -> list[events.Event]:
-        """Make an answer for the core of what the fork server has found out."""
+        """Make the core's answer to a query of what the fork server has found."""
         if query.kind is QueryKind.EVIDENCE:
             directory = self._start.directory / EVIDENCE
             hang = evidence.HangEvidence(directory, query, found["ranks"], {})
@@ -288,7 +281,7 @@ class ForkServer(Adapter):
 
 
 def _ranks(found: Mapping[str, Any]) -> tuple[RankVitals, ...]:
-    """Return the vitals of each worker as the fork server has found them."""
+    """Return the vitals of each worker from the fork server's answer."""
     return msgspec.convert(found["ranks"], tuple[RankVitals, ...])
 
 

@@ -1,9 +1,9 @@
-"""MPS for GPUs that workers share: started before a round, and verified while it runs."""
+"""MPS for GPUs that workers share: started before a round, and checked while it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
@@ -16,12 +16,11 @@ from ..core.protocol.node_facts import (
     NodeFact,
 )
 from .adapter import Adapter, Fd, Performs
-from .config import Config
+from .context import Context
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.placement.mps_shares import Plan
     from ..system.gpus.mps import MpsKeeperClient
-    from ..system.shared.helper import Helper
     from ..worker import mps_messages
 
 OCCUPIED = (
@@ -31,31 +30,22 @@ OCCUPIED = (
 
 
 class GpuSharing(Adapter):
-    """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
+    """The MPS daemons of one agent, run by their keeper. `close` ends them, after the workers."""
 
-    def __init__(
-        self,
-        config: Config,
-        environ: Mapping[str, str],
-        record: Callable[[NodeFact], None],
-        note: Callable[[str, Any], None],
-        is_replaced: Callable[[Helper], bool],
-    ) -> None:
-        self._is_replaced = is_replaced
-        self._config = config
-        self._environ = environ
-        self._record, self._note = record, note
-        here = config.job.places[config.allocation.index]
-        self._host = here.host
-        self._is_head = here.index == HEAD
+    def __init__(self, context: Context) -> None:
+        self._config, self._environ = context.config, context.environ
+        self._record, self._note = context.record, context.note
+        self._is_replaced = context.logs.is_replaced
+        self._host = context.host
+        self._is_head = self._config.place.index == HEAD
         self._keeper: MpsKeeperClient | None = None
         self._part: Assignment | None = None
         self._plan: Plan | None = None
         self._waits = False  # for the keeper's answer
         self._tries = 0
         self._pids: dict[int, int] = {}  # of the round's workers, by rank
-        self._recorded: set[NodeFact] = set()  # those that each round finds again
-        self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they are for
+        self._recorded: set[NodeFact] = set()  # facts that every round finds again
+        self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they serve
 
     def performs(self) -> Performs:
         return {effects.PrepareGpus: self._prepare}
@@ -87,7 +77,7 @@ class GpuSharing(Adapter):
         return []
 
     def started(self, rank: int, pid: int) -> None:
-        """Once all workers are there, the keeper checks that they are clients of MPS."""
+        """Note a worker. Once all have started, the keeper checks that they are clients of MPS."""
         self._pids[rank] = pid
         part, keeper = self._part, self._keeper
         complete = part is not None and len(self._pids) == part.nproc
@@ -111,9 +101,9 @@ class GpuSharing(Adapter):
             self._keeper.close()
 
     def _ask(self) -> None:
-        assert self._keeper is not None, "it was started for this"
-        assert self._part is not None, "so is a part given"
-        assert self._plan is not None, "and its plan made"
+        assert self._keeper is not None, "a keeper was started"
+        assert self._part is not None, "a round is being prepared"
+        assert self._plan is not None, "a plan was made"
         self._waits = True
         self._tries += 1
         self._keeper.prepare(self._part.round, self._plan.groups, self._plan.foreign)
@@ -145,7 +135,7 @@ class GpuSharing(Adapter):
         return []
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
-        """The daemons have ended with their keeper, so their clients, if any, will fail."""
+        """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
         keeper.close()
         self._keeper = None
         if self._is_replaced(keeper):
@@ -186,7 +176,7 @@ class GpuSharing(Adapter):
         return MpsStarted(self._host, tuple(sorted(gpus)))
 
     def _record_once(self, *found: NodeFact) -> None:
-        """Record each of these once, although every round finds them."""
+        """Record each of these facts once, although every round finds them."""
         for fact in found:
             if fact not in self._recorded:
                 self._recorded.add(fact)

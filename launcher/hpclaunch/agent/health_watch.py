@@ -1,63 +1,54 @@
-"""Whether this agent's node is fit for workers: checked before every round, watched during it."""
+"""The health of this agent's node: checked before every round, and watched during it."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..core.health.findings import Finding, Grade, failed, reason
 from ..core.health.host_rules import Disk, judge_checkpoints, judge_host
 from ..core.placement import worker_environment
 from ..core.protocol import effects, events
 from ..core.protocol.model import NO_RANK
-from ..core.protocol.node_facts import HealthWarning, NodeFact, XidReported
+from ..core.protocol.node_facts import HealthWarning, XidReported
 from ..system.hosts import host
 from ..system.logs import messages
 from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
-from .config import Config
-from .logs import Logs
+from .context import Context
 
-if TYPE_CHECKING:  # what only a node with GPUs has to load
+if TYPE_CHECKING:  # modules that only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
     from ..core.protocol.gpu_use import GpuUse
     from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
 
 
-DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
+DISK_LIMIT = 3.0  # seconds; a stopped log service continues before
 
 
 class HealthWatch(Adapter):
-    """Make an event of a finding that makes the node unfit; record any other, once."""
+    """Makes an event of a finding that makes the node unfit, and records any other one once."""
 
     limits_helper: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: Config,
-        logs: Logs,
-        note: Callable[[str, Any], None],
-        record: Callable[[NodeFact], None],
-    ) -> None:
-        self._logs = logs
-        self._config = config
-        self._note, self._record = note, record
-        here = config.job.places[config.allocation.index]
-        self._host = here.host
-        # What concerns the whole node is recorded by one of its agents.
+    def __init__(self, context: Context) -> None:
+        self._config = config = context.config
+        self._logs, self._note, self._record = context.logs, context.note, context.record
+        self._host, here = context.host, config.place
+        # Warnings about the whole node are recorded by the first of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
-        self._disk_until = math.inf  # when to continue without an answer about the logs' disk
+        self._disk_until = math.inf  # time limit of the answer about the logs' disk
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0
-        self.use: tuple[GpuUse, ...] = ()  # of the GPUs, as it was told last
-        self._warned: set[str] = set()  # for which checks
-        self._ranks: dict[int, int] = {}  # by the pids of a round's workers
-        self._faults: dict[XidReported, str] = {}  # of the round's programs, each in words
+        self.use: tuple[GpuUse, ...] = ()  # the newest reading of the GPUs' use
+        self._warned: set[str] = set()  # checks whose warning was recorded
+        self._ranks: dict[int, int] = {}  # of the round's workers, by pid
+        self._faults: dict[XidReported, str] = {}  # Xids that the round's programs caused, as text
 
     def performs(self) -> Performs:
         return {effects.CheckHealth: lambda _: self._ask_for_disk()}
@@ -77,7 +68,7 @@ class HealthWatch(Adapter):
     # Before a round
 
     def _ask_for_disk(self) -> list[events.Event]:
-        """Begin a check with the disk of the logs: a file system that hangs must not hold it up."""
+        """Begin a check by asking the log service about its disk, since a file system may hang."""
         if self._config.logs is None:
             return self._check(None)
         self._disk_until = time.monotonic() + DISK_LIMIT
@@ -93,15 +84,14 @@ class HealthWatch(Adapter):
         return self._ask_for_disk()
 
     def _check(self, logs: Disk | None) -> list[events.Event]:
-        """Answered by HealthFound, here or later. `logs` is the disk of the log directory."""
+        """Check the host, and have the GPU watcher check the GPUs. The event HealthFound follows,
+        now or later. `logs` is the disk of the log directory.
+        """
         self._disk_until = math.inf
         number, self._checks = self._checks, self._checks + 1
         dead, self._ranks, self._faults = tuple(self._ranks), {}, {}
         seen = host.read(
-            self._config.nproc,
-            logs=logs,
-            first=number == 0,
-            several=self._config.job.nodes > 1,
+            self._config.nproc, logs=logs, first=number == 0, several=self._config.job.nodes > 1
         )
         findings = judge_host(seen) + list(self._config.broken)
         self._note("health", [str(f) for f in findings])
@@ -122,14 +112,14 @@ class HealthWatch(Adapter):
         return self._watcher
 
     def look_at_checkpoints(self, seen: DiskSeen) -> None:
-        """Judges the disk of the checkpoint directory, as the search for the newest has seen it."""
+        """Warn if the disk of the checkpoint directory, as the last search has seen it, is full."""
         if self._config.job.health:
             self._warn(judge_checkpoints(Disk(**seen.fields())))
 
     # During a round
 
     def ask_use(self) -> None:
-        """For people who look at the job: `use` has it once it is told."""
+        """Ask for the GPUs' use, which is in `use` once the answer has arrived."""
         if self._watcher is not None and not self._watcher.lost:
             self._watcher.ask_use()
 
@@ -137,7 +127,7 @@ class HealthWatch(Adapter):
         self._ranks[pid] = rank
 
     def faults_of(self, rank: int) -> list[str]:
-        """The Xids that the driver has reported for a worker, and that are its own fault."""
+        """Return the Xids that the driver has reported for a worker and that its program caused."""
         return [text for fault, text in self._faults.items() if fault.rank in (rank, NO_RANK)]
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
@@ -151,10 +141,10 @@ class HealthWatch(Adapter):
         return [event for report in reports for event in self._on_report(report)]
 
     def update(self, now: float) -> list[events.Event]:
-        """Continue without the answers that are too late."""
+        """Continue without answers that are too late."""
         found: list[events.Event] = []
         if now >= self._disk_until:
-            assert self._config.logs is not None, "its disk was asked for"
+            assert self._config.logs is not None, "the log service was asked about its disk"
             found += self._check(Disk(str(self._config.logs.path), silent=True))
         if self._watcher is not None and now >= self._watcher.next_deadline():
             found += self._on_report(self._watcher.expire())
@@ -173,7 +163,7 @@ class HealthWatch(Adapter):
         return [self._found(report.findings)] if answer else []
 
     def _on_fault(self, seen: XidSeen) -> None:
-        """Record it once in a round: the driver may report the same over and over."""
+        """Record an Xid once in a round, since the driver may report the same one repeatedly."""
         rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), NO_RANK)
         fault = XidReported(self._host, rank, seen.name, seen.number, seen.meaning)
         if fault not in self._faults:
@@ -189,4 +179,4 @@ class HealthWatch(Adapter):
     def _found(self, findings: Collection[Finding]) -> events.HealthFound:
         wrong = reason(f for f in findings if f.grade is Grade.FAIL)
         alone = bool(wrong) and self._config.job.nodes == 1
-        return events.HealthFound(wrong + " (--health off starts in spite of it)" * alone)
+        return events.HealthFound(wrong + " (--health off starts anyway)" * alone)

@@ -1,7 +1,7 @@
-"""The history of an agent, to which the log service appends a moment now and then.
+"""The history of an agent: a file to which the log service appends a moment now and then.
 
-Workers and GPUs are asked for it here, on this agent's own node, and neither through the head nor
-as events: what is noted decides nothing, and is none of the journal's news.
+Only this agent's own workers and GPUs are asked, without the head and without events: the history
+decides nothing, and does not belong into the journal.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING
 from ..core.control import Control
 from ..core.protocol.model import Phase, RankVitals
 from ..system.logs.log_directory import history_of
-from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
-from .config import Config
+from .context import Context
 from .fork_server import ForkServer
 from .health_watch import HealthWatch
 from .later_imports import AFTER
-from .logs import Logs
 from .resuming import Resuming
 
 if TYPE_CHECKING:
     from ..core.history.moment import WorkersMoment
 
-ASKS = 10.0  # seconds at least between two times that workers and GPUs are asked: that costs most
-SLACK = 1.5  # seconds that a moment may be late: to wake up for it costs more than to note it
-ANSWER = 1.0  # seconds for those who are asked
+ASKS = 10.0  # least seconds between two times that workers and GPUs are asked, which costs most
+SLACK = 1.5  # seconds that a moment may be late: waking up for it costs more than noting it
+ANSWER = 1.0  # seconds for workers and GPUs to answer
 
 
 class HistoryKeeping(Adapter):
@@ -36,29 +34,28 @@ class HistoryKeeping(Adapter):
 
     def __init__(
         self,
-        config: Config,
+        context: Context,
         control: Control,
-        date: SteadyDate,
-        logs: Logs,
         fork_server: ForkServer,
         health: HealthWatch,
         resuming: Resuming,
     ) -> None:
-        self._directory = None if config.logs is None else config.logs.path
+        config = context.config
+        self._directory = config.directory
         self._name = history_of(config.allocation.label, time.time())
         self._launch, self._places = config.allocation.name, config.job.places
-        self._control, self._date, self._logs = control, date, logs
+        self._control, self._date, self._logs = control, context.date, context.logs
         self._fork_server, self._health, self._resuming = fork_server, health, resuming
         self._began = time.monotonic()
         self._due = self._began + AFTER
         self._ask_at, self._take_at = self._began, math.inf
         self._vitals: Sequence[RankVitals] = ()
-        self._is_titled = False  # the file says whose it is
-        self._round = (-1, False)  # that is noted: which, and whether its workers are there
+        self._is_titled = False  # the file has its first line
+        self._round = (-1, False)  # the last round noted, and whether its workers were running
 
     def deadline(self) -> float:
         due = math.inf if self._directory is None else min(self._due, self._take_at)
-        return due + SLACK  # most often, something else wakes the loop before
+        return due + SLACK  # usually, something else wakes the loop before
 
     def _ask(self) -> None:
         self._health.ask_use()
@@ -78,7 +75,7 @@ class HistoryKeeping(Adapter):
         is_new = self._round != (number, here)
         self._round = (number, here)
         if is_new and now < self._began + AFTER and not is_gone:
-            return  # it is noted then
+            return  # it is noted when AFTER has passed
         is_due = now >= self._due
         if is_due:
             from ..core.history import moment
@@ -105,7 +102,7 @@ class HistoryKeeping(Adapter):
         if workers is None:
             return
         index, text = self._control.index, ""
-        if not self._is_titled:  # now that this agent has its place
+        if not self._is_titled:  # by now, this agent has its place
             text = history_files.title(self._launch, index, self._places[index].host)
         noted = AgentMoment(round(self._date.now(), 2), self._control.member.round, workers)
         lines = text + history_files.line(noted)

@@ -1,28 +1,29 @@
-"""How an agent finds the others: their addresses, the keys, and its channels to them."""
+"""The network of an agent: the addresses of the others, the keys, and the channels to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import HEAD, Allocation
-from ..core.protocol.node_facts import NodeFact
-from ..core.protocol.values import value
 from ..system.hosts import machines
 from ..system.network import route, secret
 from .adapter import Adapter, Performs
-from .channels import Channels, PostsOnDeath
+from .channels import Channels, PostOnDeath
 from .config import Config
-from .errands import Errands
+from .context import Context
 
 
 class Alone(Adapter):
-    """The network of an agent that has no others."""
+    """The network of the only agent of a job."""
 
     port = 0
     claim = ""
+    networks = ()
+
+    def __init__(self, address: str) -> None:
+        self.address = address
 
     def performs(self) -> Performs:
         return {
@@ -36,46 +37,39 @@ class Alone(Adapter):
     def _take_place(self, effect: effects.TakePlace) -> None:
         raise AssertionError("an agent that is alone has a place")
 
-    def leave_notice(self, server: PostsOnDeath, incarnation: str) -> None:
-        """Nobody would ask for it."""
+    def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
+        """Do nothing, since nobody would ask for it."""
 
 
-@value()
-class Joined:
-    """An agent's network, and the address at which others reach it, or "" while that is unknown."""
-
-    network: Channels | Alone
-    address: str
-    networks: tuple[str, ...] = ()  # from which this node connects to others
-
-
-def join(
-    config: Config,
-    environ: Mapping[str, str],
-    record: Callable[[NodeFact], None],
-    errands: Errands,
-) -> Joined:
-    """UsageError when the secret, the names or the ports do not allow it."""
-    where = config.allocation
-    here = config.job.places[where.index]
+def join(context: Context) -> Channels | Alone:
+    """Return the network of this agent. Raises UsageError if it cannot be set up."""
+    config, where = context.config, context.config.allocation
     try:
         address = _own_address(config)
         if where.alone:
-            return Joined(Alone(), address)
-        shared = secret.load_or_create(secret.secret_path(environ))
+            return Alone(address)
+        shared = secret.load_or_create(secret.secret_path(context.environ))
         addresses, spare = _addresses_of_head(where)
         networks = () if config.job.nodes == 1 else route.networks_of_node(address)
-        channels = Channels(where, shared, addresses, record, errands, spare=spare, own=address)
+        return Channels(
+            where,
+            shared,
+            addresses,
+            context.record,
+            context.errands,
+            spare=spare,
+            address=address,
+            networks=networks,
+        )
     except UsageError as e:
-        raise UsageError(f"on {here.host}: {e}") from e
+        raise UsageError(f"on {context.host}: {e}") from e
     except OSError as e:
-        raise UsageError(f"{here.host} cannot reach the other hosts: {e}") from e
-    return Joined(channels, address, networks)
+        raise UsageError(f"{context.host} cannot reach the other hosts: {e}") from e
 
 
 def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
-    """Return the addresses at which this agent looks for the first head, and those to try later if
-    it is not there. Both are empty for that head itself. Raises OSError if there is no address.
+    """Return the addresses at which to look for the first head, and those to try later if it does
+    not answer there. Both are empty for that head itself. Raises OSError if there is no address.
     """
     first, here = where.places[HEAD], where.places[where.index]
     host = "" if where.endpoint is None else where.endpoint[0]
@@ -95,15 +89,15 @@ def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
         if not chosen:
             raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT sets that of the first node") from e
         return chosen, []
-    # The user's address may belong to another host, which only the head could find out.
+    # The user's address may belong to another host, which cannot be known here.
     return (chosen, [a for a in named if a not in chosen]) if chosen else (named, [])
 
 
 def _own_address(config: Config) -> str:
-    """Return the address at which the others reach this agent's node; "" while that is unknown.
+    """Return the address at which the others reach this agent's node, or "" while it is unknown.
 
-    The user's choice counts where it is an address of this node. In a job script `$(hostname -i)`
-    is the first node's address on every node.
+    In a step, the user's choice counts only on the node that has this address: in a job script,
+    `$(hostname -i)` is the first node's address on every node.
     """
     if config.job.nodes == 1:
         return route.LOOPBACK

@@ -1,5 +1,7 @@
-"""What no start of an agent needs is imported a second later, and not when it is needed: by then
-the file system that it is on may have stalled, and the loop would wait for it.
+"""Imports that wait until a second after the start, which does not need them.
+
+They do not wait until they are needed: the file system may have stalled by then, which would block
+the loop.
 """
 
 from __future__ import annotations

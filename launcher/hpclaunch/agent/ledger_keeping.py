@@ -1,15 +1,14 @@
-"""The ledger of an agent that leads: the facts that it has recorded, after those of earlier heads
+"""The ledger of the agent that leads: the facts that it has recorded, after those of earlier heads
 and of an earlier start of the first agent.
 
-The earlier ones are in the log directory, from which the log service reads them. Nothing is decided
-from a ledger.
+The log service reads the earlier facts from the log directory. No decision depends on the ledger.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.control import Control
@@ -18,11 +17,9 @@ from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
 from ..core.protocol.wording import harmless_json
 from ..system.logs import fact_files
 from ..system.shared import packing
-from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
-from .config import Config
+from .context import Context
 from .end_watch import EndWatch
-from .logs import Logs
 
 if TYPE_CHECKING:
     from ..core.ledger.summing import Launch
@@ -30,40 +27,31 @@ if TYPE_CHECKING:
     from ..observe.ledger import Ledger
     from ..system.logs.fact_files import AgentFacts
 
-SHORTEST, LONGEST = 30.0, 300.0  # seconds between two times that what the seats do is recorded,
-PER_AGE = 100  # and no more than this part of the job's age
-MOST_KEPT = 1000  # facts, until they are folded, or until those of earlier heads are known
+SHORTEST, LONGEST = 30.0, 300.0  # seconds between two records of the use of the seats
+PER_AGE = 100  # between these limits, the job's age is divided by this
+MOST_KEPT = 1000  # facts kept until they are folded, or until those of earlier heads are known
 
 
 class LedgerKeeping(Adapter):
-    """`record` has a fact recorded, which then comes with `note`."""
+    """Folds facts, which `note` receives, and records facts of its own."""
 
-    def __init__(
-        self,
-        config: Config,
-        control: Control,
-        date: SteadyDate,
-        incarnation: str,
-        logs: Logs,
-        end_watch: EndWatch,
-        record: Callable[[Fact], None],
-    ) -> None:
-        self._directory = None if config.logs is None else config.logs.path
-        self._launch = config.allocation.name
-        self._control, self._date, self._record = control, date, record
-        self._incarnation = incarnation
-        self._logs, self._end_watch = logs, end_watch
+    def __init__(self, context: Context, control: Control, end_watch: EndWatch) -> None:
+        config = context.config
+        self._directory, self._launch = config.directory, config.allocation.name
+        self._date, self._incarnation = context.date, context.incarnation
+        self._record, self._logs = context.record, context.logs
+        self._control, self._end_watch = control, end_watch
         self._began = time.monotonic()
         self._due = self._began + SHORTEST
-        self._ledger: Ledger | None = None  # None: nobody has looked yet
-        self._new: list[DatedFact] = []  # that are not in it yet
-        self._is_whole = not config.anew  # it has the facts of all heads
-        # All that were recorded under this head, until the facts of earlier ones come; None: they
-        # are there, or too late.
+        self._ledger: Ledger | None = None  # None: not needed yet
+        self._new: list[DatedFact] = []  # facts that are not in the ledger yet
+        self._is_whole = not config.anew  # the ledger has the facts of all heads
+        # All facts of this head, until those of earlier ones arrive. None: they have arrived, or
+        # there are too many.
         self._own: list[DatedFact] | None = [] if config.anew else None
         self._term = 0  # in which this head began to lead
-        self._is_asked = False  # for the facts of earlier heads
-        self._is_allocated = False  # it is recorded since when the job has its nodes
+        self._is_asked = False  # the log service was asked for the facts of earlier heads
+        self._is_allocated = False  # NodesAllocated is recorded
 
     def deadline(self) -> float:
         return self._due if self._control.leads else math.inf
@@ -81,9 +69,9 @@ class LedgerKeeping(Adapter):
             self._own = self._own if len(self._own) <= MOST_KEPT else None
 
     def update(self, now: float) -> None:
-        began = self._end_watch.began  # when the job did, if that is known
+        began = self._end_watch.began  # the start of the job, if it is known
         is_new = not self._is_allocated and self._control.leads
-        # What is recorded before HeadChanged counts for no head.
+        # A fact recorded before HeadChanged counts for no head.
         if began is not None and is_new and self._control.seat_use(now) is not None:
             self._is_allocated = True
             self._record(NodesAllocated(began - self._date.now()))
@@ -95,59 +83,57 @@ class LedgerKeeping(Adapter):
                 self._record(use)
         is_wanted = self._own is not None and not self._is_asked and self._control.leads
         if is_wanted and self._directory is not None:
-            from ..observe.ledger import KINDS  # no start of an agent pays for it
+            from ..observe.ledger import KINDS  # the start of an agent does not need it
 
-            self._is_asked = True  # until it is due again: the answer may be lost with the process
+            self._is_asked = True  # asked again when due: the answer may be lost with its process
             kinds = [kind.__name__ for kind in KINDS]
             self._logs.read_facts(self._directory, self._launch, kinds, self._take_earlier)
 
     def _take_earlier(self, lines: str) -> None:
-        """Take the facts of this launch that the log service has read."""
+        """Put the facts of this launch that the log service has read before this head's own."""
         if self._own is None:
             return
         from ..observe.ledger import ledger_of
 
         earlier = ledger_of(map(self._before, fact_files.of_lines(lines)))
-        # An earlier start of the first agent, in the term that it leads, may have recorded nothing.
+        # In the first term, the earlier start of the first agent may have recorded nothing yet.
         if earlier.since > 0 or not self._term:
             self._ledger, self._new, self._own = earlier, self._own, None
             self._is_whole = True
 
     def _before(self, run: AgentFacts) -> Sequence[DatedFact]:
-        """Return the facts of a run that are not of this head."""
+        """Return the facts of an agent that were recorded before this head began to lead."""
         if run.incarnation != self._incarnation:
             return run.facts
         own = [isinstance(fact, HeadChanged) and fact.term == self._term for _, fact in run.facts]
         return run.facts[: own.index(True)] if self._term and True in own else []
 
     def launch(self) -> Launch | None:
-        """Return the launch until now; None if this agent does not lead, or does not know all of
-        it.
-        """
+        """Return the launch until now, or None if this agent does not lead or lacks facts of it."""
         use = self._control.seat_use(time.monotonic())
         if use is None or not self._is_whole:
             return None
         return self._folded().launch(self._launch, use, self._date.now())
 
     def ends(self) -> list[RoundEnded]:
-        """Return the rounds that have ended early, as far as they are known here."""
+        """Return the known rounds that have ended early."""
         return self._folded().ends
 
     def goodput(self) -> float | None:
-        """Return the goodput of the launch so far; None if that is not known here."""
+        """Return the goodput of the launch so far, or None if it is not known here."""
         from ..core.ledger.summing import account
 
         launch = self.launch()
         return None if launch is None else account([launch]).goodput
 
     def packed(self) -> bytes:
-        """Return the launch until now for another process; b"" if it is not known here."""
+        """Return the launch until now for another process, or b"" if it is not known here."""
         launch = self.launch()
         return b"" if launch is None else packing.pack(launch)
 
     def conclude(self, end: Exit) -> None:
-        """Record what the seats did until the end, and write the report, if this agent leads and
-        knows all of the launch.
+        """If this agent leads, record the use of the seats, and write the report if no fact of the
+        launch is missing.
         """
         if (use := self._control.seat_use(time.monotonic())) is None:
             return

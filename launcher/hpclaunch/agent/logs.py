@@ -1,7 +1,7 @@
-"""The process that reads and writes an agent's log files, as the loop knows it.
+"""The adapter of the log service, the process that reads and writes an agent's log files.
 
-It is replaced when it was killed. Its successor shows the same round; whatever else the dead one
-was asked has no answer.
+If the process was killed, it is replaced. Its successor shows the same round; other pending
+questions get no answer.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
 
 
 class Logs(Adapter):
-    """Its process is `service`, which changes. `is_replaced` decides it for all helpers."""
+    """`service` is the current process. `is_replaced` decides whether any helper is replaced."""
 
     def __init__(
         self, config: Config, service: LogServiceClient, record: Callable[[NodeFact], None]
     ) -> None:
         self.service = service
-        here = config.job.places[config.allocation.index]
-        self.is_replaced = Successors(here.host, record)
-        # The file that says that the first agent lives, or was killed; None at any other agent.
-        self._first = config.logs.first if config.logs and here.index == HEAD else None
+        self.is_replaced = Successors(config.host, record)
+        # A file that the first agent keeps until the job is over; None for any other agent.
+        self._first = config.logs.first if config.logs and config.place.index == HEAD else None
         self._number = 0  # of the newest question
         self._asked: dict[int, Done] = {}
-        self._shown: partial[messages.Prepare] | None = None  # the request of the round shown
+        self._shown: partial[messages.Prepare] | None = None  # the request for the current round
         self._take_facts: Callable[[str], None] = lambda _: None
 
     def say(self, text: str) -> None:
-        """Show a line to the user, after all that the workers have written so far."""
+        """Show a line to the user, after all output of the workers so far."""
         self.service.say(text)
 
     def ask(self, question: Callable[..., Question], done: Done) -> None:
-        """Ask what is made with the number of the question. `done` gets the answer, later, or None
-        if the process is gone, and returns the events that follow.
+        """Send the question that `question` makes of its number. `done` is called later with the
+        answer, or with None if the process is gone. It returns the events that follow.
         """
         self._number += 1
         self._asked[self._number] = done
@@ -55,8 +54,8 @@ class Logs(Adapter):
     def prepare(
         self, request: partial[messages.Prepare], errors: Sequence[str], done: Done
     ) -> None:
-        """Have a round's files made and shown, after its files for errors were removed. `done` gets
-        the answer, as in `ask`, but waits for it if the process is replaced.
+        """Have a round's files made and shown, and old files in `errors` removed before. `done` is
+        called as in `ask`, but if the process is replaced, its successor answers.
         """
         self._shown = partial(request, id=self._number + 1, errors=())
         self.ask(partial(request, errors=tuple(errors)), done)
@@ -64,7 +63,7 @@ class Logs(Adapter):
     def read_facts(
         self, directory: Path, launch: str, kinds: Sequence[str], take: Callable[[str], None]
     ) -> None:
-        """Have `take` get the facts of these kinds in this launch, if they can be read."""
+        """Call `take` later with the facts of these kinds in this launch, if they can be read."""
         self._take_facts = take
         self.service.read_facts(directory, launch, kinds)
 
@@ -106,12 +105,12 @@ class Logs(Adapter):
             yield from done(None)
 
     def forget_first(self) -> None:
-        """Remove the file by which a later start of the first agent knows that it is not the first:
-        the job is over, and all that is to be written of it is on its way.
+        """Remove the file by which a later start of the first agent knows that an earlier one was
+        killed. Call this once the job is over.
         """
         if self._first is not None:
             self.service.remove(self._first)
 
     def close(self) -> None:
-        """Return once everything is shown, or nobody reads it, or the file system hangs."""
+        """Return once all output is shown, or cannot be shown because its reader or disk hangs."""
         self.service.close()

@@ -1,7 +1,7 @@
 """The agent's loop: a registry of adapters, one thread, and one poll.
 
-Adapters turn what happens outside into events for the core, and perform its effects. Nothing is
-decided here, and nothing is known of any single adapter.
+Adapters make events for the core of what happens outside, and perform its effects. The loop decides
+nothing, and has no rule for any single adapter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATIENCE = 3.0  # seconds that helpers have to answer after this process was sus
 
 
 class Loop:
-    """Runs a core until it exits. `adapters` are given in the order in which they are opened; it is
+    """Runs a core until it exits. `adapters` are in the order in which they were opened, which is
     also the order in which they read and update.
     """
 
@@ -39,14 +39,14 @@ class Loop:
         self._patient_until = -math.inf  # no helper counts as late before this time
 
     def run(self, first: Iterable[Event]) -> Exit:
-        """Return the core's last effect. `first` are the events with which it begins."""
+        """Deliver the events `first`, run until the core exits, and return its last effect."""
         self._deliver(first)
         while self._end is None:
             self._turn()
         return self._end
 
     def conclude(self, end: Exit) -> None:
-        """Let all adapters finish what people see of the job."""
+        """Have all adapters finish what users see of the job."""
         for adapter in self._adapters:
             adapter.conclude(end)
 
@@ -63,8 +63,8 @@ class Loop:
         deadline = self._deadline()
         fds = self._poll(deadline)
         now = time.monotonic()
-        # Messages are read before deadlines are checked: after a pause of this process, those of
-        # the others are there, and prove that they were never silent.
+        # Read messages before checking deadlines: after a pause of this process, messages that
+        # arrived meanwhile prove that the other agents were not silent.
         for adapter in self._adapters:
             self._deliver(adapter.ready(fds, now) or ())
         now = time.monotonic()
@@ -75,13 +75,13 @@ class Loop:
         self._checked_at = now
         if now >= self._control.next_deadline():
             self._deliver([Tick()])
-        # A deadline that passes from here on counts in the next turn, which may find this one late.
+        # A deadline that passes from here on is checked in the next turn.
         for adapter in self._adapters:
             if not adapter.limits_helper or now >= self._patient_until:
                 self._deliver(adapter.update(now) or ())
 
     def _deadline(self) -> float:
-        """Return when there is something to do, even if nothing arrives."""
+        """Return the time of the next turn if nothing arrives before."""
         earliest = self._control.next_deadline()
         for adapter in self._adapters:
             at = adapter.deadline()
@@ -89,16 +89,16 @@ class Loop:
         return earliest
 
     def _poll(self, deadline: float) -> set[Fd]:
-        """Return the descriptors that are ready, once there are some or the deadline has passed."""
+        """Wait for a descriptor or the deadline. Return the descriptors that are ready."""
         polled = [(fd, zmq.POLLIN) for adapter in self._adapters for fd in adapter.fds()]
         polled += [(fd, zmq.POLLOUT) for adapter in self._adapters for fd in adapter.fds_to_write()]
-        # Rounded up: woken a moment too early, the loop would spin until the deadline.
+        # Round up: if woken a moment too early, the loop would spin until the deadline.
         left = max(0.0, deadline - time.monotonic()) * 1000
         limit = -1 if deadline == math.inf else math.ceil(left)
         return {fd for fd, _ in zmq.zmq_poll(polled, timeout=limit)}
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Give events to the core and perform its effects, until nothing more follows."""
+        """Give events to the core and perform its effects, until no further event follows."""
         for each in events:
             self._events.append(each)
             while self._events:
@@ -120,7 +120,7 @@ Perform = Callable[[Any], Iterable[Event] | None]
 def performers(
     adapters: Iterable[Adapter], own: dict[type[Effect], Perform]
 ) -> dict[type[Effect], Perform]:
-    """Return who performs each kind of effect. TypeError unless that is exactly one."""
+    """Return the function for each kind of effect. Raises TypeError unless each has exactly one."""
     table = dict(own)
     for adapter in adapters:
         for kind, perform in adapter.performs().items():

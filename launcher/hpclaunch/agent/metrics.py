@@ -1,6 +1,5 @@
-"""The metrics of a job that was started with --metrics: how an agent starts the process that tells
-them (`metrics_service.py`), and what it hears of it. Where that process has trouble, the training
-goes on.
+"""The metrics of a job that was started with --metrics: the adapter of the process that serves them
+(`metrics_service.py`). If that process fails, the training continues.
 """
 
 from __future__ import annotations
@@ -9,19 +8,19 @@ import json
 import os
 import select
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.protocol.effects import Exit
-from ..core.protocol.node_facts import MetricsFailed, NodeFact
+from ..core.protocol.node_facts import MetricsFailed
 from ..core.protocol.process_kinds import ProcessKind
 from ..system.shared.helper import Helper
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
-from .config import Config
+from .context import Context
 from .metrics_messages import REPLIES, Finish
 from .viewing import Viewing
 
@@ -36,8 +35,9 @@ class MetricsServiceClient(Helper):
     kind = ProcessKind.METRICS
 
     def __init__(self, asked: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
-        """`asked`: the socket at which the agent answers. `name`: of its file, if the target is a
-        directory. `ranks`: also tell of each rank. Raises OSError.
+        """Start the process. `asked` is the name of the socket at which the agent answers, `name`
+        that of the file if the target is a directory. `ranks`: include metrics of each rank. Raises
+        OSError.
         """
         specs = [find_spec(library) for library in LIBRARIES]
         paths = {str(Path(s.origin).parents[1]) for s in specs if s is not None and s.origin}
@@ -46,15 +46,15 @@ class MetricsServiceClient(Helper):
         super().__init__("hpclaunch.agent.metrics_service", *words, paths=paths)
 
     def complaints(self) -> list[str]:
-        """Return those that are there; call it when the descriptor is readable."""
+        """Return the complaints received so far. Call this when the descriptor is readable."""
         return [decode(REPLIES, reply).why for reply in self.receive()]
 
     def finish(self, look: int, ledger: int, limit: float) -> list[str]:
-        """Have the last file written, from the last answers of the agent: descriptors. Waits for
-        that, and returns its complaints. Raises OSError, of which one is that it takes too long.
+        """Have the last file written from the agent's last answers, given as descriptors. Wait for
+        that and return the complaints. Raises OSError, and TimeoutError after `limit` seconds.
         """
         self._lines.send(Finish().encoded(), [look, ledger])
-        self._socket.shutdown(socket.SHUT_WR)  # it ends then
+        self._socket.shutdown(socket.SHUT_WR)  # the process ends after this request
         said: list[str] = []
         while not self.lost:
             if not self._is_ready(select.POLLIN, limit):
@@ -64,27 +64,21 @@ class MetricsServiceClient(Helper):
 
 
 class Metrics(Adapter):
-    """Nothing without --metrics, and then the process that tells them."""
+    """Runs the process that serves metrics, with --metrics only."""
 
-    def __init__(
-        self,
-        config: Config,
-        viewing: Viewing,
-        record: Callable[[NodeFact], None],
-        is_replaced: Callable[[Helper], bool],
-    ) -> None:
-        self._config, self._viewing, self._record = config, viewing, record
-        self._is_replaced = is_replaced
+    def __init__(self, context: Context, viewing: Viewing) -> None:
+        self._config, self._viewing, self._record = context.config, viewing, context.record
+        self._is_replaced = context.logs.is_replaced
         self._client: MetricsServiceClient | None = None
-        if config.metrics is not None:
-            self._target = self._of_this_agent(config.metrics)
+        if (target := self._config.metrics) is not None:
+            self._target = self._of_this_agent(target)
             self._start()
 
     def _of_this_agent(self, target: MetricsTarget) -> MetricsTarget:
-        """The agents of one node have ports in a row."""
-        places, index = self._config.job.places, self._config.allocation.index
-        here = [place.index for place in places if place.node == places[index].node]
-        return replace(target, port=target.port + here.index(index)) if target.port else target
+        """Return the target of this agent: the agents of one node have consecutive ports."""
+        own = self._config.place
+        here = [place for place in self._config.job.places if place.node == own.node]
+        return replace(target, port=target.port + here.index(own)) if target.port else target
 
     def _start(self) -> None:
         allocation = self._config.allocation
@@ -115,7 +109,7 @@ class Metrics(Adapter):
                 self._start()
 
     def conclude(self, end: Exit) -> None:
-        """Have the last file written, with the last answers to those who look."""
+        """Have the last file written, from the last snapshot and ledger."""
         if self._client is not None and not self._target.port and not self._client.lost:
             try:
                 for why in self._client.finish(*self._viewing.last(), END_LIMIT):
@@ -133,5 +127,4 @@ class Metrics(Adapter):
     def _complain(self, why: str) -> None:
         target = self._target
         where = target.file or target.directory or f"port {target.port} of {target.address}"
-        host = self._config.job.places[self._config.allocation.index].host
-        self._record(MetricsFailed(host, where, why))
+        self._record(MetricsFailed(self._config.host, where, why))

@@ -1,4 +1,4 @@
-"""What an agent asks of its metrics service (`metrics_service.py`), and the reply."""
+"""The messages between an agent and its metrics service (`metrics_service.py`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
 class Finish(Message):
-    """The job is over: write the last file, from the agent's last answers. Their descriptors come
-    along.
+    """The job is over: write the last file, from the agent's last answers. Their descriptors are
+    sent with this message.
     """
 
 
 class Complaint(Message):
-    """There are no metrics for now."""
+    """The metrics cannot be served for now."""
 
     why: str
 

@@ -1,7 +1,7 @@
-"""The process that tells monitoring of the job: over HTTP, or in files.
+"""The process that offers the metrics of a job to monitoring systems, over HTTP or in files.
 
 It asks its agent as `hpclaunch status` does, at most once a second, however often it is scraped. So
-scrapes cost the agent no more than somebody who looks, and it need not know of them.
+scrapes cost the agent no more than one user of `hpclaunch status`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode
 
 ANSWER = 1.0  # seconds for an answer of the agent
-FRESH = 1.0  # seconds for which a snapshot is of use,
-LEDGER_FRESH = 5.0  # and a ledger
-AWAKE = 5.0  # seconds between two looks while somebody scrapes, so that agents go on telling,
-IN_USE = 120.0  # which is for so long after the last scrape
+FRESH = 1.0  # seconds for which a snapshot is used
+LEDGER_FRESH = 5.0  # seconds for which a ledger is used
+AWAKE = 5.0  # seconds between two snapshots while metrics are in use, so that agents keep reporting
+IN_USE = 120.0  # seconds after the last scrape for which metrics count as in use
 PERIOD = 15.0  # seconds between two times that a file is written, or a port is tried
 OLD = 3600.0  # seconds after which another launch's file counts as left behind
 
 
 class Known:
-    """All that is told, from the answers of the agent. Its methods may be called in any thread."""
+    """The metrics, from the answers of the agent. Its methods may be called in any thread."""
 
     def __init__(self, socket: bytes, *, ranks: bool) -> None:
         self._socket, self._ranks = socket, ranks
@@ -51,10 +51,10 @@ class Known:
         self._families: list[MetricFamily] = []
         self._looked_at = self._summed_at = -math.inf
         self._report: JobReport | None = None
-        self._ended: Counter[str] = Counter()  # rounds, by cause
-        self._last_ended = -1  # the last of these
+        self._ended: Counter[str] = Counter()  # ended rounds by cause
+        self._last_ended = -1  # the last of these rounds
         self.leads = False
-        self.used_at = -math.inf  # the last scrape
+        self.used_at = -math.inf  # time of the last scrape
         self.scrapes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after one
 
     def scraped(self) -> list[MetricFamily]:
@@ -63,7 +63,9 @@ class Known:
         return self.newest()
 
     def newest(self) -> list[MetricFamily]:
-        """Of an agent that does not answer, what was so before: the snapshot's time says when."""
+        """Return the newest metrics. If the agent does not answer, they are older, and the time of
+        their snapshot shows it.
+        """
         with self._lock:
             now = time.monotonic()
             if now >= self._looked_at + FRESH:
@@ -74,34 +76,34 @@ class Known:
                     if launch.job is not None and now >= self._summed_at + LEDGER_FRESH:
                         self._summed_at = now
                         self._sum(self._ask(LEDGER), launch)
-                    self._tell(launch)
+                    self._set(launch)
             return self._families
 
     def _ask(self, word: bytes) -> bytes:
-        """b"" without an answer."""
+        """Return the agent's answer, or b"" without one."""
         return ask(word, [self._socket], ANSWER).get(self._socket, b"")
 
     def end(self, look: bytes, ledger: bytes) -> None:
-        """Take in what the agent says last."""
+        """Use the agent's last snapshot and ledger from now on."""
         with self._lock:
             launch = packing.unpack(look, LaunchSnapshot)
             self._sum(ledger, launch)
-            self._tell(launch)
+            self._set(launch)
             self._looked_at = math.inf
 
-    def _tell(self, launch: LaunchSnapshot) -> None:
+    def _set(self, launch: LaunchSnapshot) -> None:
         self.leads = launch.job is not None
         self._families = job_metrics(
             launch, self._report, self._ended, __version__, ranks=self._ranks
         )
 
     def _sum(self, ledger: bytes, launch: LaunchSnapshot) -> None:
-        if not ledger:  # another agent leads by now, or does not know all facts yet
+        if not ledger:  # another agent leads by now, or this one lacks facts of earlier heads
             return
         self._report = report([packing.unpack(ledger, Launch)])
         if launch.job is not None and launch.job.stage is Stage.STOPPING:
-            return  # an earlier failure may still be heard of
-        for end in self._report.ends:  # of which a ledger keeps the newest
+            return  # an earlier failure may still be reported, and change the cause
+        for end in self._report.ends:  # a ledger keeps only the newest
             if end.round > self._last_ended:
                 self._last_ended = end.round
                 self._ended[end.cause] += 1
@@ -112,13 +114,13 @@ class MetricsService:
     channel: AgentChannel
     known: Known
     target: MetricsTarget
-    name: str  # of this agent's file in a directory
+    name: str  # of this agent's file, if the target is a directory
     exposition: Exposition
-    _complaints: set[str] = field(default_factory=set)  # as the user knows them
-    _try_at: float = -math.inf  # when to listen, or to write
+    _complaints: set[str] = field(default_factory=set)  # sent once each
+    _try_at: float = -math.inf  # when to listen, or to write, the next time
 
     def run(self) -> None:
-        """Until the agent is gone."""
+        """Serve until the agent is gone."""
         poll = select.poll()
         poll.register(self.channel.fileno(), select.POLLIN)
         poll.register(self.known.scrapes, select.POLLIN)
@@ -128,7 +130,7 @@ class MetricsService:
                 ready = dict(poll.poll(None if wait == math.inf else math.ceil(1000 * wait)))
                 if self.known.scrapes in ready:
                     os.eventfd_read(self.known.scrapes)
-                if self.channel.fileno() in ready:  # first: perhaps nobody answers any more
+                if self.channel.fileno() in ready:  # first, since the agent may no longer answer
                     for request in self.channel.read():
                         match decode(REQUESTS, request):
                             case Finish():
@@ -146,7 +148,7 @@ class MetricsService:
                 self._remove()
 
     def _try(self) -> None:
-        """Once the port listens, there is nothing to do any more."""
+        """Listen, or write the file. Once the port listens, this is not repeated."""
         try:
             if self.target.port:
                 self.exposition.serve(self.target.address, self.target.port)
@@ -159,7 +161,7 @@ class MetricsService:
             self._complain(e.strerror or str(e))
 
     def _finish(self) -> None:
-        """The job is over, and nobody answers any more."""
+        """Write the last file: the job is over, and the agent no longer answers."""
         look, ledger = self.channel.descriptors
         with open(look, "rb") as a, open(ledger, "rb") as b:
             a.seek(0)
@@ -175,7 +177,7 @@ class MetricsService:
     # Files
 
     def _write(self) -> None:
-        """Raises OSError."""
+        """Write the file. Raises OSError."""
         is_known = bool(self.known.newest())
         if is_known and (self.known.leads or self.target.directory):
             self.exposition.write(self._file)
@@ -189,7 +191,7 @@ class MetricsService:
             os.unlink(self._file)
 
     def clean_up(self) -> None:
-        """Remove what this user's earlier launches have left in the directory."""
+        """Remove files that earlier launches of this user have left in the directory."""
         with contextlib.suppress(OSError):
             for file in Path(self.target.directory).glob("hpclaunch-*.prom"):
                 found = file.lstat()
@@ -198,7 +200,9 @@ class MetricsService:
 
 
 def main(fd: str, _blocked: str, agent: str, socket: str, wanted: str) -> None:
-    """`socket`: of the agent, in hexadecimal; `wanted`: see MetricsServiceClient."""
+    """Run the process. `socket` is that of the agent, in hexadecimal; for `wanted`, see
+    MetricsServiceClient.
+    """
     if not die_with(int(agent)):
         return
     settings = json.loads(wanted)

@@ -1,4 +1,4 @@
-"""--notify: the agent that leads has the user's command run for events, one after the other."""
+"""--notify: the agent that leads has the user's command run for each event, one after the other."""
 
 from __future__ import annotations
 
@@ -10,46 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.protocol import events
 from ..core.protocol.facts import Fact, JobEnded
-from ..core.protocol.node_facts import NodeFact, NotifyFailed, NotifyTrouble
+from ..core.protocol.node_facts import NotifyFailed, NotifyTrouble
 from ..core.protocol.wording import harmless
 from ..system.shared.errands import Answer, Notified, Notify
 from .adapter import Adapter
-from .config import Config
-from .errands import Errands
+from .context import Context
 
 if TYPE_CHECKING:
     from ..observe.notifications import Detail, Notification, Notifications
 
 FORMAT = 1  # of an event
-MOST = 64  # events that wait; beyond that, the oldest are dropped
-END_LIMIT = 10.0  # seconds for what is left at the end
+MOST = 64  # waiting events, beyond which the oldest are dropped
+END_LIMIT = 10.0  # seconds for the events that are left at the end
 
 
 class Notifying(Adapter):
-    """`goodput` is asked once the job is over."""
+    """Sends notifications of facts. `goodput` is called once the job is over."""
 
-    def __init__(
-        self,
-        config: Config,
-        errands: Errands,
-        record: Callable[[NodeFact], None],
-        goodput: Callable[[], float | None],
-    ) -> None:
-        self._config, self._errands, self._record = config, errands, record
-        self._host = config.job.places[config.allocation.index].host
-        self._goodput = goodput
+    def __init__(self, context: Context, goodput: Callable[[], float | None]) -> None:
+        self._config, self._errands, self._record = context.config, context.errands, context.record
+        self._host, self._goodput = context.host, goodput
         self._notifications: Notifications | None = None  # None: the user asks for none
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
-        self._has_failed = False  # and that is recorded
+        self._has_failed = False  # a failure of the command is recorded
 
     def note(self, fact: Fact, at: float) -> None:
-        """Send what this fact gives reason for."""
+        """Send the notifications that follow from this fact."""
         if not self._config.notify:
             return
         if self._notifications is None:
-            from ..observe.notifications import Notifications  # no other job's start pays for it
+            from ..observe.notifications import Notifications  # needed only with --notify
 
             self._notifications = Notifications()
         for notification in self._notifications.note(fact, time.monotonic()):
@@ -94,7 +86,7 @@ class Notifying(Adapter):
         return []
 
     def close(self) -> None:
-        """Return once the command has been run for the last event, or after a while."""
+        """Return once the command has been run for the last event, or after END_LIMIT."""
         until = time.monotonic() + END_LIMIT
         while self._is_busy:
             left = until - time.monotonic()
@@ -107,14 +99,14 @@ class Notifying(Adapter):
             self._record(NotifyFailed(self._host, NotifyTrouble.SLOW, dropped=self._dropped))
 
     def _fail(self, how: str) -> None:
-        """Record it once: it may fail at every event, and never in the same words."""
+        """Record only the first failure: the command may fail for every event."""
         if not self._has_failed:
             self._has_failed = True
             self._record(NotifyFailed(self._host, NotifyTrouble.FAILED, how))
 
 
 def _readable(value: Detail) -> Detail:
-    """It may be shown on a terminal in the end, and comes from a worker or a name of others."""
+    """Return a text that is safe to show on a terminal: it may contain text of a worker."""
     if not isinstance(value, str):
         return value
     lines = "\n".join(map(harmless, value.split("\n")))

@@ -1,4 +1,4 @@
-"""The workers' output on its way to the user: the console shows what is in their files."""
+"""The workers' output as the console shows it, from their files."""
 
 from __future__ import annotations
 
@@ -8,40 +8,30 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..core.placement.streams import Shown, Std, Streams
+from ..core.placement.streams import Shown, Std
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
 from ..system.logs.log_directory import index_of
 from ..system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
 from ..worker.fork_server_messages import Worker
-from .logs import Done, Logs
+from .context import Context
+from .logs import Done
 
-CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
+CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name and its descriptor
 
 
 class Output:
-    """What of the workers' output one agent shows, and where; its log service does it."""
+    """Chooses which output of its workers an agent shows, and where. The log service shows it."""
 
-    def __init__(
-        self,
-        logs: Logs,
-        streams: Streams,
-        *,
-        role: str,
-        launch: str,
-        label: str,
-        host: str,
-    ) -> None:
-        self.logs = logs
-        self._streams = streams
-        self._role = role
-        self._launch = launch
-        self._label = label
-        self._host = harmless(host)
+    def __init__(self, context: Context) -> None:
+        self.logs, config = context.logs, context.config
+        self._streams, self._role = config.streams, config.role
+        self._launch, self._label = config.allocation.name, config.allocation.label
+        self._host = harmless(context.host)
         self._one_console = _are_one_place(1, 2)
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
-        """For each rank of this agent, the streams that the user watches on a terminal."""
+        """Return the streams of each rank that a terminal shows without a prefix."""
         found: dict[int, list[str]] = {}
         for offset in range(part.nproc):
             for stream, (kind, console) in CONSOLES.items():
@@ -51,9 +41,9 @@ class Output:
         return found
 
     def in_one_file(self, part: Assignment, workers: Sequence[Worker]) -> list[Worker]:
-        """Return the workers, with one file for both streams where the console shows both.
+        """Return the workers, with one file for both streams where both go to the same console.
 
-        Only a single file preserves the order of what a worker writes to its two streams.
+        Only a single file preserves the order of a worker's lines in its two streams.
         """
         if not self._one_console or any(map(self._streams.filters, CONSOLES)):
             return [*workers]
@@ -66,9 +56,9 @@ class Output:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(rows, columns) of the terminal; (0, 0), which means unknown, without one."""
+        """Return (rows, columns) of the terminal, or (0, 0) without one."""
         for _, console in CONSOLES.values():
-            with contextlib.suppress(OSError):  # no terminal, or it is gone
+            with contextlib.suppress(OSError):  # not a terminal, or it is gone
                 columns, rows = os.get_terminal_size(console)
                 return rows, columns
         return 0, 0
@@ -83,10 +73,10 @@ class Output:
         store: Path,
         done: Done,
     ) -> None:
-        """Have the directory and the files of a round made, and show what the workers write, as the
-        user chose. `errors` are removed before. `done` gets the answer.
+        """Have the log service make the directory and the files of a round, and show the workers'
+        output as the user chose. It removes `errors` before. `done` is called with its answer.
         """
-        # A single worker's lines cannot be torn, so its prompts are shown at once.
+        # Lines of a single worker cannot mix with others, so its prompts are shown at once.
         at_once = part.local_world_size == 1 and os.isatty(1)
         files, duplicates = [], []
         for stream, (kind, console) in CONSOLES.items():
@@ -122,7 +112,7 @@ class Output:
 
 
 def _are_one_place(first: int, second: int) -> bool:
-    """Return whether two descriptors lead to one file, pipe or terminal that somebody reads."""
+    """Return whether two descriptors are the same file, pipe or terminal, other than /dev/null."""
     try:
         found = os.fstat(first)
         return os.path.samestat(found, os.fstat(second)) and not os.path.samestat(

@@ -1,9 +1,8 @@
-"""What the user is told at the end of a job that failed: who failed, how, and what to do."""
+"""The account of a job that failed: which rank failed, how, and what the user can do."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 
 from ..core.control import Control
 from ..core.head.restarts import how, who
@@ -14,39 +13,37 @@ from ..observe.further_reading import section_on
 from ..system.logs import error_file
 from .adapter import Adapter
 from .config import Config
-from .logs import Logs
+from .context import Context
 
-CONSEQUENCES = 4  # that are named; the rest is counted
-LINES = 14  # of all; a worker's last ones give way
-LEAST = 4  # of these
-WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
+CONSEQUENCES = 4  # consequent failures that are named; others are counted
+LINES = 14  # of the account; the worker's last lines are cut to keep to it
+LEAST = 4  # last lines of the worker
+WIDTH = 96  # columns of a paragraph; lines of a worker are never wrapped
 
 
 class PostMortem(Adapter):
-    """Says at the end why the job failed, and hands on the workers' error files."""
+    """Shows at the end why the job failed, and passes on the workers' error files."""
 
-    def __init__(
-        self, config: Config, control: Control, logs: Logs, environ: Mapping[str, str]
-    ) -> None:
-        self._config, self._control = config, control
-        self._logs, self._environ = logs, environ
+    def __init__(self, context: Context, control: Control) -> None:
+        self._config, self._control = context.config, control
+        self._logs, self._environ = context.logs, context.environ
 
     def conclude(self, end: Exit) -> None:
-        verdict, logs = end.verdict, self._config.logs
+        verdict, directory = end.verdict, self._config.directory
         if not verdict.code:
             return
         text = account(
             verdict,
             code=exit_code(verdict, self._config),
-            host=self._config.job.places[self._config.allocation.index].host,
+            host=self._config.host,
             at_head=self._control.leads,
-            log_dir="" if logs is None else str(logs.path),
+            log_dir=str(directory or ""),
         )
         if text:
             self._logs.say(text)
-        if logs is not None:
+        if directory is not None:
             failures = [verdict.cause] if verdict.cause else []
-            error_file.hand_on((*failures, *verdict.consequences), logs.path, self._environ)
+            error_file.hand_on((*failures, *verdict.consequences), directory, self._environ)
 
 
 def exit_code(verdict: Verdict, config: Config) -> int:
@@ -55,10 +52,10 @@ def exit_code(verdict: Verdict, config: Config) -> int:
 
 
 def account(verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str) -> str:
-    """What one agent says at the end of a job that failed; "" when the head says it for all.
+    """Return what an agent shows at the end of a job that failed, "" for nothing.
 
-    `code` is the exit code of this agent. The head gives the whole account. The others say one
-    line, since their output may go elsewhere.
+    `code` is the exit code of this agent. The head shows the whole account. Others show one line,
+    since their output may go elsewhere, and nothing for a usage error.
     """
     if verdict.code == EXIT_USAGE and verdict.cause is None:
         return f"error: {verdict.reason}" if at_head else ""
@@ -72,7 +69,7 @@ def _summary(verdict: Verdict, code: int) -> str:
 
 
 def _post_mortem(verdict: Verdict, code: int, log_dir: str) -> str:
-    """The head's account: which rank failed first, where, how, and what it wrote last."""
+    """Return the head's account: which rank failed first, where, how, and its last lines."""
     lines = []
     if verdict.cause is not None:
         cause = verdict.cause
@@ -100,7 +97,7 @@ def _last_words(cause: Failure, most: int) -> list[str]:
 
 
 def _paragraph(label: str, text: str) -> list[str]:
-    """Wrapped between words only, so that no option or path is split."""
+    """Wrap a text between words only, so that no option or path is split."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -1,6 +1,4 @@
-"""The journal and the facts of an agent, on their way to files, to the console, and to whoever
-observes facts.
-"""
+"""The journal and the facts of an agent, on their way to files, the console and other observers."""
 
 from __future__ import annotations
 
@@ -18,17 +16,13 @@ from .logs import Logs
 
 
 class Recording(Adapter):
-    """`observers` are called for each fact with the time when it happened, in seconds since the
-    epoch.
-    """
+    """Calls `observers` with each fact and its time, in seconds since the epoch."""
 
     def __init__(self, config: Config, logs: Logs, date: SteadyDate, incarnation: str) -> None:
         self._logs, self._date = logs, date
-        directory = None if config.logs is None else config.logs.path
-        allocation = config.allocation
-        host = config.job.places[allocation.index].host
-        self.journal = Journal(directory, allocation.label)
-        self._facts = FactFile(directory, allocation.label, allocation.name, host, incarnation)
+        directory, label, launch = config.directory, config.allocation.label, config.allocation.name
+        self.journal = Journal(directory, label)
+        self._facts = FactFile(directory, label, launch, config.host, incarnation)
         self._console = Console()
         self.observers: list[Callable[[Fact, float], None]] = [self._facts.record, self._show]
 
@@ -36,7 +30,7 @@ class Recording(Adapter):
         return {effects.Record: lambda effect: self.record(effect.fact, effect.ago)}
 
     def record(self, fact: Fact, ago: float = 0.0) -> None:
-        """Let all observers note a fact, which happened so many seconds ago."""
+        """Have all observers note a fact, which happened so many seconds ago."""
         at = round(self._date.now() - ago, 3)
         for note in self.observers:
             note(fact, at)

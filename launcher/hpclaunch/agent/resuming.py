@@ -1,8 +1,8 @@
-"""The checkpoint to resume from: how an agent asks the process that searches for checkpoints.
+"""The checkpoint to resume from: the adapter of the process that searches for checkpoints.
 
-The agent that leads has it choose one; every agent has it check whether the chosen one is there.
-This also records when each round ran and with how many ranks, since that tells whether what was
-saved then is complete.
+The leading agent has it find the newest complete checkpoint. Every agent has it check that the
+chosen one is there. The process knows when each round ran, and with how many ranks, since that
+shows whether a checkpoint saved then is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar
 
 from ..core.protocol import effects, events
-from ..core.protocol.facts import CheckpointSaved, Fact
+from ..core.protocol.facts import CheckpointSaved
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
 from ..core.protocol.node_facts import CheckpointDirSuggested, CheckpointSearchStalled
 from ..core.protocol.wording import some
@@ -31,55 +31,53 @@ from ..system.checkpoints.messages import (
 )
 from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
-from .config import Checkpoints, Config
+from .config import Checkpoints
+from .context import Context
 
-MOST_ROUNDS = 256  # that are remembered
-NEAR = 3  # rounds to tell about, before and after the one in which something was saved
-TRIES = 2  # for a search, or a look, whose process has ended
-SETTLED = 1 << 62  # ns; as the end of a round: its workers have written all that was to follow
+MOST_ROUNDS = 256  # remembered rounds
+NEAR = 3  # rounds to send, before and after the one in which a checkpoint was saved
+TRIES = 2  # of a search or a look whose process ends or hangs
+SETTLED = 1 << 62  # ns; the end of a round whose workers have finished all saves
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
-NAMES = 4
+NAMES = 4  # of other files, in a message
 NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
+IDLE = 30.0  # seconds without a request until the process is ended; the next request starts another
 
 
 class Resuming(Adapter):
-    """One search at a time, and one look: `choose` and `look` begin them, events answer them."""
+    """Runs one search and one look at a time. `choose` and `look` begin them, events answer."""
 
     limits_helper: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: Config,
-        look_at_disk: Callable[[DiskSeen], None],
-        record: Callable[[Fact], None],
-        is_replaced: Callable[[CheckpointServiceClient], bool],
-    ) -> None:
+    def __init__(self, context: Context, look_at_disk: Callable[[DiskSeen], None]) -> None:
+        config = context.config
         self._settings = config.checkpoints
-        self._is_replaced = is_replaced
+        self._is_replaced = context.logs.is_replaced
         self._command = config.command
-        self._record = record
-        self._suggests = config.checkpoints is None  # at the first restart
+        self._record = context.record
+        self._suggests = config.checkpoints is None  # suggest one at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
+        self._used_at = -math.inf  # the last request or reply
         self._local = config.job.local
-        self._host = config.job.places[config.allocation.index].host
+        self._host = context.host
         self._number = 0  # of the newest request
-        self._search_number = 0  # of the search that is waited for, or 0
+        self._search_number = 0  # of the pending search, or 0
         self._question = 0  # the core's number for that search
-        self._avoid: dict[int, str] = {}  # in that search
-        self._ended_well = False  # of that search
-        self._search_tries = 0  # that are left
-        self._chose = False  # this agent leads, so it reads checkpoints ahead of need
-        self._watches = False  # the process reads what the workers save as soon as it is there
-        self._look: Look | None = None  # what this agent is to see
-        self._look_number = 0  # of that request while it is waited for, or 0
-        self._look_tries = 0
+        self._avoid: dict[int, str] = {}  # times of saves that the search passes over, and why
+        self._ended_well = False  # the workers of the last round have finished all saves
+        self._search_tries = 0  # left
+        self._chose = False  # this agent has chosen the next round's checkpoint
+        self._watches = False  # the process reads each checkpoint as soon as it is saved
+        self._look: Look | None = None  # the checkpoint to look for
+        self._look_number = 0  # of the pending look, or 0
+        self._look_tries = 0  # left
         self._look_at = math.inf  # when to look again
-        self._seen: Seen | None = None
+        self._seen: Seen | None = None  # the last answer to this look
         self._rounds: Rounds = ()
-        self._newest_number = 0  # of the search for the newest that is waited for, or 0
-        self._newest_at = -math.inf  # when the next one may begin
-        self._newest: FoundCheckpoint | None = None  # that is recorded
+        self._newest_number = 0  # of the pending search for the newest, or 0
+        self._newest_at = -math.inf  # when the next such search may begin
+        self._newest: FoundCheckpoint | None = None  # the newest that is recorded
 
     def performs(self) -> Performs:
         return {
@@ -93,9 +91,10 @@ class Resuming(Adapter):
             self._service = None
         self._newest_number = 0
 
-    # What this agent sees of the rounds
+    # Rounds
 
     def began(self, part: Assignment) -> None:
+        """Note that a round begins. If this agent chose its checkpoint, it reads new ones ahead."""
         self.look(None)
         self.ended()
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
@@ -103,22 +102,22 @@ class Resuming(Adapter):
         self._chose = False
 
     def ended(self) -> None:
-        """From now on no worker is known to be alive: no save that has begun will be finished."""
+        """Note the end of the round: workers may be dead, and leave saves unfinished."""
         if self._rounds and self._rounds[-1][1] is None:
             begun, _, world = self._rounds[-1]
             self._rounds = (*self._rounds[:-1], (begun, time.time_ns(), world))
             self._watch(on=False)
 
     def _watch(self, *, on: bool) -> None:
-        """Whether to read what the workers save as soon as it is there."""
-        self._watches = on
+        """Have the process read each checkpoint as soon as it is saved, or no longer."""
+        self._watches, self._used_at = on, time.monotonic()
         if self._service is not None and self._settings and self._settings.verify in READS:
             self._service.watch(self._rounds, on=on)
 
     # Requests
 
     def choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
-        """Answered by CheckpointChosen or SearchFailed, here or later."""
+        """Choose a checkpoint. The event CheckpointChosen or SearchFailed follows, now or later."""
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("", number=effect.number)]
@@ -127,7 +126,7 @@ class Resuming(Adapter):
         return self._begin_search()
 
     def _suggest(self) -> None:
-        """At the first restart without --checkpoint-dir: what it could be. Nobody waits for it."""
+        """Suggest a --checkpoint-dir, at the first restart without one. Nothing waits for it."""
         if not (self._suggests and self._rounds):
             return
         self._suggests = False
@@ -151,7 +150,7 @@ class Resuming(Adapter):
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:
-        """Answered by CheckpointSeen, each time that something has changed."""
+        """Look for a checkpoint, or for none. CheckpointSeen follows when the result changes."""
         self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
         if look is None:
             return []
@@ -174,12 +173,12 @@ class Resuming(Adapter):
 
     @property
     def seeks_newest(self) -> bool:
-        """Whether the search for the newest checkpoint has no answer yet."""
+        """Whether a search for the newest checkpoint is pending."""
         return self._newest_number > 0
 
     def seek_newest(self) -> None:
-        """Have the newest checkpoint recorded, if it is a new one and if it is time to look for it.
-        Whatever else is asked comes first.
+        """Search for the newest checkpoint, to record it if it is new, unless the last such search
+        was less than NEWEST_AGAIN ago or another request is pending.
         """
         now = time.monotonic()
         if not self._settings or now < self._newest_at:
@@ -196,7 +195,7 @@ class Resuming(Adapter):
         service.search(self._number, self._rounds, self._avoid)
 
     def _served(self) -> CheckpointServiceClient:
-        """The process that searches, started if there is none. Raises OSError."""
+        """Return the process, and start it if there is none. Raises OSError."""
         if self._service is None:
             settings = self._settings or Checkpoints(".", (), "", "structure")
             self._service = CheckpointServiceClient(
@@ -204,40 +203,61 @@ class Resuming(Adapter):
             )
             if self._watches:
                 self._watch(on=True)
+        self._used_at = time.monotonic()
         return self._service
 
     # Time
 
     def deadline(self) -> float:
-        return min(self._look_at, math.inf if self._service is None else self._service.deadline)
+        if self._service is None:
+            return self._look_at
+        return min(self._look_at, self._service.deadline, self._ends_idle_at)
+
+    @property
+    def _ends_idle_at(self) -> float:
+        """Return when the process has been idle for long enough to be ended.
+
+        During a round the leading agent's process reads what the workers save, and is not idle.
+        """
+        is_asked = self._search_number or self._look_number or self._newest_number
+        is_busy = self._watches or is_asked or self._look_at < math.inf
+        return math.inf if is_busy else self._used_at + IDLE
 
     def update(self, now: float) -> list[events.Event]:
-        """Look again if it is time, and replace a process that hangs."""
-        told: list[events.Event] = []
+        """Look again when it is time, replace a process that hangs, and end one that is idle."""
+        found: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
             self._look_tries = TRIES
-            told += self._begin_look(self._look)
+            found += self._begin_look(self._look)
         service = self._service
-        if service is None or now < service.deadline:
-            return told
+        if service is None:
+            return found
+        if now >= self._ends_idle_at:
+            self.close()
+        elif now >= service.deadline:
+            found += self._replace(service)
+        return found
+
+    def _replace(self, hung: CheckpointServiceClient) -> list[events.Event]:
+        """Have another process do what this one has not done in time."""
         if not (self._search_tries if self._search_number else self._look_tries):
-            service.deadline = math.inf  # another would hang as well, so wait for this one
-            return told
+            hung.deadline = math.inf  # another would hang as well, so wait for this one
+            return []
         self.close()
         where = "" if self._settings is None else self._settings.where
         self._record(CheckpointSearchStalled(self._host, where))
-        return [*told, *self._ask_again()]
+        return self._ask_again()
 
     def _ask_again(self) -> list[events.Event]:
-        """Ask another process what the last one has not answered."""
-        told = self._begin_search() if self._search_number else []
+        """Ask another process what the last one did not answer."""
+        found = self._begin_search() if self._search_number else []
         look = self._look
         if look is not None and self._look_number:
             if self._look_tries:
-                return told + self._begin_look(look)
+                return found + self._begin_look(look)
             self._look_number, self._look_at = 0, time.monotonic() + AGAIN
-            told += self._see(look, "the process that looks for it was ended repeatedly")
-        return told
+            found += self._see(look, "the process that looks for it has ended repeatedly")
+        return found
 
     # Replies
 
@@ -248,18 +268,19 @@ class Resuming(Adapter):
         service = self._service
         if service is None or service.fileno() not in fds:
             return []
-        told: list[events.Event] = []
+        found: list[events.Event] = []
+        self._used_at = now
         for reply in service.replies():
-            told += self._on_reply(reply)
+            found += self._on_reply(reply)
         if service.lost:
             self.close()
             if self._is_replaced(service):
                 with contextlib.suppress(OSError):
                     self._served()
             if self._search_number and not self._search_tries:
-                told.append(self._failed("the process that looks for them was ended"))
-            told += self._ask_again()
-        return told
+                found.append(self._failed("the process that looks for them has ended"))
+            found += self._ask_again()
+        return found
 
     def _on_reply(self, reply: Reply) -> list[events.Event]:
         match reply:
@@ -275,15 +296,15 @@ class Resuming(Adapter):
                 return [self._chosen(reply)]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
                 self._look_number = 0
-                assert self._look is not None, "it was asked for"
+                assert self._look is not None, "a look is pending"
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
                 return self._see(self._look, missing, damage)
             case Suggested(where=where, path=path):
                 self._record(CheckpointDirSuggested(self._host, where, path))
-        return []  # an answer to an old request, or just a sign of life
+        return []  # an answer to an old request, or only Begun
 
     def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:
-        """Return the newest complete checkpoint, and record it if it is a new one."""
+        """Return the newest complete checkpoint. Record it if it is new."""
         newest = found[-1] if found and found[-1].lacks is None else None
         known = self._newest
         if newest is not None and (known is None or _save(newest) != _save(known)):
@@ -324,8 +345,9 @@ class Resuming(Adapter):
         )
 
     def _near(self, saved: int) -> Rounds:
-        """The rounds around the time of a save, for agents that did not take part in all of them:
-        they tell whether the save is complete."""
+        """Return the rounds around the time of a save, for agents that did not take part in all of
+        them: they show whether the save is complete.
+        """
         before = sum(begun <= saved for begun, _, _ in self._rounds)
         return self._rounds[max(0, before - NEAR) : before + NEAR]
 
@@ -335,8 +357,8 @@ class Resuming(Adapter):
             return ""
         where = "" if self._settings is None else self._settings.where
         return (
-            f"{where} has {some(names, NAMES)}, and nothing of a format that is known here; "
-            "--checkpoint-complete says what seals a directory of the script's own"
+            f"{where} has {some(names, NAMES)}, but nothing in a known format; for directories in "
+            "a format of your own, --checkpoint-complete names the file that marks a complete one"
         )
 
     def _failed(self, why: str) -> events.SearchFailed:
@@ -351,5 +373,5 @@ def _save(found: FoundCheckpoint) -> tuple[str, int]:
 
 
 def _age(found: FoundCheckpoint) -> float | None:
-    """Return the seconds since it was saved; None if that is not known."""
+    """Return the seconds since it was saved, or None if that is not known."""
     return (time.time_ns() - found.time) / 1e9 if found.time else None

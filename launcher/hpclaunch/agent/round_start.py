@@ -1,63 +1,53 @@
-"""How the workers of a round are started: the log service makes their files, then the fork server
-starts them.
+"""The start of a round's workers: the log service makes their files, then the fork server starts
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ..core.protocol import events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import Assignment, Origin, Trouble
-from ..core.protocol.node_facts import NodeFact, OutputMoved
+from ..core.protocol.node_facts import OutputMoved
 from ..core.protocol.values import replace
 from ..system.logs import error_file, messages
 from ..system.processes.fork_server_client import ForkServerClient
-from .config import Config
+from .context import Context
 from .gpu_sharing import GpuSharing
 from .output import Output
 from .workers import Crew, is_warm, notice_file, workers_of
 
 
 class RoundStart:
-    """One start at a time. `note` writes to the journal."""
+    """Starts the workers of one round at a time."""
 
-    def __init__(
-        self,
-        config: Config,
-        environ: Mapping[str, str],
-        output: Output,
-        sharing: GpuSharing,
-        note: Callable[[str, Any], None],
-        record: Callable[[NodeFact], None],
-    ) -> None:
-        self._config, self._environ = config, environ
-        self._output, self._sharing, self._note = output, sharing, note
-        self._record = record
-        self._host = config.job.places[config.allocation.index].host
+    def __init__(self, context: Context, output: Output, sharing: GpuSharing) -> None:
+        self._config, self._environ, self._host = context.config, context.environ, context.host
+        self._note, self._record = context.note, context.record
+        self._output, self._sharing = output, sharing
         self._directory: Path | None = None
         self._starting: Crew | None = None  # whose files are being made
 
     @property
     def directory(self) -> Path:
-        """The directory of the last round here."""
+        """The directory of this agent's last round."""
         assert self._directory is not None, "no worker without a round"
         return self._directory
 
     @property
     def notice_file(self) -> Path:
-        """The file that exists once the workers of the round have taken a notice."""
+        """A file that exists once the workers of the round have taken a notice."""
         return notice_file(self.directory, self._config)
 
     @property
     def store_errors(self) -> Path:
-        """The file for the errors of the processes that hold the rounds' stores."""
+        """The file for errors of the processes that serve the rounds' stores."""
         return self.directory.parent / "store.err"
 
     def begin(self, part: Assignment, server: ForkServerClient) -> list[events.Event]:
-        """Start the workers on this fork server. Return trouble if there can be none."""
+        """Start the workers on this fork server. Return events if that is impossible."""
         assert self._config.logs is not None, "an agent without logs has trouble and starts nothing"
         try:
             self._make_files(part, server, self._config.logs.round(part.round))
@@ -67,7 +57,7 @@ class RoundStart:
         return []
 
     def cancel(self) -> bool:
-        """Return whether a start was under way, which does not happen now."""
+        """Cancel a start. Return whether one was under way."""
         was_starting, self._starting = self._starting is not None, None
         return was_starting
 
@@ -110,9 +100,9 @@ class RoundStart:
     def _refuse(
         self, part: Assignment, server: ForkServerClient, refused: messages.Refused
     ) -> list[events.Event]:
-        """The round's files cannot be made. Where the disk is full, they are made elsewhere."""
+        """If the disk is full, make the round's files elsewhere. Otherwise the node is unfit."""
         reason, logs = f"{refused.why}: {refused.file}", self._config.logs
-        assert logs is not None, "there was a directory to ask for"
+        assert logs is not None, "the log service refused a file in it"
         if refused.full and self.directory == logs.round(part.round):
             try:
                 substitute = logs.make_substitute(part.round)

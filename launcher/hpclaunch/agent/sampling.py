@@ -1,4 +1,4 @@
-"""What the fork server tells of how the workers keep pace, as the core wants it."""
+"""Samples of the workers' pace: from what the fork server sends to what the core takes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from ..core.protocol.model import Load, Sample
 from ..core.stragglers import arrivals
 from ..core.stragglers.medians import lower_median
 
-STEPS = "steps"  # in the place of a process group
+STEPS = "steps"  # stands for a process group
 LONGEST = 60  # characters of a group's name
 MOST = 1 << 62  # a number, or a time in ns
 USED = ("cpu", "queued", "throttled", "blocked", "clock")
 
 
 def sample_of(ranks: Sequence[Mapping[str, Any]], ways: Mapping[str, float], agents: int) -> Sample:
-    """`ranks` is what `Sampler` tells of each: nothing of what they have used, the first time."""
+    """Return the sample of an agent. `ranks` has what `Sampler` returns for each rank. The first
+    sample has no pace and no use of CPUs.
+    """
     known = [rank for rank in ranks if "pace" in rank]
     paces = [rank["pace"] for rank in known if 0 < rank["pace"] < math.inf]
     traces = {rank["rank"]: _trace(rank["arrivals"]) for rank in ranks}
@@ -36,12 +38,12 @@ def sample_of(ranks: Sequence[Mapping[str, Any]], ways: Mapping[str, float], age
     )
 
 
-def _trace(told: Any) -> arrivals.Trace:
-    """Of a worker's memory, in which anything may be found."""
+def _trace(times_by_group: Any) -> arrivals.Trace:
+    """Return the arrivals by group, or {} if they are damaged: they are from a worker's memory."""
     try:
         trace = {
             str(group)[:LONGEST]: {int(number): int(time) for number, time in times.items()}
-            for group, times in told.items()
+            for group, times in times_by_group.items()
         }
     except (AttributeError, OverflowError, TypeError, ValueError):
         return {}

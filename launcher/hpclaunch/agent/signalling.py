@@ -1,4 +1,4 @@
-"""The signals that this process receives, and helpers that somebody has stopped with one."""
+"""Signals to this process, and helpers that were stopped by a signal."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ..core.protocol import effects, events
-from ..core.protocol.node_facts import NodeFact, ProcessContinued
+from ..core.protocol.node_facts import ProcessContinued
 from ..system.processes.signals import Signals
 from ..system.shared.helper import StoppedHelpers
 from .adapter import Adapter, Fd
+from .context import Context
 
 
 class Signalling(Adapter):
-    """`resize` is called when the terminal has another size."""
+    """Makes events of signals. Calls `resize` when the size of the terminal has changed."""
 
-    def __init__(
-        self,
-        host: str,
-        signals: Signals,
-        record: Callable[[NodeFact], None],
-        resize: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: Context, signals: Signals, resize: Callable[[], None]) -> None:
         self._signals, self._resize = signals, resize
+        record, host = context.record, context.host
         self._stopped = StoppedHelpers(lambda kind: record(ProcessContinued(host, kind)))
 
     def fds(self) -> Iterable[Fd]:

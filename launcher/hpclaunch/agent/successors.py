@@ -1,4 +1,4 @@
-"""Decides which helpers that have ended are replaced, and records it."""
+"""Decides whether a helper that has ended is replaced, and records it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from collections.abc import Callable
 from ..core.protocol.node_facts import HelperEnded, NodeFact
 from ..system.shared.helper import Helper
 
-MOST = 20  # helpers of a kind that are replaced
-MOST_FAILED = 2  # of those that were not killed: a successor most likely fails as well
-WITHIN = 600.0  # seconds in which at most so many of a kind are replaced
+MOST = 20  # helpers of a kind to replace within WITHIN
+MOST_FAILED = 2  # the same if it was not killed: a successor most likely fails as well
+WITHIN = 600.0  # seconds
 
 
 class Successors:
-    """The helpers that have ended. Calling it with one records that end, and returns whether to
-    replace it.
-    """
+    """Called with a helper that has ended, records that and returns whether to replace it."""
 
     def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
         self._host, self._record = host, record

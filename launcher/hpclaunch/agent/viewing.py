@@ -1,16 +1,16 @@
-"""People who look at the job, or ask something of it: answered in a bounded share of the loop.
+"""Answers to `hpclaunch status` and the like, in a bounded share of the loop's time.
 
-An answer is made for all who ask at about the same time. Making a snapshot takes a few milliseconds
-in a large job: the next one is made only after many times as long.
+One answer serves all who ask at about the same time. Making a snapshot takes some milliseconds in a
+large job, and the next one is made only after many times as long.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol import effects, events
@@ -19,31 +19,25 @@ from ..core.protocol.model import Request
 from ..core.protocol.values import replace
 from ..observe.past_rounds import past_rounds
 from ..system.logs.log_directory import STATUS
+from ..system.network.view_socket import LEDGER, ViewSocket, file_of
 from ..system.shared import packing
-from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter, Fd
-from .config import Config
+from .context import Context
 from .health_watch import HealthWatch
 from .ledger_keeping import LedgerKeeping
-from .logs import Logs
 from .resuming import Resuming
 
-if TYPE_CHECKING:
-    import socket
-
-    from ..system.network.view_socket import ViewSocket
-
-FRESH = 0.25  # seconds for which a snapshot is of use to all who look,
-LEDGER_FRESH = 2.0  # and a ledger
-SHARE = 0.02  # of the time of the loop, at most, for making either
+FRESH = 0.25  # seconds for which a snapshot is used
+LEDGER_FRESH = 2.0  # seconds for which a ledger is used
+SHARE = 0.02  # greatest share of the loop's time for making snapshots, or ledgers
 KEPT = 60.0  # seconds between two snapshots in the log directory
 PAUSE = 0.008  # seconds between two times that questions are read
-LOOKED = 1.0  # seconds between two events that say that somebody looks
+LOOKED = 1.0  # seconds between two events LookedAt
 REQUESTS = {request.value.encode(): request for request in Request}
 
 
 class ViewFile:
-    """The file with an answer, which is made anew when it is too old for whoever asks."""
+    """A file with an answer, which is made again when it is too old."""
 
     def __init__(self, make: Callable[[], bytes], fresh: float) -> None:
         self._make, self._fresh = make, fresh
@@ -51,7 +45,7 @@ class ViewFile:
         self._until = -math.inf
 
     def newest(self) -> int:
-        """Its descriptor."""
+        """Return the descriptor of an answer that is new enough."""
         now = time.monotonic()
         if now >= self._until:
             self.make()
@@ -60,8 +54,7 @@ class ViewFile:
         return self._file
 
     def make(self) -> int:
-        from ..system.network.view_socket import file_of
-
+        """Make the answer, and return its descriptor."""
         self.close()
         self._file = file_of(self._make())
         return self._file
@@ -73,40 +66,38 @@ class ViewFile:
 
 
 class Viewing(Adapter):
+    """Answers questions and requests of users at a socket."""
+
     def __init__(
         self,
-        config: Config,
+        context: Context,
         control: Control,
-        logs: Logs,
         ledger: LedgerKeeping,
         health: HealthWatch,
         resuming: Resuming,
-        date: SteadyDate,
     ) -> None:
-        self._config, self._control, self._logs = config, control, logs
-        self._ledger, self._health, self._resuming = ledger, health, resuming
-        self._date = date
+        self._config, self._logs, self._date = context.config, context.logs, context.date
+        self._control, self._ledger = control, ledger
+        self._health, self._resuming = health, resuming
         self._saved: tuple[float, CheckpointSaved] | None = None  # the newest, and when recorded
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
         self._ledgers = ViewFile(ledger.packed, LEDGER_FRESH)
-        self._read_at = math.inf  # when to read questions again, after some were read
+        self._read_at = math.inf  # when to read questions again, during a PAUSE
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
         self._open()
 
     def _open(self) -> None:
-        from ..system.network.view_socket import ViewSocket
-
         try:
             self._socket = ViewSocket()
         except OSError:
-            return  # nobody can look: no reason not to train
+            return  # the training does not need it
 
     @property
     def name(self) -> bytes:
-        """Of the socket at which this agent answers; b"" if there is none."""
+        """The name of the socket at which this agent answers, or b"" if there is none."""
         return b"" if self._socket is None else self._socket.name
 
     def close(self) -> None:
@@ -131,12 +122,12 @@ class Viewing(Adapter):
         self._keep()
 
     def _keep(self) -> None:
-        """Write a snapshot for those who cannot ask, if this agent leads."""
-        logs = self._config.logs
-        if logs is None or not self._control.leads:
+        """Write a snapshot into the log directory, if this agent leads."""
+        directory = self._config.directory
+        if directory is None or not self._control.leads:
             return
         self._keep_at = time.monotonic() + KEPT
-        self._logs.service.keep(logs.path, {STATUS: self._snapshot().decode()})
+        self._logs.service.keep(directory, {STATUS: self._snapshot().decode()})
 
     def note(self, fact: Fact, at: float) -> None:
         """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
@@ -147,8 +138,6 @@ class Viewing(Adapter):
         if self._socket is None or self._socket.fileno() not in fds:
             return
         self._read_at = time.monotonic() + PAUSE
-        from ..system.network.view_socket import LEDGER
-
         for word, end in self._socket.receive():
             if request := REQUESTS.get(word):
                 yield from self._request(request, end)
@@ -158,9 +147,7 @@ class Viewing(Adapter):
                 yield from self._look(end)
 
     def _request(self, request: Request, end: socket.socket) -> Iterator[events.Event]:
-        from ..system.network.view_socket import file_of
-
-        assert self._socket is not None, "somebody has asked"
+        assert self._socket is not None, "the request arrived there"
         why = self._control.refusal(request)
         file = file_of(why.encode())
         self._socket.answer(end, file)
@@ -169,8 +156,8 @@ class Viewing(Adapter):
             yield events.Requested(request)
 
     def _look(self, end: socket.socket) -> Iterator[events.Event]:
-        """Answer with a snapshot, after the core knows that somebody looks."""
-        assert self._socket is not None, "somebody has asked"
+        """Answer with a snapshot. First the core learns that somebody looks at the job."""
+        assert self._socket is not None, "the question arrived there"
         now = time.monotonic()
         if now >= self._looked_at + LOOKED:
             self._looked_at = now
@@ -182,7 +169,7 @@ class Viewing(Adapter):
         self._socket.answer(end, self._snapshots.newest())
 
     def last(self) -> tuple[int, int]:
-        """The last snapshot and the last ledger, when the job is over: descriptors."""
+        """Return descriptors of the last snapshot and the last ledger, when the job is over."""
         return self._snapshots.make(), self._ledgers.make()
 
     def _snapshot(self) -> bytes:
@@ -192,7 +179,7 @@ class Viewing(Adapter):
         job = control.snapshot(now)
         if job is not None:
             date, ends = self._date.now(), self._ledger.ends()
-            from ..observe.launch_past import newest_checkpoint  # no start of an agent pays for it
+            from ..observe.launch_past import newest_checkpoint  # the start does not need it
 
             job = replace(
                 job,
@@ -207,7 +194,7 @@ class Viewing(Adapter):
             host=config.job.places[control.index].host,
             pid=os.getpid(),
             program=" ".join(config.command),
-            logs="" if config.logs is None else str(config.logs.path),
+            logs=str(config.directory or ""),
             time=time.time(),
             age=now - self._began,
             job=job,

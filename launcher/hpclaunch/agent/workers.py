@@ -1,4 +1,4 @@
-"""The workers of a round: from this agent's assignment to what the fork server starts."""
+"""The workers of a round: from this agent's assignment to requests for the fork server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _topology = functools.cache(affinity.topology)
 
 @value(frozen=True)
 class Crew:
-    """The workers to start, their common environment, and where they are placed."""
+    """The workers to start, and their common environment."""
 
     workers: list[Worker]
     shared: dict[str, str]  # the environment of all
-    placed: list[str]  # lines such as `rank 0: GPU 0, CPUs 0-15, memory node 0`, then remarks
+    placed: list[str]  # for the journal: `rank 0: GPU 0, CPUs 0-15, memory node 0`, then remarks
 
 
 def workers_of(
@@ -36,7 +36,7 @@ def workers_of(
     directory: Path,
     pipes: Mapping[str, str],
 ) -> Crew:
-    """The workers of one agent in a round; `pipes` are MPS's, see `GpuSharing.directories`."""
+    """Return the workers of one agent in a round. For `pipes`, see `GpuSharing.directories`."""
     shared = worker_environment.common(
         part,
         environ,
@@ -83,14 +83,14 @@ def workers_of(
 
 
 def notice_file(directory: Path, config: Config) -> Path:
-    """What exists once an agent's workers are given notice in a round; `directory` is the round's.
-    Each agent has its own, since each may have another disk.
+    """Return the file that exists once an agent's workers are given notice in the round of this
+    directory. Each agent has its own file, since each may have another disk.
     """
     return directory / f"notice-{config.allocation.label}"
 
 
 def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]) -> None:
-    """Have the template import torch while the agents are still finding each other."""
+    """Have the template import torch while the agents still look for each other."""
     if config.trouble is not None:
         return
     start = config.start
@@ -107,7 +107,7 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
 
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
-    """Whether the template was loaded with the environment that these workers need."""
+    """Return whether the template was loaded with the environment that these workers need."""
     mine = worker_environment.at_load(
         environ, threads=0 if part.local_world_size == 1 else config.threads
     )
@@ -115,7 +115,9 @@ def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> boo
 
 
 def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """As far as this agent can know before it has heard from the others."""
+    """Return the variables that torch reads when it is loaded, as far as they are known before the
+    rendezvous.
+    """
     return worker_environment.at_load(environ, threads=config.threads)
 
 
@@ -127,8 +129,8 @@ def _path(environ: Mapping[str, str]) -> dict[str, str]:
 def _bindings_of(
     part: Assignment, config: Config
 ) -> tuple[list[binding.Binding], list[binding.Locality]]:
-    """The CPUs of each worker of this agent, and what each was to be near to."""
-    if config.cpus_are_shared:  # all tasks of this node have the same ones
+    """Return the CPUs of each worker of this agent, and the devices that they should be near to."""
+    if config.cpus_are_shared:  # all tasks of this node have the same CPUs
         localities = [binding.Locality()] * part.local_world_size
         mine = slice(part.first_local_rank, part.first_local_rank + part.nproc)
     else:
@@ -159,7 +161,7 @@ def _of_gpus(
         return env | (_of_mps(share, config, environ, pipes) if pipes else {})
     if not config.virtual_local_rank:
         return {}
-    # Which GPUs there are is not known: do as torchrun does.
+    # The GPUs are not known: do as torchrun does.
     position = part.first_local_rank + offset
     selection = environ.get(worker_environment.CUDA)
     return {worker_environment.CUDA: devices.only_device(position, selection)}
@@ -168,7 +170,7 @@ def _of_gpus(
 def _of_mps(
     share: Share, config: Config, environ: Mapping[str, str], pipes: Mapping[str, str]
 ) -> dict[str, str]:
-    from ..core.placement import mps_shares  # only where there is some
+    from ..core.placement import mps_shares  # needed only with MPS
 
     directory = mps_shares.pipes_of(share, config.gpus, pipes)
     settings = mps_shares.Settings(*config.mps)

@@ -1,7 +1,7 @@
 """The command line: one module per command, each with `prepare_parser` and `run`.
 
-Launching is the default and has no command of its own, as with torchrun: its options are in
-`options.py`, and `run.py` does it. Nothing here imports a library: first `main` has its own found.
+As with torchrun, launching has no command: its options are in `options.py`, and `run.py` does it.
+This module imports no library, since `main` first changes where libraries are found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import for_console
 
-# Each with its module.
+# The commands and their modules.
 COMMANDS = {
     "checkpoints": "checkpoints",
     "doctor": "doctor",
@@ -33,15 +33,15 @@ COMMANDS = {
     "top": "top",
 }
 
-MANY = 1000  # pieces that are written at once
+MANY = 1000  # pieces to write at once
 
 
 class NobodyReadsError(Exception):
-    """What a command prints: it was for `head`, or for a pager that was left."""
+    """Standard output was closed, by `head` or a pager."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Returns the exit code; a user's mistake is one line on standard error and 2."""
+    """Run a command. Return its exit code, 2 after a usage error."""
     fill_standard_descriptors()
     look_for_libraries_first()
     from .command_line import run_words
@@ -63,9 +63,9 @@ def fill_standard_descriptors() -> None:
 
 
 def look_for_libraries_first() -> None:
-    """The user's own directories are for the workers: the agent must not import a zmq.py there."""
+    """Move the user's directories to the end of sys.path, so that no zmq.py there is imported."""
     theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    with contextlib.suppress(OSError):  # it may be gone
+    with contextlib.suppress(OSError):  # the directory may be gone
         theirs.add(os.getcwd())
     sys.path.sort(key=lambda entry: entry in theirs)  # stable: nothing else changes
 
@@ -79,20 +79,20 @@ def say(text: str) -> None:
 
 
 def standard_output() -> TextIO:
-    """Standard output. Raises UsageError if there is none."""
+    """Return standard output. Raises UsageError if it is closed."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     return sys.stdout
 
 
 def write(text: str) -> None:
-    """`write_bytes` for a text, in which names of files may have any bytes."""
+    """Write a text, which may contain names of files with any bytes, as `write_bytes` does."""
     write_bytes([text.encode(standard_output().encoding, "backslashreplace")])
 
 
 def write_bytes(pieces: Iterable[bytes]) -> None:
-    """Write what a command prints to standard output, many pieces at once. Raises UsageError if
-    that cannot be, and NobodyReadsError.
+    """Write to standard output, many pieces at once. Raises NobodyReadsError, and UsageError for
+    other failures.
     """
     fd, rest = standard_output().fileno(), iter(pieces)
     while some := list(islice(rest, MANY)):

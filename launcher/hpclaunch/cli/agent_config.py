@@ -1,7 +1,7 @@
-"""From the command line, Slurm and this machine to the configuration of an agent.
+"""The configuration of an agent, from the command line, Slurm and this machine.
 
-Everything that can be checked before anybody is started is checked here. What is wrong on one node
-only (a missing file, no GPU) does not end this agent: the others would wait for it. It goes to the
+All that can be checked before the start of workers is checked here. A mistake on one node only (a
+missing file, no GPU) does not end this agent, since the others would wait for it: it is sent to the
 head as trouble, and the head ends the job everywhere with one line.
 """
 
@@ -47,12 +47,12 @@ from .worker_count import Count, count_workers
 if TYPE_CHECKING:
     from hpclaunch.system.metrics_target import MetricsTarget
 
-SUBMITIT = "SUBMITIT_EXECUTOR"  # it is in the environment of jobs that submitit has started
+SUBMITIT = "SUBMITIT_EXECUTOR"  # a variable of jobs that submitit has started
 
 
 @value()
 class TaskSettings:
-    """What this agent's task has of its own. With trouble, what was not found out stays empty."""
+    """The settings of this agent's task. After trouble, those not known yet keep their defaults."""
 
     cpus: tuple[int, ...]
     bind: binding.Mode
@@ -60,18 +60,19 @@ class TaskSettings:
     count: Count = field(default_factory=lambda: Count(1))
     threads: int = 0
     start: Start = field(default_factory=lambda: Start(warm=False, ahead=False))
-    cold: str = ""  # why it does not start warm, where the user may have expected it
+    cold: str = ""  # why it starts cold, if the user may not expect it
     logs: LogDirectory | None = None
-    elsewhere: str = ""  # where the logs are, if not where the user would look for them
+    elsewhere: str = ""  # a line on where the logs are, if not where the user would look for them
     trouble: Trouble | None = None
 
 
 def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """UsageError for what is wrong with the whole job, and for whatever is wrong in a job of one
-    agent."""
+    """Return the configuration. Raises UsageError for mistakes that concern the whole job, and in a
+    job of one agent for any mistake.
+    """
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
-    open_file_limit.raise_to(files_needed(len(where.places), 0))  # the others come in any case
+    open_file_limit.raise_to(files_needed(len(where.places), 0))  # the others connect in any case
     task = _examine(options, environ, where)
     notes += [task.elsewhere] if task.elsewhere else []
     if where.index == HEAD:
@@ -126,7 +127,7 @@ def _job(
     where: Allocation,
     logs: LogDirectory | None,
 ) -> Job:
-    """The same on all of its agents."""
+    """Return the settings of the job, which are the same for all of its agents."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
     fixed = fewest >= where.nodes
     return Job(
@@ -174,7 +175,7 @@ def _runs_before(options: argparse.Namespace, environ: Mapping[str, str]) -> int
 
 
 def _isolate(options: argparse.Namespace) -> bool:
-    """Whether every worker is to see its own GPUs only: under MPS it has to."""
+    """Return whether each worker sees only its own GPUs, which MPS requires."""
     own = options.virtual_local_rank or options.gpus_per_worker > 1
     return bool(own or options.mps == "on")
 
@@ -201,7 +202,9 @@ def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
 def _examine(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> TaskSettings:
-    """Raises UsageError only where this agent is alone: else it becomes the task's trouble."""
+    """Return the settings of this task. A UsageError is raised only if this agent is alone;
+    otherwise it becomes the task's trouble.
+    """
     task = TaskSettings(affinity.available(), binding.Mode(options.numa_binding or options.bind))
     try:
         task.program = program(options, environ)
@@ -235,7 +238,7 @@ def _examine(
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
-    """A directory that does not exist yet is fine, and so is a pattern: the script creates it."""
+    """Raise UsageError if it cannot be read. The script may create it later."""
     if directory is None or not os.path.exists(directory):
         return
     if not os.path.isdir(directory):
@@ -245,8 +248,8 @@ def _check_checkpoint_dir(directory: Path | None) -> None:
 
 
 def _check_metrics(target: MetricsTarget | None) -> None:
-    """A directory that is missing here is most likely a mistake. On another node it is the trouble
-    of that one, and no reason not to train.
+    """Raise UsageError if the target's directory is missing, which is most likely a mistake. Call
+    this on the first node only: on others, a missing directory is no reason not to train.
     """
     if target is None or target.port:
         return
@@ -261,13 +264,13 @@ def _allow_files(agents: int, workers: int) -> None:
         others = f" in a job of {agents}" if agents > 1 else ""
         raise UsageError(
             f"a launcher of {wording.count(workers, 'worker')}{others} has up to {needed} files "
-            f"open, and no more than {most} are allowed: start fewer workers here, or ask for a "
-            "higher hard limit (ulimit -Hn)"
+            f"open, but only {most} are allowed: start fewer workers here, or ask for a higher "
+            "hard limit (ulimit -Hn)"
         )
 
 
 def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> bool:
-    """Whether the tasks of this node were all given the same CPUs: all that the step has here."""
+    """Return whether all tasks of this node may use all CPUs that the step has here."""
     on_node = environ.get("SLURM_CPUS_ON_NODE", "")
     there = os.cpu_count() or 1
     return where.tasks_here > 1 and cpus >= min(
@@ -276,10 +279,10 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
 
 
 def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
-    """OMP_NUM_THREADS: the cores in an equal share of the CPUs, about what each worker will have.
+    """Return OMP_NUM_THREADS: the number of cores in an equal share of the CPUs.
 
-    It is 1, as under torchrun, for workers that are not kept apart. All workers of a node get the
-    same number, since they may be forked from one process, which has read it with torch.
+    It is 1, as under torchrun, if workers are not bound to CPUs of their own. It is the same for
+    all workers of a node, since they may be forked from one process that has loaded torch with it.
     """
     if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
         return 1
@@ -290,10 +293,11 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
 def _logs(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> tuple[LogDirectory, str]:
-    """The log directory, and a line if it is not where the user would look for it. Where Slurm has
-    started the job again, rounds are counted from those of the last run.
+    """Return the log directory, and a line if it is not where the user would look for it. If Slurm
+    has started the job again, rounds are counted from those of the last run.
 
-    In place of torchrun, whose own is temporary, the working directory may not be writable.
+    In place of torchrun, whose log directory is temporary, the working directory need not be
+    writable.
     """
     first = where.index == HEAD
     again = where.name if runs.before(environ) else ""
@@ -320,21 +324,20 @@ def _logs(
 
 
 def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
-    """Only Slurm's steps have a name that tells them from all others."""
+    """Return whether the first agent of a step was started before. Other launches have no unique
+    name by which this could be known.
+    """
     is_first = where.index == HEAD and where.is_step and not where.alone
     return is_first and logs is not None and logs.was_begun(where.identity)
 
 
-# What the user is told
+# Notes for the user
 
 
 def _notes(
-    options: argparse.Namespace,
-    environ: Mapping[str, str],
-    where: Allocation,
-    task: TaskSettings,
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation, task: TaskSettings
 ) -> list[str]:
-    """What the user should know before the workers start."""
+    """Return lines for the user to see before the workers start."""
     count, cpus = task.count, len(task.cpus)
     notes = [note for note in (task.program.note, *count.notes) if note]
     if idle := _without_effect(options, environ, where):
@@ -357,7 +360,7 @@ def _notes(
 def _without_effect(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[str]:
-    """Options that were given and have no effect here, and why."""
+    """Return the given options that have no effect here, each with the reason."""
     idle = []
     if options.monitor_interval is not None:
         idle.append("--monitor-interval (failures are seen at once)")

@@ -1,6 +1,6 @@
-"""The launcher as the child of a program that has called `hpclaunch.launch`, with which it ends.
+"""The launcher as the child of a program that has called `hpclaunch.launch`. It ends with it.
 
-It tells that program, in a line of JSON, that it is up, or why it cannot be.
+It sends that program a line of JSON: the launch's name and log directory, or an error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def main(parent: str, fd: str, own: str, *words: str) -> int:
-    """`fd` is the descriptor for the line, `own` a directory that is there for the job, "" without
-    one; the words are those of the command.
+    """Run the command of these words. `fd` is the descriptor for the line, `own` a directory to
+    remove at the end, or "".
     """
     try:
         return _launch(parent, fd, words)
     finally:
-        if own:  # that program may have been killed
+        if own:  # the calling program may have been killed
             shutil.rmtree(own, ignore_errors=True)
 
 
@@ -40,25 +40,25 @@ def _launch(parent: str, fd: str, words: Sequence[str]) -> int:
 
     from . import options, run
 
-    # The signal with which it is ended must arrive, whatever that program does with its own.
+    # SIGTERM must end this process, even if the calling program ignores or blocks it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     if not die_with(int(parent), signal.SIGTERM):
         return EXIT_USAGE
-    with open(int(fd), "w") as told:
+    with open(int(fd), "w") as answer:
 
         def begun(config: Config) -> None:
             if config.trouble is not None:
-                json.dump({"error": config.trouble.reason}, told)
+                json.dump({"error": config.trouble.reason}, answer)
             else:
                 assert config.logs is not None, "without trouble there are logs"
-                json.dump({"name": config.allocation.name, "logs": str(config.logs.path)}, told)
-            told.close()
+                json.dump({"name": config.allocation.name, "logs": str(config.logs.path)}, answer)
+            answer.close()
 
         try:
             chosen = options.build_parser(os.environ).parse_args(words)
             run.check(chosen)
             return run.run(chosen, os.environ, begun)
         except UsageError as e:
-            json.dump({"error": str(e)}, told)
+            json.dump({"error": str(e)}, answer)
             return EXIT_USAGE

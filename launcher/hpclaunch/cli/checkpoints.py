@@ -1,4 +1,4 @@
-"""List the checkpoints in a directory, and say which one a training would resume from.
+"""List the checkpoints in a directory, and the one that a job would resume from.
 
     hpclaunch checkpoints DIR
     hpclaunch checkpoints 'lightning_logs/**'
@@ -12,25 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.wording import harmless
+from hpclaunch.core.protocol.wording import harmless, size
+from hpclaunch.core.views.text_style import duration
 
 from . import options as launch
-from . import write
+from . import rich_output, write
 from .parser import Parser
 
 if TYPE_CHECKING:
     from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
-
-WIDTH = 100  # where there is no terminal
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -50,7 +45,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 
 def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], ExaminedCheckpoint | None]:
-    """All checkpoints that are there, the newest first, and the one that a launch would choose."""
+    """Return all checkpoints, the newest first, and the one that a launch would choose."""
     from hpclaunch.system.checkpoints import AHEAD, READS
     from hpclaunch.system.checkpoints.candidates import Facts
     from hpclaunch.system.checkpoints.finding import examine
@@ -74,12 +69,12 @@ def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], Examine
 
 def _json(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None) -> str:
     now = time.time()
-    told = {
+    answer = {
         "chosen": None if chosen is None else chosen.candidate.path,
         "rule": None if chosen is None else chosen.rule,
         "checkpoints": [_record(each, now, each is chosen) for each in found],
     }
-    return json.dumps(told, indent=2) + "\n"
+    return json.dumps(answer, indent=2) + "\n"
 
 
 def _record(found: ExaminedCheckpoint, now: float, chosen: bool) -> dict[str, Any]:
@@ -102,15 +97,9 @@ def _record(found: ExaminedCheckpoint, now: float, chosen: bool) -> dict[str, An
 
 
 def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, where: str) -> str:
-    import io
-
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    tty = sys.stdout is not None and sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if tty else WIDTH
-    console = Console(file=io.StringIO(), force_terminal=tty, width=width, highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "checkpoint", "format", "step", "size", "age", "ranks"):
         right = name in ("size", "age", "ranks")
@@ -134,16 +123,13 @@ def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, w
             Text(harmless(candidate.name if name == "." else name)),
             candidate.format.name,
             "" if candidate.step is None else str(candidate.step),
-            _size(each.size),
-            _age(now - candidate.time / 1e9),
+            size(each.size),
+            duration(max(0.0, now - candidate.time / 1e9)),
             "" if candidate.world is None else str(candidate.world),
             complete,
         )
-    if found:
-        console.print(table)
-    console.print(Text(harmless(_summary(found, chosen, where)), style="bold"))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    return "".join(f"{line if tty else line.rstrip()}\n" for line in lines)
+    summary = Text(harmless(_summary(found, chosen, where)), style="bold")
+    return rich_output.as_text([table, summary] if found else [summary])
 
 
 def _summary(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, where: str) -> str:
@@ -157,21 +143,3 @@ def _summary(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None,
         there = "no checkpoint" if os.path.isdir(where) else "nothing of that name"
         return f"{there} in {where}: a training would begin at the start"
     return "none of them is complete: a training would begin at the start"
-
-
-def _size(size: int) -> str:
-    number, unit = float(size), 0
-    while number >= 1000 and unit < len(UNITS) - 1:
-        number, unit = number / 1000, unit + 1
-    return (
-        f"{number:.0f} {UNITS[unit]}"
-        if unit == 0 or number >= 10
-        else f"{number:.1f} {UNITS[unit]}"
-    )
-
-
-def _age(seconds: float) -> str:
-    for length, unit in AGES:
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return "now"

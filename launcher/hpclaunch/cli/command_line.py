@@ -1,4 +1,4 @@
-"""From the words of a command to what runs it."""
+"""Runs the command, or the launch, of a list of words."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .parser import Parser
 
 
 def run_words(args: Sequence[str]) -> int:
-    """Return the exit code; a user's mistake is one line on standard error and 2."""
+    """Run a command and return its exit code. A usage error is one line on standard error and 2."""
     words = list(args)
     forget_other_step(os.environ)
-    # A script of that name comes first: it may have been called like this for years.
+    # A script with the name of a command comes first, since it may be older than the command.
     if words and words[0] in COMMANDS and not _is_script(words[0]):
         return _command(words[0], words[1:])
-    added = os.environ.pop(shim.OPTIONS, "")  # for this launch, not for launches by workers
+    added = os.environ.pop(shim.OPTIONS, "")  # not for launches by this launch's workers
     try:
         if words and words[0].startswith(shim.WORD):
             chosen = shim.parse(words, os.environ, added)
@@ -42,8 +42,8 @@ def run_words(args: Sequence[str]) -> int:
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
-    """Return whether this task of a step prints usage errors: the first one does, and the last one,
-    since the first may run another program.
+    """Return whether this task of a step prints usage errors: the first and the last one do, since
+    the first may run another program.
     """
     task, tasks = environ.get("SLURM_PROCID", "0"), environ.get("SLURM_STEP_NUM_TASKS", "")
     is_last = tasks.isdecimal() and task == str(int(tasks) - 1)
@@ -51,8 +51,8 @@ def _speaks(environ: Mapping[str, str]) -> bool:
 
 
 def _is_script(name: str) -> bool:
-    """Return whether there is a script of this name that belongs to this user or to root: whoever
-    may write in the working directory can name one after a command.
+    """Return whether there is a script of this name that belongs to this user or to root: nobody
+    else who may write to the working directory must replace a command.
     """
     program = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
     try:

@@ -1,7 +1,7 @@
-"""Shell completion: of the options, the script, and every command with its own options.
+"""Shell completion of the options, the script, and every command with its own options.
 
-shtab derives it from the parsers. What it cannot express is that the name of a script may stand
-where a command may: that is added here.
+shtab makes it of the parsers. It cannot express that a script may stand in the place of a command,
+so this is added here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import COMMANDS
 from .parser import Parser
 
 PROGRAM = "hpclaunch"
-# By shell: a line of what shtab writes, and what follows it then; or the end.
+# By shell: a line of shtab's script, or "" for its end, and what to add there.
 _FILES = {
     "bash": ("", "_shtab_hpclaunch_pos_0_COMPGEN=_shtab_compgen_files"),
     "zsh": ("  _describe 'hpclaunch commands' _commands\n", "  _files\n"),
@@ -28,7 +28,7 @@ _FILES = {
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """For this shell. `parser` has the options of a launch."""
+    """Return the completion script for this shell. `parser` has the options of a launch."""
     if parser.prog != PROGRAM or shell not in _FILES:  # torchrun has no commands
         name = parser.add_argument("script", help="the training script")
         name.complete = shtab.FILE  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    """Where the name of a value says that it is a file or a directory."""
+    """Complete paths for values whose name is FILE, SCRIPT or DIR."""
     for action in parser._actions:
         kinds = str(action.metavar).split("|")
         if "FILE" in kinds or "SCRIPT" in kinds:

@@ -1,4 +1,4 @@
-"""Look for anything that would prevent or slow down a training, and give advice.
+"""Check for anything that would prevent or slow down a training, and give advice.
 
     hpclaunch doctor              on this machine
     srun hpclaunch doctor         on all nodes of a job, in one table
@@ -13,8 +13,6 @@ was measured is slow; otherwise 0.
 from __future__ import annotations
 
 import argparse
-import io
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,14 +23,12 @@ from hpclaunch.core.protocol.model import HEAD
 from hpclaunch.core.protocol.wording import as_bytes, harmless
 from hpclaunch.system.logs import log_directory
 
-from . import standard_output, values, write_bytes
+from . import rich_output, values, write_bytes
 
 EXIT_FAIL = 1
-WIDTH = 100  # where there is no terminal
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--measure",
         action="store_true",
@@ -99,20 +95,16 @@ def _check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _show(found: Sequence[Row]) -> None:
-    """Write the table in one piece, since other tasks of the step may be writing, too."""
+    """Write the table in one piece, since other tasks of the step may also write."""
     write_bytes([as_bytes(_table(found))])
 
 
 def _table(found: Sequence[Row]) -> str:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from .doctor_reports import folded
 
-    tty = standard_output().isatty()
-    width = shutil.get_terminal_size().columns if tty else WIDTH
-    console = Console(file=io.StringIO(), force_terminal=tty, width=width, highlight=False)
     styles = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "bold red"}
     hosts = dict.fromkeys(host for row in found for host in row.hosts)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -132,11 +124,8 @@ def _table(found: Sequence[Row]) -> str:
             who = "all" if len(row.hosts) == len(hosts) else harmless(folded(row.hosts))
             cells.append(Text(who))
         table.add_row(*cells, words)
-    console.print(Text(f"hpclaunch doctor on {harmless(folded(hosts))}", style="bold"))
-    console.print(table)
-    console.print(_summary(found))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    return "".join(f"{line if tty else line.rstrip()}\n" for line in lines)
+    title = Text(f"hpclaunch doctor on {harmless(folded(hosts))}", style="bold")
+    return rich_output.as_text([title, table, _summary(found)])
 
 
 def _summary(found: Sequence[Row]) -> str:

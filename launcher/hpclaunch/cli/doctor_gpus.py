@@ -1,7 +1,7 @@
-"""What the doctor checks of GPUs: which there are, their health, MPS, and the workers' CPUs.
+"""The doctor's checks of GPUs: which there are, their health, MPS, and the workers' CPUs.
 
-The driver is asked once. It may hang, as when a GPU has fallen off the bus, and the doctor has to
-say so.
+The driver is asked once. If it hangs, for example since a GPU has fallen off the bus, the doctor
+reports that.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def _why_not(torch: Torch) -> str:
 
 
 def health(seen: GpuSurvey) -> list[Finding]:
-    """What a launch would find before its first round, in the same way."""
+    """Return what a launch would find before its first round."""
     if not seen.gpus:
         return []
     watcher = GpuWatcherClient(seen.gpus)
     watcher.check(0)
     found: list[Finding] = []
-    while (deadline := watcher.next_deadline()) < math.inf:  # it is not answered yet
+    while (deadline := watcher.next_deadline()) < math.inf:  # the check is not answered yet
         if select.select([watcher], [], [], max(0.0, deadline - time.monotonic()))[0]:
             reports = list(watcher.reports())
         else:
@@ -76,7 +76,7 @@ def health(seen: GpuSurvey) -> list[Finding]:
 
 
 def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Finding]:
-    """What would happen with more workers than GPUs."""
+    """Return how workers would share GPUs if there were more workers than GPUs."""
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
@@ -96,9 +96,9 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Find
 
 
 def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:
-    """How a launch without options would bind its workers; nothing without a GPU.
+    """Return how a launch without options would bind its workers. Without a GPU, return nothing.
 
-    One of several tasks on a host does not know who has the other CPUs: it tells those of its task.
+    One of several tasks on a host reports only the CPUs of its task.
     """
     if not seen.gpus:
         return []

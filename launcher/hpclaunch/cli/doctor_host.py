@@ -1,4 +1,4 @@
-"""What the doctor checks on one host, in the order of its table."""
+"""The doctor's checks of one host, in the order of its table."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ATTEMPTS = 2  # to resolve a name
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where this task is. `secret` is None if there is none, or no need for one."""
+    """The surroundings of this task. `secret` is None if it is not needed or not usable."""
 
     environ: Mapping[str, str]
     where: Allocation
-    findings: tuple[Finding, ...]  # made on the way
+    findings: tuple[Finding, ...]  # on Slurm and the secret
     secret: bytes | None = None
 
     @property
@@ -48,7 +48,7 @@ class Surroundings:
 
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
-    """What Slurm says comes first, since all else depends on it."""
+    """Return the surroundings, which all other checks depend on."""
     unique = str(os.getpid())
     try:
         where = slurm.allocation(environ, unique=unique)
@@ -73,15 +73,12 @@ def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
         return f"job {job}, without srun: this host alone"
     hosts = where.nodes
     said = f"step {where.name}, {hosts} host{'s' * (hosts > 1)}, {len(where.places)} tasks"
-    options = {
-        "SLURM_CPUS_PER_TASK": "CPUs per task",
-        "SLURM_GPUS_ON_NODE": "GPUs per host",
-    }
+    options = {"SLURM_CPUS_PER_TASK": "CPUs per task", "SLURM_GPUS_ON_NODE": "GPUs per host"}
     return ", ".join([said, *(f"{environ[k]} {n}" for k, n in options.items() if environ.get(k))])
 
 
 def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
-    """A missing file is created, as by a launch."""
+    """Check the secret file, and create it if it is missing, as a launch does."""
     try:
         path = secret.secret_path(environ)
         shared = secret.load_or_create(path)
@@ -93,7 +90,7 @@ def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
 
 
 def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
-    """A single agent shares it with nobody, but the user's next job may need it."""
+    """Check the secret file, which a single agent does not need, but the next job may."""
     with contextlib.suppress(UsageError):
         path = secret.secret_path(environ)
         if not os.path.lexists(path):
@@ -103,12 +100,12 @@ def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
 
 
 def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
-    """Make all checks of this host; `limit`: seconds for the workers' torch."""
+    """Run all checks of this host. `limit`: seconds for the workers' torch."""
     findings = list(here.findings)
     for check in _checks(here, log_dir, limit):
         try:
             findings += check()
-        except Exception as e:  # a check that breaks is a finding too
+        except Exception as e:  # a failure of a check is a finding, too
             findings.append(Finding("doctor", f"a check broke: {e!r}", Grade.WARN, "report it"))
     return findings
 
@@ -144,7 +141,7 @@ def _ours() -> Finding:
 
 
 def _route(here: Surroundings) -> Finding:
-    """The route to the head, or from the head to another host."""
+    """Check the route to the head, or from the head to another host."""
     places, index = here.where.places, here.where.index
     if not here.several:
         return Finding("route", "one host: nothing leaves it")

@@ -1,7 +1,7 @@
-"""Each task of a step sends its findings to the first one, which prints them all.
+"""The doctor's reports: each task of a step sends its findings to the first one, which prints all.
 
-The channel is like that of the agents, with other keys: the doctor and a launch in the same step
-must not meet.
+The channel is like that of the agents, but with other keys, so that the doctor and a launch in the
+same step cannot connect.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hpclaunch.system.shared import packing
 RENDEZVOUS = "rendezvous"  # the name of the check
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two attempts to report
-TICK = 0.1  # seconds between two looks whether this host is examined
-PARTING = 5.0  # seconds for the last tasks to leave
+TICK = 0.1  # seconds between two checks whether this host is examined
+PARTING = 5.0  # seconds for the last tasks to get their answer
 ATTEMPTS = 2  # to resolve a name
 RECEIVED = b"received"  # the first task's answer to a report
 
@@ -43,8 +43,8 @@ def collect(
     """Run `examine` on the first task's host, and return its report, then those of the other tasks,
     and the findings about who connected and about the clocks.
 
-    `examine` runs in a thread, so that tasks that are done earlier need not wait for it. The others
-    have `timeout` seconds more.
+    `examine` runs in a thread, so that tasks that finish earlier need not wait for it. Those that
+    have not reported by its end have `timeout` seconds more.
     """
     places = where.places
     try:
@@ -54,7 +54,7 @@ def collect(
     own = _in_a_thread(examine)
     reports: dict[int, TaskReport] = {}
     skews: list[tuple[str, float]] = []
-    present: set[int] = set()  # tasks that have reported, and may not have the answer yet
+    present: set[int] = set()  # tasks that have reported and are still connected
     awaited = set(range(len(places))) - {HEAD}
     deadline = math.inf
     while not (examined := own.done()) or reports.keys() < awaited or present:
@@ -84,8 +84,8 @@ def collect(
         if channel.refused:
             found += f"; {channel.refused} connections without our secret were refused"
         advice = (
-            "look at what the doctor says there: another secret file, a firewall, an address in "
-            "the wrong network, or a host that is cut off"
+            "read the doctor's output there; causes are another secret file, a firewall, an "
+            "address in the wrong network, or a host that is cut off"
         )
         rendezvous = Finding(RENDEZVOUS, found, Grade.FAIL, advice)
     channel.close()
@@ -108,8 +108,8 @@ def _in_a_thread(examine: Callable[[], TaskReport]) -> Future[TaskReport]:
 
 
 def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -> Finding | None:
-    """Send this task's report to the first one. Returns None once that has it, otherwise a finding
-    that says why it was not reached.
+    """Send this task's report to the first one. Return None once it has arrived, or a finding that
+    says why the first task was not reached.
     """
     head = where.places[HEAD]
     near = where.places[where.index].node == head.node
@@ -126,7 +126,7 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
         if channel.reached:
             why = f"the doctor on {head.host} was reached, and did not answer"
         elif channel.refused:
-            why = f"something answers on {head.host}, but does not know our secret"
+            why = f"the program that answers on {head.host} does not know our secret"
         else:
             why = reachability.explain(head.host, addresses, keys.ports)
     finally:
@@ -154,7 +154,7 @@ def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout
 
 
 def _wait(channel: zmq_channel.Channel, seconds: float) -> Container[object]:
-    """Return the sockets on which something has come within so many seconds."""
+    """Return the sockets that have become readable within so many seconds."""
     poller = zmq.Poller()
     for s in channel.sockets:
         poller.register(s, zmq.POLLIN)
@@ -162,7 +162,7 @@ def _wait(channel: zmq_channel.Channel, seconds: float) -> Container[object]:
 
 
 def folded(hosts: Iterable[str]) -> str:
-    """n1, n2, n3 -> n[1-3], as Slurm writes it."""
+    """Fold host names as Slurm does: n1, n2, n3 -> n[1-3]."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     names = list(hosts)

@@ -1,20 +1,14 @@
-"""Give the workers of a running job notice now, as before its time limit: all of them before the
-same step, so that they can save.
+"""Give the workers of a running job notice now, as before its time limit.
 
     hpclaunch notice 71
+
+All workers get it before the same step, so that they can save.
 """
-
-from __future__ import annotations
-
-import argparse
-from collections.abc import Mapping
 
 from hpclaunch.core.protocol.model import Request
 
-from . import requests
+from .requests import command, prepare_parser
 
-prepare_parser = requests.prepare_parser
+__all__ = ["prepare_parser", "run"]
 
-
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    return requests.make(Request.NOTICE, options, environ)
+run = command(Request.NOTICE)

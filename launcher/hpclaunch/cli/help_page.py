@@ -1,4 +1,4 @@
-"""The page of `hpclaunch --help`: the options that most people need. `--help-all` shows all."""
+"""The page of `hpclaunch --help`: the most important options. `--help-all` shows all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ the options that most people need (--help-all has the rest):
   --grace SECONDS       time from SIGTERM to SIGKILL of a worker (default: 20)
   --hang-timeout SECONDS
                         restart the workers if none does anything for so long
-                        (default: auto, 5 times a step, and at least 10)
+                        (default: auto, 5 times a step, at least 10)
   --mps auto|on|off     NVIDIA MPS, for workers that share a GPU (default: auto)
   --cold                start each worker as a new interpreter, not as a fork of
                         one that has imported torch
@@ -67,7 +67,7 @@ torchrun's.
 
 
 class ShowHelp(argparse.Action):
-    """`--help`: prints what most people need, and exits."""
+    """`--help`: prints the most important options, and exits."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **settings)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hpclaunch.core.protocol.model import EXIT_SAVED
 from hpclaunch.core.protocol.values import value
 
-COMMENTS = 41  # the column where they begin
+COMMENTS = 41  # the column of comments
 TO_THE_WORKERS = ("USR1", "USR2")
 # The id of the last element of an array is that of the whole array, too.
 THIS_JOB = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
@@ -26,11 +26,11 @@ class JobScript:
     gpus: tuple[str, str] = ("", "")  # an option of Slurm's, and a comment on it
     cpus: int = 0  # of a task; 0: Slurm's default
     memory: str = ""  # of a node
-    share: str = ""  # a comment: what these two are per GPU
-    elastic: bool = False  # goes on without nodes that are lost
+    share: str = ""  # a comment: CPUs and memory per GPU
+    elastic: bool = False  # continues without lost nodes
     signal: str = ""
     requeue: bool = False
-    by_script: bool = False  # by this script, where the launcher cannot do it from its container
+    by_script: bool = False  # the script requeues, since a launcher in a container cannot
     elements: int = 0  # jobs of an array, one after another
     setup: Sequence[str] = ()  # lines of shell before the launch
     image: str = ""  # of Apptainer
@@ -47,12 +47,12 @@ def interactive(job: JobScript) -> str:
 
 
 def name_of(script: str) -> str:
-    """A job name for any file name."""
+    """Return a job name for a script."""
     return re.sub(r"[^\w.-]+", "_", script.rpartition("/")[2].removesuffix(".py")) or "job"
 
 
 def quoted(words: Sequence[str]) -> str:
-    """For the shell; a ~ or a variable is taken literally."""
+    """Quote words for the shell, so that ~ and variables are taken literally."""
     return shlex.join(words)
 
 
@@ -66,12 +66,12 @@ def _directive(options: str, comment: str) -> str:
 
 
 def _requests(job: JobScript) -> list[tuple[str, str]]:
-    """Lines of options for sbatch and salloc, each with a comment or ""."""
+    """Return lines of options for sbatch and salloc, each with a comment or ""."""
     where = [f"--account={job.account}"] * bool(job.account)
     where += [f"--partition={job.partition}"] * bool(job.partition)
     share = [f"--cpus-per-task={job.cpus}"] * bool(job.cpus)
     share += [f"--mem={job.memory}"] * bool(job.memory)
-    told = "the workers, which keep running"
+    receivers = "the workers, which keep running"
     lines = [
         (f"--job-name={job.name} --time={job.time}", ""),
         (" ".join(where), ""),
@@ -81,19 +81,19 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
         ("--no-kill" * job.elastic, "a lost node ends the job otherwise"),
         (
             f"--signal={job.signal}" * bool(job.signal),
-            f"to {told}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
+            f"to {receivers}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
         ),
-        ("--requeue --open-mode=append" * job.requeue, "its output goes on in the same file"),
-        (f"--array=1-{job.elements}%1" * bool(job.elements), "each goes on where the last one was"),
+        ("--requeue --open-mode=append" * job.requeue, "later runs append to the same output"),
+        (f"--array=1-{job.elements}%1" * bool(job.elements), "each continues the last one"),
     ]
     return [line for line in lines if line[0]]
 
 
 def _shell(job: JobScript) -> list[str]:
     step = ["srun"]
-    # The last two: a killed launcher must not end the others, whatever the site has set.
+    # The last two options: a killed launcher must not end the others, whatever the site's defaults.
     step += ["--no-kill --kill-on-bad-exit=0 --wait=0"] * job.elastic
-    step += ["-c $SLURM_CPUS_PER_TASK"] * bool(job.cpus)  # Slurm 22.05 to 23.02 forget it
+    step += ["-c $SLURM_CPUS_PER_TASK"] * bool(job.cpus)  # srun of Slurm 22.05 to 23.02 needs it
     if job.pyxis:
         step += [f"--container-image={quoted([job.pyxis])}", "--container-mount-home"]
         step += ['--container-mounts="$PWD"', '--container-workdir="$PWD"']

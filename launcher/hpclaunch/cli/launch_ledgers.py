@@ -1,4 +1,4 @@
-"""The ledgers and the pasts of the launches in a log directory, by the facts of their agents."""
+"""The ledgers and pasts of the launches in a log directory, from the facts of their agents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _by_launch(directory: Path) -> tuple[dict[str, list[list[DatedFact]]], list[
 
 
 def state(directory: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return the name, the size and the time of each file with facts. Another fact changes it."""
+    """Return the name, size and time of each file with facts, which change with every fact."""
     from hpclaunch.system.logs import fact_files
 
     try:
@@ -54,5 +54,5 @@ def state(directory: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def date(directory: Path) -> float:
-    """Return when a fact was recorded in it last; 0 if there is none."""
+    """Return when the last fact was recorded in a directory, or 0 if there is none."""
     return max((at for _, _, at in state(directory)), default=0) / 1e9

@@ -1,4 +1,4 @@
-"""The log directories of launches that a user names: JOB, DIR, or nothing for the newest one."""
+"""The log directories that a user names: JOB, DIR, or nothing for the newest launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .parser import Parser
 
 
 def add_argument(parser: Parser) -> None:
-    """The one that `chosen` takes."""
+    """Add the argument for `chosen`."""
     parser.add_argument(
         "job",
         nargs="?",
@@ -23,8 +23,8 @@ def add_argument(parser: Parser) -> None:
 
 
 def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
-    """Of a Slurm job all of its launches, otherwise one. `date` says when there was something new
-    in a directory; 0 if it has nothing that is of use. Raises UsageError.
+    """Return the directories of all launches of a Slurm job, otherwise a single one. `date` returns
+    the time of the last change in a directory, or 0 if it has nothing of use. Raises UsageError.
     """
     from hpclaunch.system.logs import log_directory
 
@@ -53,5 +53,5 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
 
 
 def _numbers(name: str) -> list[int]:
-    """By which launches of a job are in order: 71.2 comes before 71.10."""
+    """Return a key that sorts launches of a job by number: 71.2, then 71.10."""
     return [int(number) for number in re.findall(r"[0-9]+", name)]

@@ -1,13 +1,13 @@
-"""What the workers of a job have written, merged by time over all ranks, nodes and rounds.
+"""Show the output of all workers of a job, merged by time.
 
-    hpclaunch logs                      the newest launch of this directory
-    hpclaunch logs 71 --follow          all launches of a Slurm job, until its end
-    hpclaunch logs 71 --rank 0,3-5      some of its ranks
+    hpclaunch logs                  the newest launch of this directory
+    hpclaunch logs 71 --follow      all launches of a Slurm job, until its end
+    hpclaunch logs 71 --rank 0,3-5  some of its ranks
     hpclaunch logs 71 --grep 'nan|inf' --since 5m
 
-It reads files in the log directory only, while the job runs and after its
-end. Each line has the time and the rank. Times are those of the node, to the
-second; a line whose time was not noted has none.
+It reads only files in the log directory, while the job runs and after its end.
+Each line has the time of its node, to the second, and the rank. A line whose
+time was not noted has none.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hpclaunch.core.ledger.summing import Launch
     from hpclaunch.system.logs.merged_output import JobOutput, OutputLine
 
-PAUSE = 0.5  # seconds between two looks for what is new
-MANY = 100  # nodes, from which on it looks less often: each has an index
-SILENT = 180.0  # seconds without a word of a launcher, which writes a snapshot every 60
-LATEST = 1.5  # seconds that agents may take to write what they have seen last
+PAUSE = 0.5  # seconds between two looks for new lines
+MANY = 100  # nodes from which on looks are less frequent, since each node has an index to read
+SILENT = 180.0  # seconds after which a silent launcher counts as dead; it writes one file every 60
+LATEST = 1.5  # seconds for agents to write their last lines
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -44,11 +44,13 @@ def prepare_parser(parser: Parser) -> None:
     parser.add_argument(
         "-f", "--follow", action="store_true", help="show what is new until the job ends"
     )
-    parser.add_argument("--rank", type=values.ranks, metavar="RANKS", help="such as 0,3-5")
-    parser.add_argument("--node", default="", metavar="NODE", help="only of the workers there")
+    parser.add_argument(
+        "--rank", type=values.ranks, metavar="RANKS", help="only these ranks, such as 0,3-5"
+    )
+    parser.add_argument("--node", default="", metavar="NODE", help="only workers on this node")
     parser.add_argument("--stderr", action="store_true", help="only standard error")
     parser.add_argument(
-        "--since", type=values.ago, metavar="TIME", help="only the last 90s, 5m, 2h or 7d"
+        "--since", type=values.ago, metavar="TIME", help="only lines of the last 90s, 5m, 2h or 7d"
     )
     parser.add_argument(
         "--grep",
@@ -80,7 +82,7 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
         output.look(directories)
         write_bytes(screen.lines(output.lines(final=over)))
         if over:
-            _tell_of_killed(directories if options.follow else ())
+            _name_killed(directories if options.follow else ())
             break
         time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
         if options.job is not None:  # it may have been started again
@@ -90,20 +92,20 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
 
 
 def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterable[Path]) -> None:
-    """Why there are no lines, if that is a mistake."""
+    """Raise UsageError if a mistake is the reason why no lines were shown."""
     if not output.is_there:
         raise UsageError(f"no worker has written anything in {', '.join(map(str, directories))}")
     if (refused := output.refused) is not None:
         raise UsageError(f"cannot show {refused.filename}: {refused.strerror}")
     if options.node and options.node not in output.nodes:
-        where = f"on {some(sorted(output.nodes), 8)}" if output.nodes else "where no index tells"
-        raise UsageError(f"--node {options.node}: its workers ran {where}")
+        known = some(sorted(output.nodes), 8) or "nodes that are not known"
+        raise UsageError(f"--node {options.node}: its workers ran on {known}")
     if options.rank is not None and not options.rank & output.ranks:
         raise UsageError(f"--rank: there are the ranks {ranges.written(output.ranks)}")
 
 
 def _changed(directory: Path) -> float:
-    """When a launch in it wrote the last time to the directory itself; 0 if there was none."""
+    """Return when the directory itself has changed last, or 0 if it has no round."""
     from hpclaunch.system.logs.log_directory import rounds
 
     try:
@@ -113,9 +115,9 @@ def _changed(directory: Path) -> float:
 
 
 def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
-    """Whether nothing more is to come: Slurm may start a job again."""
+    """Return whether no further lines will follow. Slurm may start a job again."""
     newest: dict[str, Launch] = {}  # of each job
-    for directory in reversed(directories):  # those that still run are among the last, most often
+    for directory in reversed(directories):  # launches that still run are usually the last
         last = _last(directory)
         if not (last is not None and last.verdict) and not _was_killed(directory):
             return False
@@ -135,14 +137,14 @@ def _goes_on(launch: Launch) -> bool:
 
 
 def _was_killed(directory: Path) -> bool:
-    """Whether there is no launcher any more that could say how its launch ends."""
+    """Return whether no launcher is left that could record the end of its launch."""
     from hpclaunch.system.logs.log_directory import is_locked
 
     written = max(launch_ledgers.date(directory), _changed(directory))
     return time.time() > written + SILENT and not is_locked(directory)
 
 
-def _tell_of_killed(directories: Iterable[Path]) -> None:
+def _name_killed(directories: Iterable[Path]) -> None:
     for directory in directories:
         if (last := _last(directory)) is None or last.verdict is None:
             say(f"{directory}: its launcher was killed, or its nodes are gone")
@@ -154,9 +156,7 @@ def _launches(directory: Path) -> Sequence[Launch]:
 
 @lru_cache(maxsize=64)
 def _launches_by(directory: Path, _state: object) -> Sequence[Launch]:
-    """Return the launches by the files that are in this state: they are read again only if some
-    have changed.
-    """
+    """Return the launches. Their files are read again only if their state has changed."""
     try:
         launches, _ = launch_ledgers.read(directory)
     except OSError:
@@ -175,7 +175,7 @@ def _second(at: int) -> tuple[str, str]:
 
 
 class _Screen:
-    """Standard output."""
+    """Makes the lines for standard output."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._grep = options.grep
@@ -184,7 +184,7 @@ class _Screen:
         self.shown_any = False
 
     def lines(self, lines: Iterable[OutputLine]) -> Iterator[bytes]:
-        """As they are to be written."""
+        """Return the lines as they are to be written."""
         for line in lines:
             if self._grep is not None and not self._grep.search(visible(line.text)):
                 continue
@@ -205,8 +205,8 @@ class _Screen:
 
 
 def _last_end(directory: Path, launch: str, number: int) -> str:
-    """Which round ended early before this one, and why; "" if that is not known (yet). A new head
-    leaves out a number.
+    """Return which round ended early before this one, and why, or "" if that is not known. It need
+    not have the number before, since a new head skips one.
     """
     from hpclaunch.core.ledger.job_report import report
 

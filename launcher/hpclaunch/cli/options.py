@@ -1,6 +1,6 @@
-"""The options: all of torchrun's under their own names, and a few more (docs/options.md).
+"""The options of a launch: all of torchrun's, and some more (docs/options.md).
 
-Their defaults are None where Slurm knows better, so that it shows whether the user said anything.
+A default is None where it depends on Slurm or on another option.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ or with "--node-rank R --master-addr HOST"."""
 
 
 def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) -> LaunchParser:
-    """`in_place_of` is the launcher of torch's whose callers are to get what they know."""
+    """Return the parser. `in_place_of`: the launcher of torch whose defaults and name it has."""
     here = f"{in_place_of} is hpclaunch here (hpclaunch shim --help says why).\n\n"
     parser = LaunchParser(
         environ,
@@ -74,11 +74,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     )
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     add("--no-python", action="store_true", help="SCRIPT is a program that is not Python")
-    add(
-        "--run-path",
-        action="store_true",
-        help="start SCRIPT with runpy.run_path",
-    )
+    add("--run-path", action="store_true", help="start SCRIPT with runpy.run_path")
     add(
         "--max-restarts",
         type=values.integer(0),
@@ -104,7 +100,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.signals,
         default=END_SIGNALS,
         metavar="NAMES",
-        help="more signals that end the job, workers first, separated by commas. These always do: "
+        help="further signals that end the job in order, separated by commas. These always do: "
         f"{', '.join(s.name for s in END_SIGNALS)}. {' and '.join(s.name for s in FORWARDED)} are "
         "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
@@ -112,28 +108,28 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "--notice",
         type=values.notice,
         metavar="auto|SECONDS|off",
-        help="how long before Slurm ends the job, less the time of --grace and "
-        f"{DEFAULTS.closing:g} s, the workers are given notice, so that they can save; auto: twice "
-        f"the longest save so far, and {DEFAULTS.least_notice:g} s (default: auto)",
+        help="when to give the workers notice, so that they can save: so long before Slurm ends "
+        f"the job, plus --grace and {DEFAULTS.closing:g} s; auto: twice the longest save so far, "
+        f"plus {DEFAULTS.least_notice:g} s (default: auto)",
     )
     add(
         "--notice-signal",
         type=values.notice_signal,
         metavar="NAME",
-        help="the signal that the workers get then, all of them before the same optimizer step "
+        help="the signal for this notice, which all workers get before the same optimizer step "
         "(default: the first of USR1, USR2 and TERM that the script has a handler for)",
     )
     add(
         "--requeue",
         action="store_true",
         help="at the end of the time limit, after preemption or the loss of a node, let Slurm "
-        "start the job again; it goes on from its newest checkpoint (needs --checkpoint-dir)",
+        "start the job again; it continues from its newest checkpoint (needs --checkpoint-dir)",
     )
     add(
         "--requeue-on",
         type=values.endings,
         metavar="CAUSES",
-        help="the causes for which this is done, separated by commas: "
+        help="the ends after which a job is requeued, separated by commas: "
         f"{', '.join(values.REQUEUE_CAUSES)} (default: {','.join(e.value for e in GOES_ON)})",
     )
     add(
@@ -141,7 +137,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.integer(0),
         default=100,
         metavar="N",
-        help="after so many, the job is not started again (default: %(default)s)",
+        help="how many times a job is started again at most (default: %(default)s)",
     )
     add(
         "--chain",
@@ -158,7 +154,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
 
 
 def _add_start(add: Callable[..., None]) -> None:
-    """Where the workers' Python comes from."""
+    """Add options for the start of workers."""
     add(
         "--cold",
         action="store_true",
@@ -177,7 +173,7 @@ def _add_start(add: Callable[..., None]) -> None:
 
 
 def _add_devices(add: Callable[..., None]) -> None:
-    """Which CPUs and GPUs each worker has."""
+    """Add options for the CPUs and GPUs of each worker."""
     add(
         "--bind",
         choices=[mode.value for mode in Mode],
@@ -242,29 +238,29 @@ def _add_nodes(add: Callable[..., None]) -> None:
         type=values.loss_timeout,
         metavar="SECONDS",
         help="how long a node may be silent before it counts as lost (default: "
-        f"{DEFAULTS.loss:g} if the job can go on without it, see --nnodes MIN:MAX, otherwise "
+        f"{DEFAULTS.loss:g} if the job can continue without it, see --nnodes MIN:MAX, otherwise "
         f"{PATIENT_LOSS:g})",
     )
     add(
         "--hang-timeout",
         type=values.hang_timeout,
         metavar="auto|SECONDS|off",
-        help="how long all workers may do nothing, until the round is ended as one that hangs; "
-        "auto: 5 times as long as a step takes, and at least "
-        f"{DEFAULTS.least_hang:g} s, where there are optimizer steps to learn from (default: auto)",
+        help="restart the workers as hung after none has done anything for so long; auto: 5 times "
+        f"the duration of an optimizer step, at least {DEFAULTS.least_hang:g} s, and never if the "
+        "script makes no steps (default: auto)",
     )
     add(
         "--progress",
         choices=("on", "off"),
         default="on",
-        help="whether the workers report how far they have come, and where they are if they hang "
+        help="whether workers report their progress, and where they are if they hang "
         "(default: %(default)s)",
     )
     add(
         "--replace-stragglers",
         action="store_true",
-        help="a node for whose workers the others wait, step after step, gives its place to a "
-        "spare at the next checkpoint; needs --checkpoint-dir",
+        help="replace a node for whose workers the others wait, step after step, by a spare at the "
+        "next checkpoint (needs --checkpoint-dir)",
     )
     add(
         "--wait-for-nodes",
@@ -278,16 +274,16 @@ def _add_nodes(add: Callable[..., None]) -> None:
         "--grow",
         choices=("now", "checkpoint", "never"),
         metavar="WHEN",
-        help="when to end the running round, so that a node that is new or has come back can take "
-        "part: now; checkpoint: after the next new checkpoint; never: it waits for a restart "
+        help="when to end the running round so that a new or returned node can take part: now; "
+        "checkpoint: after the next new checkpoint; never: it waits for a restart "
         "(default: checkpoint with --checkpoint-dir, otherwise never)",
     )
     add(
         "--health",
         choices=("on", "off"),
         default="on",
-        help="check every node before each start, and watch its GPUs while the workers run; a "
-        "node that is not fit is cordoned (default: %(default)s)",
+        help="check every node before each start, and watch its GPUs while the workers run; an "
+        "unfit node is cordoned (default: %(default)s)",
     )
 
 
@@ -317,7 +313,7 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
 
 
 def add_what_counts(add: Callable[..., object]) -> None:
-    """What is a checkpoint and when it is complete, for a launch and for a look at them."""
+    """Add options on what counts as a complete checkpoint, also for `hpclaunch checkpoints`."""
     add(
         "--checkpoint-exclude",
         type=values.patterns,
@@ -338,9 +334,9 @@ def add_what_counts(add: Callable[..., object]) -> None:
         "--verify",
         choices=("auto", "full", "structure", "off"),
         default="auto",
-        help="how hpclaunch verifies that a checkpoint is whole. structure: by names, sizes, "
-        "headers and directories of archives; full: it also reads every byte; auto: it reads as "
-        "much as it can in 2 seconds; off: it opens no file (default: %(default)s)",
+        help="how to verify that a checkpoint is whole. structure: by names, sizes, headers and "
+        "directories of archives; full: also read every byte; auto: read as much as is possible "
+        "in 2 seconds; off: open no file (default: %(default)s)",
     )
 
 
@@ -363,14 +359,14 @@ def _add_output(add: Callable[..., None]) -> None:
     add(
         "--metrics-ranks",
         action="store_true",
-        help="the metrics have what each rank does and uses, too",
+        help="include metrics of what each rank does and uses",
     )
     add(
         "--notify",
         type=values.given,
         metavar="COMMAND",
-        help="a line for the shell that is run for each event of the job, with the event as JSON "
-        "on its standard input (docs/metrics.md)",
+        help="a shell command to run for each event of the job, with the event as JSON on its "
+        "standard input (docs/metrics.md)",
     )
     add(
         "-r",
@@ -419,12 +415,7 @@ def _add_machines(add: Callable[..., None]) -> None:
         action="store_true",
         help="launch on this task only, even in a step with several tasks",
     )
-    add(
-        "--rdzv-backend",
-        type=values.given,
-        metavar="NAME",
-        help="c10d or static",
-    )
+    add("--rdzv-backend", type=values.given, metavar="NAME", help="c10d or static")
     add(
         "--rdzv-endpoint",
         type=values.given,
@@ -450,12 +441,7 @@ def _add_machines(add: Callable[..., None]) -> None:
         metavar="R",
         help="number of this machine; the head is 0",
     )
-    add(
-        "--master-addr",
-        type=values.given,
-        metavar="HOST",
-        help="the head, with --node-rank",
-    )
+    add("--master-addr", type=values.given, metavar="HOST", help="the head, with --node-rank")
     add("--master-port", type=values.integer(0, 65535), metavar="P", help="the head's port")
     add(
         "--local-addr",
@@ -488,8 +474,4 @@ def _add_the_rest(add: Callable[..., None]) -> None:
         choices=("node", "socket", "exclusive", "core-complex"),
         help="the same as --bind",
     )
-    add(
-        "--logs-specs",
-        metavar="NAME",
-        help="only default, which has no effect: see --log-dir",
-    )
+    add("--logs-specs", metavar="NAME", help="only default, which has no effect: see --log-dir")

@@ -1,4 +1,4 @@
-"""Options and names of other launchers, and the advice that an error message gives for each."""
+"""Options and names of other launchers, and the advice in the error message for each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS = {
     **dict.fromkeys(("--allow-run-as-root", "--oversubscribe", "--gloo"), NOTHING),
 }
 
-# Executable: the words that users write before the script.
+# Executables, and the words that users write before the script.
 PROGRAMS = {
     "accelerate": "accelerate launch",
     "colossalai": "colossalai run",

@@ -1,4 +1,4 @@
-"""Reads a command line: which words are options, which are the script's, what PET_ adds."""
+"""Parses a command line: options, the script with its arguments, and PET_ variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpclaunch.core.protocol.errors import UsageError
 
 from . import other_launchers, values
 
-# Options that torchrun does not have. An abbreviation means one of torchrun's if it can.
+# Options that torchrun does not have. An abbreviation that fits both means torchrun's option.
 OURS = frozenset(
     {
         "--nproc",
@@ -50,25 +50,18 @@ OURS = frozenset(
         "--version",
     }
 )
-# In torchrun from torch 2.14 on. An abbreviation keeps the meaning that it had before.
+# Options of torchrun since torch 2.14. An abbreviation keeps the meaning that it had before.
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
-# Options of earlier versions, and what to write instead.
-REPLACED = {
-    "--local-disk": "write it into a profile's line on GPUs: gpus = '--gres=gpu:{gpus},nvme:9'",
-    "--log-limit": "remove old log directories with find, as the page on output has it",
-    "--preflight": "measure the nodes before the launch, with srun hpclaunch doctor --measure",
-    "--resubmit": "write --requeue, or submit a chain of jobs (hpclaunch sbatch --chain)",
-}
-ALIKE = 0.7  # from 0 to 1: how similar a word must be to the option that was perhaps meant
-# Its value usually begins with -, which argparse would take for the next option.
+ALIKE = 0.7  # from 0 to 1: how similar a word must be to an option to suggest it
+# The value of this option usually begins with -, which argparse would take for the next option.
 TAKES_OPTIONS = "--resume-with"
-# Options of torchrun's without a PET_ variable, by dest. Ours have none either.
+# Options of torchrun without a PET_ variable, by dest. Our own options have none either.
 NO_VARIABLE = frozenset({"logs_specs", "numa_binding", "use_env"})
 SHELLS = ("bash", "zsh", "tcsh", "fish")  # for which shtab writes completions
 
 
 class Parser(argparse.ArgumentParser):
-    """For any command: a mistake is a UsageError, and a description is shown as it is written."""
+    """A parser for any command. Mistakes raise UsageError, and descriptions are not wrapped."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
@@ -88,26 +81,24 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-        """`name` is none of the `known` options; says which one may have been meant."""
+        """Raise UsageError: `name` is none of the `known` options. Suggest similar ones."""
         import difflib  # slow to import, and needed only here
 
         dashed = name.lstrip("-").replace("_", "-")
-        if instead := REPLACED.get(f"--{dashed}"):
-            self.error(f"no option {name}{where}: {instead}")
         names = [option[2:] for option in known if option.startswith("--")]
         alike = [f"--{match}" for match in difflib.get_close_matches(dashed, names, cutoff=ALIKE)]
-        if "_" in name:  # as torchrun's users write them
+        if "_" in name:  # torchrun also accepts this spelling
             alike = [f"--{match[2:].replace('-', '_')}" for match in alike]
         meant = f": did you mean {' or '.join(alike)}?" if alike else ""
         self.error(f"no option {name}{where}{meant}")
 
 
 class LaunchParser(Parser):
-    """Leaves values and help to argparse, and finds out itself which words are options.
+    """The parser of a launch. It finds the options itself, and leaves values and help to argparse.
 
     argparse would take the two spellings of an option for two options ("ambiguous"), and the
-    script's own `--log` for an abbreviation of ours, differently in each version of Python. So it
-    gets every option in one full spelling, and never sees the script's arguments.
+    script's `--log` for an abbreviation of ours, differently in each version of Python. So it gets
+    every option in one full spelling, and never the script's arguments.
     """
 
     def __init__(self, environ: Mapping[str, str], **settings: Any) -> None:
@@ -116,7 +107,7 @@ class LaunchParser(Parser):
         self._known: dict[str, argparse.Action] = {}  # by every spelling with dashes
 
     def section(self, title: str, description: str | None = None) -> Callable[..., None]:
-        """Returns the `add_argument` of a new group of the help."""
+        """Return the `add_argument` of a new group of the help."""
         group = self.add_argument_group(title, description)
 
         def add(*spellings: str, **settings: Any) -> None:
@@ -133,14 +124,14 @@ class LaunchParser(Parser):
             self.error(
                 f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
             )
-        # As torchrun's argparse does: remove a `--` directly after SCRIPT.
+        # Remove a `--` directly after SCRIPT, as torchrun's argparse does.
         if words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]:
             del words[1]
         namespace.training_script, *namespace.training_script_args = words
         return namespace
 
     def read(self, options: Sequence[str]) -> argparse.Namespace:
-        """The values of `options`, in full spellings as from `take_options`, and all defaults."""
+        """Return the values of `options`, which are in full spellings, and all defaults."""
         unset = object()
         actions = [a for a in self._known.values() if a.default is not argparse.SUPPRESS]
         namespace = argparse.Namespace(**{action.dest: unset for action in actions})
@@ -156,7 +147,7 @@ class LaunchParser(Parser):
         super().no_option(name, known, where)
 
     def take_options(self, words: list[str]) -> list[str]:
-        """Remove everything before the script from `words`, and return it in full spellings."""
+        """Remove all options before the script from `words`, and return them in full spellings."""
         taken: list[str] = []
         while words and words[0].startswith("-") and words[0] != "-":
             if words[0] == "--":
@@ -167,22 +158,22 @@ class LaunchParser(Parser):
 
     @property
     def spellings(self) -> Iterable[str]:
-        """Of all options, with dashes."""
+        """The spellings of all options, with dashes."""
         return self._known
 
     def option(self, spelling: str) -> argparse.Action:
-        """The option of a launch with this spelling: --help and the like are none."""
+        """Return the option with this spelling, other than --help and the like."""
         known = {s: a for s, a in self._known.items() if a.default is not argparse.SUPPRESS}
         if spelling not in known:
             self.no_option(spelling, known)
         return known[spelling]
 
     def knows(self, word: str) -> bool:
-        """Whether it is an option, not abbreviated."""
+        """Return whether a word is an option, and not abbreviated."""
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
 
     def take(self, words: list[str]) -> list[str]:
-        """Remove the first option and its value from `words`; returns them in full spelling."""
+        """Remove the first option and its value from `words`, and return them in full spelling."""
         word = words.pop(0)
         if word.startswith("--"):
             name, equals, value = word.partition("=")
@@ -210,7 +201,7 @@ class LaunchParser(Parser):
         return matches[0]
 
     def _short_wants_more(self, word: str) -> bool:
-        """Whether the next word is the value of `-r`, or of the last in `-mr`; not for `-r3`."""
+        """Return whether the next word is a value, as after `-r` and `-mr`, but not after `-r3`."""
         for position, letter in enumerate(word[1:], start=1):
             action = self._known.get(f"-{letter}")
             if action is None:
@@ -247,7 +238,7 @@ class PrintCompletion(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, _space: Any, shell: Any, _spelling: Any = None
     ) -> None:
-        from . import completion  # nobody else pays for it
+        from . import completion  # slow to import, and needed only here
 
         print(completion.script(parser, shell))
         parser.exit()

@@ -1,4 +1,4 @@
-"""This agent's allocation, from Slurm or from torchrun's options, and where they contradict."""
+"""This agent's allocation, from Slurm or torchrun's options, and notes on contradictions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.hosts import machines, slurm
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
-MEETING_BACKENDS = (None, "static", "c10d")  # for these, the endpoint is on the first machine
+MEETING_BACKENDS = (None, "static", "c10d")  # backends whose endpoint is on the first machine
 SLURM_HONOURED = ("join_timeout", "last_call_timeout")  # keys of --rdzv-conf in a step
-HONOURED = (*SLURM_HONOURED, "is_host")  # and without Slurm
+HONOURED = (*SLURM_HONOURED, "is_host")  # keys of --rdzv-conf without Slurm
 
 
 def locate(
     options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
 ) -> tuple[Allocation, list[str]]:
-    """The allocation, and what the user should know about it."""
+    """Return the allocation, and notes on it for the user."""
     within = worker_environment.is_within(environ)
     if within:
         environ = {}  # Slurm's variables describe the launcher that has started the worker
@@ -63,7 +63,7 @@ def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allo
 def _contradictions(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[str]:
-    """Slurm decides; one line for each option that says otherwise."""
+    """Return a line for each option that contradicts Slurm, which decides."""
     here = where.places[where.index]
     notes = _seen_by_head(options, environ, where) if where.index == HEAD else []
     notes += _seen_by_first_task(options, where) if where.task == 0 else []
@@ -160,7 +160,7 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
 
 
 def _host_and_port(endpoint: str, default: int) -> tuple[str, int]:
-    """`host`, `host:port`, `[v6]:port`; port 0 leaves the choice to us."""
+    """Parse `host`, `host:port` or `[v6]:port`. Port 0 means any."""
     match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d{1,5}))?", endpoint.strip())
     if match is None or int(match[2] or 0) > 65535:
         raise UsageError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT")
@@ -179,5 +179,5 @@ def _is_host(conf: Mapping[str, str]) -> bool | None:
 
 
 def plain(name: str) -> str:
-    """The name as it can be part of a path."""
+    """Return a name that can be part of a path."""
     return re.sub(r"[^\w.-]", "_", name)[:80] or "_"

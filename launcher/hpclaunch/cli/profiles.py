@@ -22,7 +22,7 @@ class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The defaults are for a site of which nothing is known."""
+    """What job scripts need at a site. The defaults are for an unknown site."""
 
     account: bool = False  # whether a job needs one
     partition: str = ""
@@ -30,9 +30,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: str = "--gpus-per-node={gpus}"  # 4, or v100:4
     memory_per_gpu: Annotated[str, msgspec.Meta(pattern="^([0-9]+[KMGT])?$")] = ""
     modules: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()  # lines of shell that lead to a hpclaunch, without --venv
+    environment: tuple[str, ...] = ()  # shell commands that put hpclaunch in PATH, without --venv
     activate: str = "source {venv}/bin/activate"  # with --venv
-    gpu: tuple[GpuProfile, ...] = ()  # the first is what a job gets that names none
+    gpu: tuple[GpuProfile, ...] = ()  # the first is the default
 
 
 def known() -> list[str]:
@@ -40,7 +40,7 @@ def known() -> list[str]:
 
 
 def load(said: str) -> Profile:
-    """By the name of a site or the path of a file; UsageError for what is neither, or is wrong."""
+    """Load a profile by the name of a site or the path of a file. Raises UsageError."""
     path = SITES / f"{said}.toml" if said in known() else Path(said)
     try:
         profile = msgspec.toml.decode(path.read_bytes(), type=Profile)

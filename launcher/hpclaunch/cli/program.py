@@ -1,4 +1,4 @@
-"""What the workers run: from the command line to a program that can be started."""
+"""The program of the workers: from the command line to a command that can be started."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpclaunch.core.protocol.values import value
 
 from . import COMMANDS, other_launchers
 
-# As torchrun's run_script_path, in an interpreter of its own.
+# This does the same as torchrun's run_script_path, in an interpreter of its own.
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-# pip writes a second line if the first cannot hold the name of the interpreter.
+# If the path of the interpreter is too long for a first line, pip writes a second one.
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
 # The first line of a shell script: sh, bash and others, by path or through env.
 SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\b")
-SHEBANG_BYTES = 256  # the kernel reads no more of a first line
+SHEBANG_BYTES = 256  # the kernel reads only this much of a first line
 
 
 @value(frozen=True)
@@ -29,7 +29,7 @@ class Program:
     command: tuple[str, ...]
     python: str  # the interpreter whose torch the workers use
     note: str = ""
-    cold: str = ""  # why its workers cannot be forked from a template of this interpreter
+    cold: str = ""  # why the template cannot fork the workers; "": it can
     on_stdin: bool = False  # the workers read the script from standard input
 
 
@@ -42,7 +42,7 @@ def is_on_stdin(options: argparse.Namespace) -> bool:
 
 
 def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
-    """Raises UsageError for what cannot be started on this host."""
+    """Return the workers' program. Raises UsageError if it cannot be started on this host."""
     script, args = options.training_script, tuple(options.training_script_args)
     python = _interpreter(options, environ)
     if options.module and options.no_python:
@@ -67,10 +67,10 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
 
 
 def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """The workers' interpreter; PYTHON_EXEC is torchrun's own variable for it.
+    """Return the workers' interpreter. PYTHON_EXEC is torchrun's variable for it.
 
-    In place of torchrun it is torchrun's: the user's torch may be in another installation than
-    hpclaunch.
+    In place of torchrun, it is the interpreter of torchrun, since the user's torch may be in
+    another installation than hpclaunch.
     """
     if python := environ.get("PYTHON_EXEC"):
         if _which(python) is None:
@@ -82,7 +82,7 @@ def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str
 
 
 def _interpreter_of(path: str | None) -> str:
-    """The interpreter of a script; "" if there is none, or it is not Python."""
+    """Return the Python interpreter of a script, or "" if there is none."""
     if path is None:
         return ""
     try:
@@ -97,13 +97,13 @@ def _interpreter_of(path: str | None) -> str:
 
 
 def which(name: str) -> str | None:
-    """As shutil.which, but without the programs of `hpclaunch shim` of any installation."""
+    """Do the same as shutil.which, but ignore directories of `hpclaunch shim`."""
     path = [entry for entry in os.get_exec_path() if not _is_shims(entry)]
     return _which(name, os.pathsep.join(path))
 
 
 def _which(name: str, path: str | None = None) -> str | None:
-    import shutil  # takes time, and most launches need it for nothing
+    import shutil  # slow to import, and most launches do not need it
 
     return shutil.which(name, path=path)
 
@@ -113,7 +113,7 @@ def _is_shims(directory: str) -> bool:
 
 
 def _why_cold(python: str) -> str:
-    """A wrapper or another interpreter cannot be replaced by a fork of this one."""
+    """Return why workers of this interpreter cannot be forked from one of hpclaunch's, or ""."""
     path = python if os.path.isabs(python) else which(python) or python
     same = os.path.samefile(path, sys.executable) and os.path.samefile(
         os.path.dirname(path), os.path.dirname(sys.executable)
@@ -122,9 +122,9 @@ def _why_cold(python: str) -> str:
 
 
 def _is_python(script: str) -> bool:
-    """Whether this is an interpreter in the script's place: `hpclaunch python train.py`.
+    """Return whether this is an interpreter in the script's place: `hpclaunch python train.py`.
 
-    It is written out of habit, and need not exist: Debian has no `python`.
+    It need not exist: users write it out of habit, and Debian has no `python`.
     """
     if not re.fullmatch(r"python(\d(\.\d+)?)?", os.path.basename(script)):
         return False
@@ -148,7 +148,7 @@ def _without_python(said: str, args: tuple[str, ...], python: str, on_stdin: boo
 
 
 def _check_standard_input() -> None:
-    """Raise UsageError if standard input holds no script. Call `standard_input.keep` before."""
+    """Raise UsageError if standard input has no script. Call `standard_input.keep` before."""
     if os.isatty(0):
         raise UsageError("- is a script on standard input, which is a terminal: redirect a file")
     if not os.fstat(0).st_size:
@@ -177,11 +177,9 @@ def _check_program(name: str) -> None:
 
 
 def _commands(word: str) -> str:
-    """What to add to the error if a word is no script, and was perhaps meant as a command."""
+    """Return the end of the error for a word that is no script but may be meant as a command."""
     if word in COMMANDS:
         return f"; the command {word} comes first: hpclaunch {word}"
-    if word == "prune":  # a command of older versions
-        return ": to remove old log directories, use find, as the page on output has it"
     if not re.fullmatch(r"[a-z-]+", word, re.IGNORECASE):
         return ""
     return f", and no such command: the commands are {', '.join(COMMANDS)}"

@@ -1,11 +1,11 @@
 """Show what happened in a job, from the journals of its agents.
 
-    hpclaunch replay hpclaunch-logs/71.0                   all agents of a job, merged by time
-    hpclaunch replay hpclaunch-logs/71.0/journal.jsonl     one of them
-    hpclaunch replay DIR --until 14:03:22                  stop at that time
+    hpclaunch replay hpclaunch-logs/71.0   all agents of a job, merged by time
+    hpclaunch replay DIR/journal.jsonl     one of them
+    hpclaunch replay DIR --until 14:03:22  stop at that time
 
-A journal has the events that an agent has decided about, what it has decided, and the times. Exit
-code 2 for what is no journal, else 0.
+A journal has the events that an agent has handled, its decisions, and their
+times. The exit code is 2 if a file is not a journal, otherwise 0.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from hpclaunch.core.protocol.wording import count, for_console
 from . import say, write_bytes
 from .parser import Parser
 
-LENGTH = 72  # of a value, without --verbose
+LENGTH = 72  # greatest length of a value without --verbose
 INDENT = " " * 14
-PLACE = ("stage", "phase", "round")  # in a position
-# What reading a damaged journal, or one that somebody has made up, may raise.
+PLACE = ("stage", "phase", "round")  # the parts of a position
+# Exceptions that a damaged or forged journal may cause.
 DAMAGED = (
     *(ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(OverflowError, RecursionError, MemoryError),
 )
 
-Line = tuple[float, str]  # the time at which it is to be printed
+Line = tuple[float, str]  # the time, and the text
 
 
 class JournalError(Exception):
-    """A file that is no journal of this version of hpclaunch. The message says why."""
+    """A file is not a journal of this version of hpclaunch. The message says why."""
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -55,7 +55,7 @@ def prepare_parser(parser: Parser) -> None:
         metavar="TIME",
         help="stop there: 14:03:22, '2026-05-01 14:03:22', or +90 for seconds after the begin",
     )
-    parser.add_argument("--verbose", action="store_true", help="all that messages say")
+    parser.add_argument("--verbose", action="store_true", help="show messages in full")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
@@ -128,7 +128,7 @@ def _moment(text: str, begin: float) -> float:
 def _clock(text: str) -> dict[str, Any]:
     at = datetime.time.fromisoformat(text)
     parts = ("hour", "minute", "second", "microsecond")
-    # All of the second, or the minute, that was named.
+    # A time without seconds includes the whole minute, one with seconds the whole second.
     given = {1: {"second": 59, "microsecond": 999_999}, 2: {"microsecond": 999_999}}
     more = {} if "." in text else given.get(text.count(":"), {})
     return {part: getattr(at, part) for part in parts} | more
@@ -139,8 +139,8 @@ class _Agent:
 
     def __init__(self, path: Path, names: dict[str, int], *, verbose: bool) -> None:
         self.path, self.verbose = path, verbose
-        self._names = names  # of all agents, with their index
-        self.wrong = ""  # why it cannot be shown
+        self._names = names  # the index of an agent, by host
+        self.wrong = ""  # why the journal cannot be shown
         self._host = path.name
         self._time = 0.0
         self._events = 0
@@ -166,12 +166,12 @@ class _Agent:
         except OSError as e:
             self.wrong = e.strerror or str(e)
         except DAMAGED as e:
-            self.wrong = f"what it says makes no sense: {type(e).__name__}: {e}"
+            self.wrong = f"its content makes no sense: {type(e).__name__}: {e}"
         if began is not None and not self.wrong:
             yield self._time, self._end(self._time - began)
 
     def _read(self, number: int, line: bytes) -> Iterator[str]:
-        """Yield what a line of the journal says. Raises JournalError, or one of DAMAGED."""
+        """Yield a line of the journal as text. Raises JournalError, or one of DAMAGED."""
         entry = _parsed(line)
         if entry is None and number == 1:
             raise JournalError("this is not a journal of hpclaunch")
@@ -234,7 +234,7 @@ class _Agent:
     # Words
 
     def _words(self, entry: Mapping[str, Any], way: str, peer: str) -> str:
-        """Return an event or effect as text; of a message, only what differs from the last one."""
+        """Return an event or effect as text, for a message only the changes since the last one."""
         name = entry.get("event") or entry.get("effect")
         body = dict(entry["with"])
         if "of" not in entry:
@@ -272,7 +272,7 @@ class _Agent:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the entry of a line; None if it is no whole one."""
+    """Return the entry of a line, or None if the line is cut off or is no entry."""
     from hpclaunch.system.shared import bounded_json
 
     try:
@@ -283,7 +283,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _seconds(value: float) -> float:
-    """Return a time that is possible. Raises JournalError."""
+    """Return a time. Raises JournalError if it is impossible."""
     if not 0 <= value < LATEST:
         raise JournalError(f"{value} is no possible time")
     return value
@@ -298,7 +298,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         if old == "":
             changes.append(f"leads, stage {new}")
         elif new == "":
-            changes.append("leads no more")
+            changes.append("no longer leads")
         else:
             changes.append(f"{name} {old} -> {new}")
     return ", ".join(changes)

@@ -1,13 +1,13 @@
-"""What a job did, what failed, and what it cost: where every GPU's time went.
+"""Show what a job did, what failed, and where every GPU's time went.
 
     hpclaunch report              the newest launch of this directory
     hpclaunch report 4711         all launches of a Slurm job
     hpclaunch report 4711.0       one of them
     hpclaunch report DIR          a log directory
-    hpclaunch report --html FILE  as a page for a browser, with everything over time
+    hpclaunch report --html FILE  a page for a browser, with charts over time
 
-It reads files in the log directory only, while the job runs and after its
-end. Where there are no GPUs, each worker counts as one.
+It reads only files in the log directory, while the job runs and after its end.
+Where there are no GPUs, each worker counts as one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prepare_parser(parser: Parser) -> None:
     log_directories.add_argument(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON, for other programs")
-    how.add_argument("--html", metavar="FILE", help="write a page, which needs no other file")
+    how.add_argument("--html", metavar="FILE", help="write a page that needs no other file")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
@@ -66,7 +66,7 @@ def _launches(directories: list[Path]) -> list[Launch]:
         launches += found
         unknown += [str(directory / other) for other in others]
     for file in unknown:
-        say(f"{file} is damaged, of another version or another user's: passed over")
+        say(f"ignored: {file} is damaged, of another version or another user's")
     if not launches:
         where = ", ".join(map(str, directories))
         raise UsageError(f"there is no ledger of a launch in {where}")

@@ -1,6 +1,6 @@
-"""`hpclaunch report --html FILE`: the template, filled in and written down.
+"""`hpclaunch report --html FILE`: fills in the template of the page.
 
-A page loads nothing, and runs no script but its own: what workers have written is only ever text.
+A page loads nothing and runs no script but its own: output of workers is always text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEMPLATES = "page"
 def write_file(
     file: str, report: JobReport, launches: Sequence[Launch], directories: Sequence[Path]
 ) -> None:
-    """Raises UsageError."""
+    """Write the page. Raises UsageError."""
     histories: list[AgentHistory] = []
     pasts: dict[str, LaunchPast] = {}
     stacks: list[HangStacks] = []

@@ -1,4 +1,4 @@
-"""The report of a job as text: 80 columns, and less than a screen."""
+"""The report of a job as text, in 80 columns and on less than a screen."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hpclaunch.core.protocol.wording import count, plain, signal_name, some
 from hpclaunch.core.views.text_style import seat_time
 
 WIDTH = 80
-MOST_ENDS = 3  # of rounds that are told; the others are counted
-MOST_EVIDENCE = 2
-NODES = 4
-LONG = 20 * 3600  # seconds, after which a time needs its day
-BAR = 22  # characters of the whole
+MOST_ENDS = 3  # shown ends of rounds; others are counted
+MOST_EVIDENCE = 2  # shown frames of a stack
+NODES = 4  # shown names
+LONG = 20 * 3600  # seconds of a job after which times are shown with their day
+BAR = 22  # characters of a full bar
 LocalTime = Callable[[float], time.struct_time]
 
 
 def text(report: JobReport, logs: str, local: LocalTime) -> list[str]:
-    """Lines without control characters but for those in `logs`."""
+    """Return the lines. Only `logs` may contain control characters."""
     return [
         *_head(report, local),
         "",
@@ -95,7 +95,7 @@ def _end(end: EndReport, at: str) -> list[str]:
 
 
 def why(end: EndReport) -> str:
-    """Why a round ended, in a few words."""
+    """Return why a round ended, in a few words."""
     how = f", {signal_name(end.signal)}" if end.signal else ""
     how = f", exit code {end.code}" if end.code and not end.signal else how
     return f"{end.cause}, {end.who}{how}" if end.who else end.cause

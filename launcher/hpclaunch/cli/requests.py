@@ -1,9 +1,9 @@
-"""What stop, restart and notice have in common: each asks something of a running job."""
+"""The common part of stop, restart and notice, which request something of a running job."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Request
@@ -16,22 +16,26 @@ def prepare_parser(parser: Parser) -> None:
     parser.add_argument("job", metavar="JOB", help="Slurm's id of a job, or the name of a launch")
 
 
-def make(request: Request, options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """UsageError if the job cannot do it now."""
-    from hpclaunch.system.network import launches
+def command(request: Request) -> Callable[[argparse.Namespace, Mapping[str, str]], int]:
+    """Return the `run` of the command that makes this request."""
 
-    try:
-        found = launches.find(options.job, environ)
-        if len(found.launches) > 1:
-            names = ", ".join(launch.name for launch in found.launches)
-            raise UsageError(f"job {options.job} has several launches, name one: {names}")
-        answers = found.request(request)
-    except launches.NoLaunchError as e:
-        raise UsageError(str(e)) from e
-    name = found.launches[0].name
-    if not answers:
-        raise UsageError(f"{name} does not answer: hpclaunch status {options.job} shows more")
-    if answers[0]:
-        raise UsageError(f"{name}: {answers[0]}")
-    write(f"{name}: {request.value} asked for\n")
-    return 0
+    def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+        from hpclaunch.system.network import launches
+
+        try:
+            found = launches.find(options.job, environ)
+            if len(found.launches) > 1:
+                names = ", ".join(launch.name for launch in found.launches)
+                raise UsageError(f"job {options.job} has several launches, name one: {names}")
+            answers = found.request(request)
+        except launches.NoLaunchError as e:
+            raise UsageError(str(e)) from e
+        name = found.launches[0].name
+        if not answers:
+            raise UsageError(f"{name} does not answer: hpclaunch status {options.job} shows more")
+        if answers[0]:
+            raise UsageError(f"{name}: {answers[0]}")
+        write(f"{name}: {request.value} asked for\n")
+        return 0
+
+    return run

@@ -1,21 +1,14 @@
-"""Have all workers of a running job start again from the newest checkpoint.
+"""Start all workers of a running job again, from the newest checkpoint.
 
     hpclaunch restart 71
 
-It counts as no failure.
+This does not count as a failure.
 """
-
-from __future__ import annotations
-
-import argparse
-from collections.abc import Mapping
 
 from hpclaunch.core.protocol.model import Request
 
-from . import requests
+from .requests import command, prepare_parser
 
-prepare_parser = requests.prepare_parser
+__all__ = ["prepare_parser", "run"]
 
-
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    return requests.make(Request.RESTART, options, environ)
+run = command(Request.RESTART)

@@ -1,4 +1,4 @@
-"""The command itself: check what can be checked before anybody is started, then be an agent."""
+"""A launch: checks the options, then runs an agent."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpclaunch.core.protocol.timing import DEFAULTS
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
 
-IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # but not ${NAME}, which is for the script
+IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # without ${NAME}, which is for the script
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that are wrong on any machine."""
+    """Raise UsageError for options that are wrong on any machine."""
     if options.logs_specs not in (None, "default"):
         raise UsageError(
             f"--logs-specs {options.logs_specs}: torchrun's plugins are classes of torch, which "
@@ -56,7 +56,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _check_checkpoint_options(options: argparse.Namespace) -> None:
-    """Options that have no effect without --checkpoint-dir are most likely a mistake."""
+    """Raise UsageError for options that have no effect without --checkpoint-dir."""
     if options.checkpoint_dir is not None:
         return
     for name, given in (
@@ -77,7 +77,7 @@ def run(
     environ: Mapping[str, str],
     begun: Callable[[Config], None] = lambda _: None,
 ) -> int:
-    """Returns the exit code. `begun` is called once this is an agent: no UsageError comes then."""
+    """Run an agent and return its exit code. After `begun` was called, no UsageError is raised."""
     from hpclaunch.system.logs.log_client import LogServiceClient
     from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
@@ -88,7 +88,7 @@ def run(
         os.getcwd()
     except OSError as e:
         raise UsageError(
-            "the directory in which hpclaunch was started is gone: cd elsewhere"
+            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
         ) from e
     if program.is_on_stdin(options):
         from hpclaunch.system.shared import standard_input
@@ -119,7 +119,7 @@ def run(
                 from hpclaunch.agent import assembly
 
             return assembly.run(config, signals, server, logs, lambda: begun(config))
-        except UsageError:  # no agent was made that would close both
+        except UsageError:  # there is no agent to close both
             server.close()
             logs.close()
             raise
@@ -134,7 +134,7 @@ def _cannot_start(error: OSError) -> UsageError:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """What is imported stays, and collections would look through it again and again."""
+    """Import without garbage collections, which would scan all modules again and again."""
     gc.disable()
     try:
         yield
@@ -144,19 +144,19 @@ def _without_collections() -> Iterator[None]:
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
-    """Of the signals to handle, those that an agent does not handle anyway."""
+    """Return the signals to handle that an agent does not always handle."""
     return tuple(s for s in options.signals_to_handle if s not in (*END_SIGNALS, *FORWARDED))
 
 
 def another_run(options: argparse.Namespace) -> str:
-    """The option that asks for it; "" without one."""
+    """Return the option that asks for another run of the job, or ""."""
     if options.requeue:
         return "--requeue"
     return "--chain" if options.chain else ""
 
 
 def rdzv_seconds(options: argparse.Namespace, key: str, default: float) -> float:
-    """The value of a key of --rdzv-conf."""
+    """Return the seconds that a key of --rdzv-conf has."""
     said = (options.rdzv_conf or {}).get(key, default)
     try:
         seconds = float(said)

@@ -1,7 +1,7 @@
 """Print a job script that launches a training, or submit it.
 
-    hpclaunch sbatch --profile narval --account def-you --nodes 2 train.py --epochs 90
-    hpclaunch sbatch --gpus-per-node 4 --submit -- --checkpoint-dir saved train.py
+    hpclaunch sbatch --profile narval --account def-you --nodes 2 train.py
+    hpclaunch sbatch --gpus-per-node 4 --submit -- --checkpoint-dir d train.py
 
 You may write options of the launcher between these options, or after --. They,
 SCRIPT and its arguments are copied into the job script (docs/slurm.md).
@@ -25,11 +25,11 @@ from . import run as launching
 from .job_script import JobScript
 from .profiles import GpuProfile, Profile
 
-USAGE = "%(prog)s [options] [--] [options of the launcher] SCRIPT [arguments of the script]"
+USAGE = "%(prog)s [options] [--] [launcher options] SCRIPT [arguments]"
 
 
 class PARSER(parser.Parser):
-    """Leaves in `words` all that is not its own: the launcher's options, SCRIPT, its arguments."""
+    """Puts into `words` the launcher's options, SCRIPT and its arguments."""
 
     def __init__(self, **settings: Any) -> None:
         self._own: dict[str, argparse.Action] = {}
@@ -64,7 +64,7 @@ class PARSER(parser.Parser):
                 theirs += words[: len(words) - len(rest)]
                 words = rest
             else:
-                # An abbreviation, such as --node, could mean an option of either.
+                # An abbreviation such as --node could mean an option of either parser.
                 known = {**self._own, **dict.fromkeys(launcher.spellings)}
                 self.no_option(name, known, ", here or of the launcher")
         return own, theirs + (words[1:] if words[:1] == ["--"] else words)
@@ -85,7 +85,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_requests(add: Callable[..., object]) -> None:
-    """What the job asks of Slurm."""
+    """Add options for the resources of the job."""
     add(
         "--account",
         type=slurm_values.word,
@@ -96,7 +96,7 @@ def _add_requests(add: Callable[..., object]) -> None:
         "--partition",
         type=slurm_values.word,
         metavar="NAME",
-        help="default: the site's for GPUs",
+        help="the partition (default: the site's for GPUs)",
     )
     add(
         "--nodes",
@@ -108,7 +108,8 @@ def _add_requests(add: Callable[..., object]) -> None:
         "--gpus-per-node",
         type=slurm_values.gpus,
         metavar="[TYPE:]N",
-        help="4, or a100:4 (default: all GPUs of a node of the site; none without a profile)",
+        help="such as 4 or a100:4 (default: all GPUs of a node of the site, or none without a "
+        "profile)",
     )
     add(
         "--time",
@@ -131,14 +132,14 @@ def _add_requests(add: Callable[..., object]) -> None:
 
 
 def _add_endings(add: Callable[..., object]) -> None:
-    """What comes before the time limit, and after an end that Slurm brings about."""
+    """Add options for the time limit, preemption, and further runs."""
     add(
         "--signal",
         type=slurm_values.warning,
         metavar="NAME@SECONDS",
         help="USR1@120: 120 s before the time limit the workers get SIGUSR1 and keep running; "
-        "TERM@120: the job ends in order, or with --requeue has notice of the limit. At the limit "
-        "it ends anyway, within --grace",
+        "TERM@120: the job ends in order, or with --requeue gets notice of the limit. At the limit "
+        "it ends in any case, within --grace",
     )
     add(
         "--requeue",
@@ -151,18 +152,14 @@ def _add_endings(add: Callable[..., object]) -> None:
         type=slurm_values.hours,
         metavar="HOURS",
         help="for a training that takes longer than --time: an array of jobs, one after another, "
-        "of HOURS together; each goes on from the newest checkpoint (needs --checkpoint-dir)",
+        "of HOURS in total; each continues from the newest checkpoint (needs --checkpoint-dir)",
     )
 
 
 def _add_surroundings(add: Callable[..., object]) -> None:
-    """What the launcher is started in."""
+    """Add options for the environment of the launcher."""
     add("--modules", metavar="NAMES", help="modules to load instead of the site's; '': none")
-    add(
-        "--venv",
-        metavar="DIR",
-        help="virtual environment to activate, or conda's",
-    )
+    add("--venv", metavar="DIR", help="a virtual environment, or one of conda, to activate")
     add("--apptainer", metavar="IMAGE", help="launch inside this container")
     add("--pyxis", metavar="IMAGE", help="the same, where Slurm has the Pyxis plugin")
 
@@ -185,12 +182,12 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
         text = _submit(job_script.script(job)) + "\n"
     else:
         text = job_script.interactive(job) if chosen.interactive else job_script.script(job)
-    write_bytes([os.fsencode(text)])  # the user's words may be in any encoding
+    write_bytes([os.fsencode(text)])  # arguments may be in any encoding
     return 0
 
 
 def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
-    """The launcher's options, checked now rather than in the job."""
+    """Return the launcher's options, after checking them now rather than in the job."""
     launch = options.build_parser(environ).parse_args(chosen.words)
     launching.check(launch)
     if program.is_on_stdin(launch):
@@ -247,7 +244,7 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
 
 
 def _continued(chosen: argparse.Namespace, launch: argparse.Namespace) -> str:
-    """The option with which the launcher goes on in another run; "" without one."""
+    """Return the option with which the launcher continues in another run, or ""."""
     if (chosen.chain and launch.requeue) or (chosen.requeue and launch.chain):
         raise UsageError("--chain and --requeue contradict each other: a chain is one of jobs")
     if chosen.chain and launch.checkpoint_dir is None:
@@ -259,7 +256,7 @@ def _continued(chosen: argparse.Namespace, launch: argparse.Namespace) -> str:
 
 
 def _elements(chosen: argparse.Namespace) -> int:
-    """How many jobs the hours of a chain take; 0 without one."""
+    """Return how many jobs a chain has, or 0 without one."""
     if not chosen.chain:
         return 0
     each = slurm_values.seconds(chosen.time)
@@ -270,7 +267,7 @@ def _elements(chosen: argparse.Namespace) -> int:
 
 
 def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, GpuProfile]:
-    """How many GPUs on each node, and of which type."""
+    """Return how many GPUs each node has, and of which type."""
     if chosen.gpus_per_node is None:
         return (
             (profile.gpu[0].per_node, profile.gpu[0])
@@ -293,7 +290,7 @@ def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int,
 
 
 def _request(profile: Profile, site: str, count: int, kind: GpuProfile) -> tuple[str, str]:
-    """Slurm's option for the GPUs, and a comment."""
+    """Return Slurm's option for the GPUs, and a comment."""
     if not count:
         return "", ""
     asked = profile.gpus.replace("{gpus}", f"{kind.type}:{count}" if kind.type else str(count))
@@ -303,7 +300,7 @@ def _request(profile: Profile, site: str, count: int, kind: GpuProfile) -> tuple
 
 
 def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
-    """The lines before the launch. A container brings its own Python along."""
+    """Return the lines before the launch. A container has its own Python."""
     inside = chosen.apptainer or chosen.pyxis
     modules: Sequence[str] = () if inside else profile.modules
     if chosen.modules is not None:
@@ -317,7 +314,7 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
 
 
 def _submit(text: str) -> str:
-    """Returns the id of the job."""
+    """Submit a job script. Return the id of the job."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=os.fsencode(text), capture_output=True

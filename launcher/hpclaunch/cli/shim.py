@@ -1,10 +1,10 @@
-"""Print the directory of what replaces torchrun.
+"""Print a directory for PATH in which torchrun is hpclaunch.
 
     export PATH="$(hpclaunch shim):$PATH"
 
-After this line, every program that calls torchrun gets hpclaunch with
-torchrun's defaults. This line is for those that call python -m
-torch.distributed.run:
+After this command, all programs that call torchrun start hpclaunch with
+torchrun's defaults. This one is for those that call
+python -m torch.distributed.run:
 
     export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 
@@ -28,13 +28,13 @@ from .parser import LaunchParser, Parser
 
 DIRECTORY = Path(__file__).parent.parent / "shims"
 TORCHRUN = "torchrun"
-WORD = "--in-place-of="  # PROGRAM[:PYTHON]; with this hpclaunch is called from there
+WORD = "--in-place-of="  # PROGRAM[:PYTHON]: the first word with which the shims call hpclaunch
 OPTIONS = "HPCLAUNCH_OPTIONS"
 LAUNCH = "torch.distributed.launch"
 
 
 def prepare_parser(_parser: Parser) -> None:
-    """No options: the directory is that of this installation."""
+    """Add no options."""
 
 
 def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
@@ -51,7 +51,7 @@ def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], added: str) -> argparse.Namespace:
-    """Return the options of a call from that directory; `added` is the user's HPCLAUNCH_OPTIONS."""
+    """Return the options of a call from a shim. `added` is the user's HPCLAUNCH_OPTIONS."""
     program, _, python = words[0].removeprefix(WORD).partition(":")
     parser = _parser_of(program, environ)
     chosen = parser.parse_args([*_options_in(added, program), *words[1:]])
@@ -72,7 +72,7 @@ def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
 
 
 def _options_in(text: str, program: str) -> list[str]:
-    """Checked separately, so that errors in them are not taken for the caller's."""
+    """Return the options in HPCLAUNCH_OPTIONS. Its errors name the variable."""
     if not text:
         return []
     parser = _parser_of(program, {})

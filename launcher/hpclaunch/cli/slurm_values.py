@@ -1,7 +1,7 @@
 """Values of Slurm's options on the command line of `hpclaunch sbatch`: one function per type.
 
-Each raises ArgumentTypeError, which says what is wrong with the word, and returns what can be put
-into a job script as it is. The types of the launcher's own options are in `values.py`.
+Each raises ArgumentTypeError for a wrong word, and returns a value that can be written into a job
+script. The types of the launcher's own options are in `values.py`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ MOST_HOURS = 1_000_000  # a century
 
 
 def word(text: str) -> str:
-    """The name of an account or a partition."""
+    """Check the name of an account or a partition."""
     if not re.fullmatch(r"[\w.,+@:-]+", text):
         raise ArgumentTypeError(f"{text!r} is not a name")
     return text
 
 
 def gpus(text: str) -> tuple[str, int]:
-    """[TYPE:]N."""
+    """Parse [TYPE:]N."""
     found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?([1-9][0-9]*)", text)
     if not found:
-        raise ArgumentTypeError(f"{text!r} is not a number of GPUs, as 4 or a100:4")
+        raise ArgumentTypeError(f"{text!r} is not a number of GPUs, such as 4 or a100:4")
     return found[1] or "", int(found[2])
 
 
 def limit(text: str) -> str:
-    """A time limit, in any of Slurm's formats."""
+    """Check a time limit, in any of Slurm's formats."""
     if not re.fullmatch(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}", text):
         raise ArgumentTypeError(
             f"{text!r} is not a time limit: minutes, minutes:seconds, hours:minutes:seconds, "
@@ -40,7 +40,7 @@ def limit(text: str) -> str:
 
 
 def seconds(limit: str) -> int:
-    """Of a time limit; 0: there is none."""
+    """Return the seconds of a time limit. 0 means no limit."""
     days, dash, rest = limit.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:  # hours[:minutes[:seconds]]
@@ -58,25 +58,25 @@ def hours(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= MOST_HOURS:
-        raise ArgumentTypeError(f"{text!r} is not a number of hours, as 72")
+        raise ArgumentTypeError(f"{text!r} is not a number of hours, such as 72")
     return value
 
 
 def capacity(text: str) -> str:
-    """An amount of memory, in Slurm's format."""
+    """Check an amount of memory, in Slurm's format."""
     if not re.fullmatch(r"[0-9]+[KMGT]?", text):
-        raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 64G, or 0 for all")
+        raise ArgumentTypeError(f"{text!r} is not an amount of memory, such as 64G, or 0 for all")
     return text
 
 
 def warning(text: str) -> str:
-    """NAME@SECONDS: a signal that the agents handle, and how long before the limit it comes."""
+    """Check NAME@SECONDS: a signal that agents handle, and its time before the limit."""
     name, _, seconds = text.removeprefix("SIG").partition("@")
     useful = [s.name.removeprefix("SIG") for s in (*FORWARDED, *END_SIGNALS)]
     if text.startswith("B:"):
         raise ArgumentTypeError(f"{text!r} would reach the batch shell only: leave B: out")
     if name not in useful or not seconds.isdecimal() or not 0 < int(seconds) < 65536:
         raise ArgumentTypeError(
-            f"{text!r} is not NAME@SECONDS with one of {', '.join(useful)}, as USR1@120"
+            f"{text!r} is not NAME@SECONDS with one of {', '.join(useful)}, such as USR1@120"
         )
     return f"{name}@{seconds}"

@@ -2,11 +2,11 @@
 
     hpclaunch stacks               your workers on this machine
     hpclaunch stacks 71            those of a Slurm job, on all of its nodes
-    hpclaunch stacks 71 --rank 3   all that is known of one of them
+    hpclaunch stacks 71 --rank 3   all stacks of one of them
 
-A line tells the last step, the innermost line of the script, the state of the
+A line has the last step, the innermost line of the script, the state of the
 process, and what it waits for in the kernel. Workers for which all of this is
-the same have one line.
+the same share a line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpclaunch.core.protocol.wording import count, plain
 from . import say, values, write
 from .parser import Parser
 
-USUAL = ("start", "step")  # phases that nobody has to be told of
+USUAL = ("start", "step")  # phases that are not shown
 STOPPED = {"T": "stopped", "t": "stopped by a debugger"}
 
 
@@ -33,10 +33,10 @@ def prepare_parser(parser: Parser) -> None:
         "job", nargs="?", metavar="JOB", help="Slurm's id of a job (default: this machine)"
     )
     parser.add_argument(
-        "--full", action="store_true", help="the stacks of all threads of all processes"
+        "--full", action="store_true", help="show the stacks of all threads of all processes"
     )
     parser.add_argument(
-        "--rank", type=values.integer(0), metavar="R", help="the same, of this rank only"
+        "--rank", type=values.integer(0), metavar="R", help="the same, but only of this rank"
     )
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.processes import worker_stacks
 
     job, rank = options.job, options.rank
-    if job == "":  # of a variable that is not set; squeue would list all jobs
+    if job == "":  # a variable that is not set; squeue would list all jobs
         raise UsageError("the name of the job is empty")
     whole = "all" if options.full and rank is None else "" if rank is None else str(rank)
     try:
@@ -112,19 +112,19 @@ def _name(worker: Mapping[str, Any]) -> str:
 
 
 def _state(worker: Mapping[str, Any]) -> str:
-    """Of the process that tells: the worker's own, or the first one below it."""
+    """Return the state of the process that reports: the worker, or the first one below it."""
     processes = worker["processes"]
     process = next((p for p in processes if p["tells"]), processes[0])
-    told = [f"step {worker['step']}"] if worker["step"] else []
-    told += [f"phase {worker['phase']}"] if worker["phase"] not in USUAL else []
-    return f"{', '.join([*told, _place(process)])}; {_kernel(process)}"
+    words = [f"step {worker['step']}"] if worker["step"] else []
+    words += [f"phase {worker['phase']}"] if worker["phase"] not in USUAL else []
+    return f"{', '.join([*words, _place(process)])}; {_kernel(process)}"
 
 
 def _place(process: Mapping[str, Any]) -> str:
     if not process["tells"]:
-        return f"in {process['name']}, which tells no stacks"
+        return f"in {process['name']}, whose stacks are not known"
     if process["state"] in STOPPED:
-        return f"{STOPPED[process['state']]}, so it cannot tell where"
+        return f"{STOPPED[process['state']]}, so its stacks are not known"
     if not process["stacks"]:
         return "it does not answer"
     stack = tracebacks.main_thread(process["stacks"])
@@ -136,6 +136,6 @@ def _place(process: Mapping[str, Any]) -> str:
 
 
 def _kernel(process: Mapping[str, Any]) -> str:
-    """Such as "S, futex_do_wait"; the kernel names nothing for a process that runs."""
+    """Return a state such as "S, futex_do_wait". A running process waits in no kernel function."""
     waits = process["wchan"]
     return f"{process['state']}, {waits}" if waits not in ("", "0") else str(process["state"])

@@ -1,9 +1,11 @@
 """Show what running jobs do, without disturbing them.
 
-hpclaunch status             your jobs, those of Slurm and those on this machine
-hpclaunch status 71          one of them: how far it is, and its nodes or ranks
-hpclaunch status 71 --watch  the same, again and again, until it ends
-hpclaunch status 71 --json   all that is known of it
+    hpclaunch status             your jobs, in Slurm and on this machine
+    hpclaunch status 71          one of them: its progress, nodes or ranks
+    hpclaunch status 71 --watch  the same, updated until it ends
+    hpclaunch status 71 --json   all that is known of it
+
+A job that is over is shown as it was at its end, from its log directory.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ def prepare_parser(parser: Parser) -> None:
         "job", nargs="?", metavar="JOB", help="Slurm's id of a job, or the name of a launch"
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="a list of all that is known, as JSON")
-    how.add_argument("--watch", action="store_true", help="again and again, until it ends")
+    how.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    how.add_argument("--watch", action="store_true", help="update it until the job ends")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -47,18 +49,18 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if options.watch:
             return watch(options.job, environ)
         if options.job is not None:
-            told = launches.LaunchList([_one(options.job, environ)])
+            found = launches.LaunchList([_one(options.job, environ)])
         else:
-            told = launches.all_launches(environ)
+            found = launches.all_launches(environ)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
-    why = told.complaint
+    why = found.complaint
     if options.json:
         from hpclaunch.system.shared import packing
 
-        write(harmless_json(packing.to_json(told.launches).decode()) + "\n")
-    elif told.launches or told.others:
-        write(_text(_shown(told.launches, told.others, style(environ))))
+        write(harmless_json(packing.to_json(found.launches).decode()) + "\n")
+    elif found.launches or found.others:
+        write(_text(_shown(found.launches, found.others, style(environ))))
     else:
         where = "here, and the jobs in Slurm are not known" if why else "here, or in Slurm"
         raise UsageError(f"no job of yours runs {where}{f': {why}' if why else ''}")
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
-    """As it is, or if nobody can be asked, as it was."""
+    """Return the newest snapshot of a job, from its agent, or else from its log directory."""
     from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
@@ -80,14 +82,14 @@ def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
         is_over = last.job is not None and last.job.stage is Stage.ENDED
         if is_over or not os.path.isdir(job):
             return last
-        with contextlib.suppress(launches.NoLaunchError):  # of whose log directory it is
+        with contextlib.suppress(launches.NoLaunchError):  # the launch of this log directory
             return launches.find(last.name, environ).only
         return last
     return found.only
 
 
 def style(environ: Mapping[str, str]) -> TextStyle:
-    """As standard output wants it."""
+    """Return the style that fits standard output."""
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     to_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if to_terminal else WIDTH_IN_FILE
@@ -104,8 +106,8 @@ def _shown(
 
 
 def watch(job: str | None, environ: Mapping[str, str]) -> int:
-    """A screen that is drawn anew, or in a file a line now and then, until the job is over. What
-    is shown last is how it has ended, where its log directory can be seen.
+    """Show a job until it is over: on a terminal as a screen, in a file as a line now and then. At
+    last show how it has ended, if its log directory can be read here.
     """
     from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
@@ -123,7 +125,7 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
             while not stream.over:
                 for seen in stream.receive():
                     show(seen)
-        try:  # another agent may lead by now
+        try:  # perhaps another agent leads now
             found = launches.find(job, environ)
         except launches.NoLaunchError:
             ended = map(status_file.newest, (launch.logs for launch in found.launches))
@@ -132,15 +134,15 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
 
 
 def draws(environ: Mapping[str, str]) -> bool:
-    """Whether standard output is a terminal on which the cursor can be moved."""
+    """Return whether standard output is a terminal with a cursor that can be moved."""
     to_terminal = sys.stdout is not None and sys.stdout.isatty()
     return to_terminal and environ.get("TERM") != "dumb"
 
 
 def _draw(seen: Sequence[LaunchSnapshot], environ: Mapping[str, str]) -> None:
-    height = shutil.get_terminal_size().lines  # some terminals have none, by what they tell
+    height = shutil.get_terminal_size().lines
     lines = _shown(seen, (), style(environ))[: height - 1]
-    # Cleared before: after a line of the full width, the cursor may still be on its last character.
+    # Clear a line before writing it: after one of full width, the cursor may be on its last column.
     write(HOME + "".join(f"{CLEAR_LINE}{line}\n" for line in lines) + CLEAR)
 
 

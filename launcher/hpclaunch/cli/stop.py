@@ -1,19 +1,14 @@
-"""End a running job in order, as SIGTERM would: workers get SIGTERM, and time to save.
+"""End a running job in order, as SIGTERM would.
 
-hpclaunch stop 71
+    hpclaunch stop 71
+
+Its workers get SIGTERM, and time to save (--grace).
 """
-
-from __future__ import annotations
-
-import argparse
-from collections.abc import Mapping
 
 from hpclaunch.core.protocol.model import Request
 
-from . import requests
+from .requests import command, prepare_parser
 
-prepare_parser = requests.prepare_parser
+__all__ = ["prepare_parser", "run"]
 
-
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    return requests.make(Request.STOP, options, environ)
+run = command(Request.STOP)

@@ -2,8 +2,8 @@
 
     hpclaunch top 71
 
-The last line shows the keys: nodes or ranks, sort, filter. In a pipe or a file,
-it writes a line now and then.
+The last line shows the keys: nodes or ranks, sort, filter. Into a pipe or a
+file, it writes a line now and then.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if not (sys.stdin and sys.stdin.isatty() and status.draws(environ)):
             return status.watch(options.job, environ)
         found = launches.find(options.job, environ)
-        signal.signal(signal.SIGTERM, _leave)  # else the terminal would stay as it is meanwhile
+        signal.signal(signal.SIGTERM, _leave)  # so that the terminal is restored
         with _keys_at_once():
             _show(found, environ)
     except launches.NoLaunchError as e:
@@ -71,7 +71,7 @@ def _leave(signum: int, _frame: object) -> NoReturn:
 
 @contextlib.contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Without waiting for the end of a line, and without showing them."""
+    """Read keys without waiting for the end of a line, and without echo."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
@@ -81,7 +81,7 @@ def _keys_at_once() -> Iterator[None]:
 
 
 def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> None:
-    """Until the user leaves, or the job is over."""
+    """Show the job until the user leaves or it is over."""
     from rich.console import Console
     from rich.live import Live
 
@@ -93,7 +93,7 @@ def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> None:
         while state is not None:
             with found.watch(PAUSE) as stream:
                 state = _follow(stream, launch, state, live, environ)
-            if state is not None:  # another agent may lead by now
+            if state is not None:  # perhaps another agent leads now
                 try:
                     found = launches.find(found.which, environ)
                     launch = found.launches[0]
@@ -108,7 +108,7 @@ def _follow(
     live: Live,
     environ: Mapping[str, str],
 ) -> TopState | None:
-    """Show the launch until it is over there; returns what is chosen then, None to leave."""
+    """Show the launch until this agent no longer leads it. Return the state, or None to leave."""
     from rich.text import Text
 
     while not stream.over:
@@ -128,7 +128,7 @@ def _follow(
 
 
 def keys_in(text: str) -> Iterator[str]:
-    """What a terminal has sent, as keys."""
+    """Return the keys in the input of a terminal."""
     while text:
         known = max((code for code in KEYS if text.startswith(code)), key=len, default=text[0])
         yield KEYS.get(known, known)

@@ -1,6 +1,6 @@
 """Values of options, on the command line or in variables: one function per type.
 
-Each raises ArgumentTypeError, which says what is wrong with the word; the parser says where it is.
+Each raises ArgumentTypeError for a wrong word. The parser adds the name of the option.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Neither nan nor inf, with which a wait would never end, or not take place."""
+    """Parse a number of seconds, 0 or more, other than nan and inf."""
     try:
         value = float(text)
     except ValueError:
@@ -53,7 +53,7 @@ def seconds(text: str) -> float:
 
 
 def ago(text: str) -> float:
-    """In seconds: 90, 90s, 5m, 2h or 7d."""
+    """Parse 90, 90s, 5m, 2h or 7d. Return seconds."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d*)?)([smhd]?)", text, re.ASCII)
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not a time such as 90s, 5m, 2h or 7d")
@@ -61,7 +61,7 @@ def ago(text: str) -> float:
 
 
 def ranks(text: str) -> frozenset[int]:
-    """0,3-5"""
+    """Parse a list of ranks such as 0,3-5."""
     if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text, re.ASCII):
         raise ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,3-5")
     return ranges.parsed(text)
@@ -76,7 +76,7 @@ def expression(text: str) -> re.Pattern[str]:
 
 def loss_timeout(text: str) -> float:
     if (value := seconds(text)) < LEAST_LOSS:
-        raise ArgumentTypeError(f"an agent may well be silent for {text} s: {LEAST_LOSS:g} or more")
+        raise ArgumentTypeError(f"must be at least {LEAST_LOSS:g} s, not {text}")
     return value
 
 
@@ -84,7 +84,7 @@ def hang_timeout(text: str) -> float:
     """As in `Timing`."""
     value = _seconds_or_word(text)
     if text not in WORDS and value < LEAST_HANG:
-        raise ArgumentTypeError(f"workers may well rest for {text} s: {LEAST_HANG:g} or more")
+        raise ArgumentTypeError(f"must be at least {LEAST_HANG:g} s, not {text}")
     return value
 
 
@@ -106,7 +106,7 @@ def _seconds_or_word(text: str) -> float:
 
 
 def notice_signal(text: str) -> signal.Signals | None:
-    """With SIG before it, or without."""
+    """Parse the name of a signal, with or without SIG."""
     if not text:
         return None
     found = _signal(text if text.startswith("SIG") else f"SIG{text}")
@@ -120,7 +120,7 @@ REQUEUE_CAUSES = {kind.value: kind for kind in REQUEUEABLE}
 
 
 def endings(text: str) -> tuple[EndKind, ...]:
-    """For which ends of a job there is another run."""
+    """Parse the ends of a job after which there is another run."""
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in REQUEUE_CAUSES:
@@ -132,12 +132,12 @@ def endings(text: str) -> tuple[EndKind, ...]:
 
 def interval(text: str) -> float:
     if not (value := seconds(text)):
-        raise ArgumentTypeError("an interval is longer than 0 seconds")
+        raise ArgumentTypeError("must be more than 0 seconds")
     return value
 
 
 def flag(text: str) -> bool:
-    """torchrun's own rule for a variable that stands for a flag."""
+    """Parse a variable that stands for a flag, as torchrun does."""
     try:
         return bool(int(text))
     except ValueError:
@@ -145,7 +145,7 @@ def flag(text: str) -> bool:
 
 
 def given(text: str) -> str | None:
-    """An empty value means the same as no option, as with torchrun."""
+    """Return None for an empty value, which means the same as no option, as with torchrun."""
     return text or None
 
 
@@ -156,7 +156,7 @@ def directory(text: str) -> Path | None:
 def metrics(text: str) -> MetricsTarget | None:
     if not text:
         return None
-    from hpclaunch.system import metrics_target  # only who asks for them pays for it
+    from hpclaunch.system import metrics_target  # needed only with --metrics
 
     try:
         return metrics_target.parse(text)
@@ -165,12 +165,12 @@ def metrics(text: str) -> MetricsTarget | None:
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    """Names, possibly with *, separated by commas."""
+    """Parse names, possibly with *, separated by commas."""
     return tuple(filter(None, (word.strip() for word in text.split(","))))
 
 
 def nodes(text: str) -> tuple[int, int]:
-    """N or MIN:MAX."""
+    """Parse N or MIN:MAX."""
     least, _, most = text.partition(":")
     try:
         low, high = int(least), int(most if ":" in text else least)
@@ -184,7 +184,7 @@ def nodes(text: str) -> tuple[int, int]:
 
 
 def nproc(text: str) -> str:
-    """Stays a word: its meaning is found out where the workers start."""
+    """Check a number of workers, or a word whose meaning depends on the node."""
     if text in NPROC_KINDS:
         return text
     try:
@@ -211,12 +211,12 @@ def _signal(name: str) -> signal.Signals:
     if found in (signal.SIGKILL, signal.SIGSTOP):
         raise ArgumentTypeError(f"no process can handle {name}: omit it")
     if found in (signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-        raise ArgumentTypeError(f"{name} is only about a single process: omit it")
+        raise ArgumentTypeError(f"{name} concerns only a single process: omit it")
     return found
 
 
 def rdzv_conf(text: str) -> dict[str, str] | None:
-    """KEY=VALUE,KEY=VALUE; the value may have a = in it, never a comma."""
+    """Parse KEY=VALUE,KEY=VALUE. A value may contain = but no comma."""
     if not text.strip():
         return None
     pairs = [[part.strip() for part in pair.partition("=")] for pair in text.split(",")]
@@ -226,7 +226,7 @@ def rdzv_conf(text: str) -> dict[str, str] | None:
 
 
 def threads(text: str) -> str:
-    """auto, or a percentage of a GPU."""
+    """Parse auto, or a percentage of a GPU."""
     if text == "auto":
         return text
     try:
@@ -239,13 +239,13 @@ def threads(text: str) -> str:
 
 
 def memory(text: str) -> str | None:
-    """As MPS takes it: a whole number of megabytes or gigabytes."""
+    """Parse a whole number of megabytes or gigabytes, as MPS takes it."""
     if not text:
         return None
     word = text.upper().removesuffix("B")
     amount, unit = word[:-1], word[-1:]
     if not (amount.isascii() and amount.isdecimal() and int(amount) and unit in "MG"):
-        raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 512M or 4G")
+        raise ArgumentTypeError(f"{text!r} is not an amount of memory, such as 512M or 4G")
     return f"{int(amount)}{unit}"
 
 

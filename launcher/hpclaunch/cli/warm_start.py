@@ -1,4 +1,4 @@
-"""Warm start: whether the workers can be forked from a process that has imported torch."""
+"""Decides whether workers start warm: forked from a process that has imported torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def start(
     options: argparse.Namespace, what: Program, environ: Mapping[str, str], *, head: bool
 ) -> tuple[Start, str]:
     """Return how to start the workers, and a line for a user who may have expected a warm start."""
-    if options.no_python:  # it may use torch, in whatever language
+    if options.no_python:  # the program may use torch in any language
         return Start(warm=False, ahead=head), ""
     look = look_at(what, environ)
     if options.cold or not look.may_have_torch:
@@ -37,7 +37,7 @@ def start(
 
 
 class Look(NamedTuple):
-    """The findings of a look at the text of a program."""
+    """The result of a look at the text of a program."""
 
     may_have_torch: bool
     cold: str = ""  # why it must start cold; "" if it need not
@@ -45,10 +45,10 @@ class Look(NamedTuple):
 
 
 def look_at(what: Program, environ: Mapping[str, str]) -> Look:
-    """Look at a program.
+    """Look at the text of a program.
 
-    What cannot be found out from a short look at its text starts warm: a worker finds out itself
-    whether it must be a new interpreter.
+    If a short look does not show whether it must start cold, it starts warm: a worker finds out
+    itself whether it must be a new interpreter.
     """
     from hpclaunch.core.source import first_imports, interpreter_call
     from hpclaunch.system.shared import program_text
@@ -63,10 +63,10 @@ def look_at(what: Program, environ: Mapping[str, str]) -> Look:
     except program_text.ReadOnceError:
         return Look(True, cold or f"{name} can be read only once")
     if text is None:
-        return Look(False)  # Python will say that it is not there
+        return Look(False)  # Python will report that it does not exist
     tree = program_text.parse(text)
     if tree is None:
-        # An archive, or compiled; else Python will say what is wrong.
+        # It is an archive or compiled, or has an error that Python will report.
         return Look(b"\0" in text or len(text) == program_text.MOST_BYTES, cold)
     if first_imports.is_plain(tree, sys.stdlib_module_names):
         return Look(False)

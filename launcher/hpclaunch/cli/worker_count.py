@@ -1,4 +1,4 @@
-"""How many workers a task starts, and which GPUs it has for them."""
+"""The number of workers that a task starts, and its GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hpclaunch.core.protocol.model import Allocation
 from hpclaunch.core.protocol.values import value
 from hpclaunch.system.gpus import inventory
 
-ROCM = Path("/dev/kfd")  # AMD's driver, of which NVML knows nothing
-NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
-ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
+ROCM = Path("/dev/kfd")  # exists where AMD's driver is
+NVML = "libnvidia-ml.so.1"  # a part of NVIDIA's driver
+ASK_LIMIT = 120.0  # seconds, enough for a first `import torch` on a busy file system
 
 
 @value(frozen=True)
@@ -25,14 +25,14 @@ class Count:
     nproc: int
     gpus: tuple[Gpu, ...] = ()  # AMD's only where their number matters
     selector: str = CUDA
-    cuda: tuple[int, int] = (0, 0)  # the newest that the driver can run
-    broken: tuple[Finding, ...] = ()  # what did not answer
+    cuda: tuple[int, int] = (0, 0)  # the newest version that the driver supports
+    broken: tuple[Finding, ...] = ()  # GPUs that did not answer
     notes: tuple[str, ...] = ()
 
 
 def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.GpuSurvey:
-    """The NVIDIA GPUs, and what is wrong with CUDA_VISIBLE_DEVICES, within `limit` seconds (None:
-    as long as NVML may take to start).
+    """Return the NVIDIA GPUs, or what is wrong with CUDA_VISIBLE_DEVICES, within `limit` seconds
+    (None: the time that NVML may take to start).
     """
     try:
         ctypes.CDLL(NVML)
@@ -46,7 +46,7 @@ def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.
 
     limit = INIT_LIMIT if limit is None else limit
     answers: list[inventory.GpuSurvey] = []
-    # It may never answer, if a GPU has fallen off the bus.
+    # NVML may hang, if a GPU has fallen off the bus.
     thread = threading.Thread(
         target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
     )
@@ -60,7 +60,7 @@ def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.
 
 
 def version(found: inventory.GpuSurvey) -> tuple[int, int]:
-    """The version of CUDA."""
+    """Return the newest version of CUDA that the driver supports."""
     major, _, minor = found.cuda.partition(".")
     return (int(major), int(minor)) if found.cuda else (0, 0)
 
@@ -74,8 +74,9 @@ def count_workers(
     cpus: int,
     per_worker: int = 1,
 ) -> Count:
-    """`nproc` is as on the command line; None: one per GPU, or one where there is a task for
-    each worker."""
+    """Return how many workers this task starts. `nproc` is as on the command line; None: one for
+    each GPU, or one if several tasks run on this node.
+    """
     found = survey(environ)
     if found.wrong:
         raise UsageError(found.wrong)
@@ -126,7 +127,7 @@ def _broken(found: inventory.GpuSurvey, environ: Mapping[str, str]) -> tuple[Fin
 
 
 def _given(environ: Mapping[str, str]) -> int | None:
-    """How many GPUs Slurm or the user has chosen for this task."""
+    """Return how many GPUs Slurm or the user has chosen for this task."""
     selection = environ.get(CUDA)
     if selection is not None:
         return len(list(filter(None, selection.split(","))))
@@ -143,7 +144,7 @@ def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:
 
 
 def _ask_torch(python: str, device: str) -> int:
-    """In a process of its own, since the agent does not import torch."""
+    """Ask torch for the number of devices, in another process: the agent does not import it."""
     from hpclaunch.system.hosts.checks_torch import WITHOUT_CWD
 
     code = f"{WITHOUT_CWD}import torch; print(torch.{device}.device_count())"

@@ -1,5 +1,5 @@
-"""The process that searches for checkpoints. It lives as long as its agent, and remembers what it
-has verified.
+"""The process that searches for checkpoints. It remembers what it has verified. Its agent ends it
+when it has been idle for a while, and starts another for the next request.
 
 A request (`messages.py`) interrupts whatever it is doing unasked. Standard library only.
 """
