@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from serving import LIMIT
 
-from hpclaunch.core.history.moment import (
+from hpclaunch.core.member.moments import (
     AgentHistory,
     AgentMoment,
     GpusMoment,

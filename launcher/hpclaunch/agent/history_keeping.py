@@ -24,7 +24,7 @@ from .logs import Logs
 from .resuming import Resuming
 
 if TYPE_CHECKING:
-    from ..core.history.moment import WorkersMoment
+    from ..core.member.moments import WorkersMoment
 
 ASKS = 10.0  # seconds at least between two times that workers and GPUs are asked: that costs most
 SLACK = 1.5  # seconds that a moment may be late: to wake up for it costs more than to note it
@@ -81,9 +81,9 @@ class HistoryKeeping(Adapter):
             return  # it is noted then
         is_due = now >= self._due
         if is_due:
-            from ..core.history import moment
+            from ..core.member.moments import period
 
-            self._due = now + moment.period(now - self._began, len(self._places))
+            self._due = now + period(now - self._began, len(self._places))
         if is_due and phase is Phase.RUNNING and now >= self._ask_at:
             self._ask_at, self._take_at = now + ASKS - ANSWER, now + ANSWER
             self._vitals = ()
@@ -98,7 +98,7 @@ class HistoryKeeping(Adapter):
                 self._write(self._control.workers_moment(now, self._vitals, gpus))
 
     def _write(self, workers: WorkersMoment | None) -> None:
-        from ..core.history.moment import AgentMoment
+        from ..core.member.moments import AgentMoment
         from ..system.logs import history_files
 
         assert self._directory is not None, "the caller has looked"

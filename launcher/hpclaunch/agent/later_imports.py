@@ -13,9 +13,9 @@ from .adapter import Adapter
 AFTER = 1.0  # seconds
 MODULES = (
     "core.head.job_snapshots",
-    "core.history.moment",
-    "core.ledger.job_report",
-    "core.ledger.summing",
+    "core.member.moments",
+    "observe.job_report",
+    "observe.launches",
     "observe.launch_past",
     "observe.ledger",
     "system.logs.history_files",

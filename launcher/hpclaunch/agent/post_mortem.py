@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping
 
 from ..core.control import Control
+from ..core.head.last_lines import advise
 from ..core.head.restarts import how, who
-from ..core.ledger.last_lines import advise
 from ..core.protocol.effects import Exit
 from ..core.protocol.model import EXIT_FAILED, EXIT_USAGE, Culprit, Failure, Verdict
 from ..system.logs import error_file

@@ -186,7 +186,7 @@ class Viewing(Adapter):
         return self._snapshots.make(), self._ledgers.make()
 
     def _snapshot(self) -> bytes:
-        from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
+        from ..core.protocol.job_snapshot import LaunchSnapshot, NodeGpu
 
         config, control, now = self._config, self._control, time.monotonic()
         job = control.snapshot(now)

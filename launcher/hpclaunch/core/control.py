@@ -44,8 +44,8 @@ from .protocol.values import replace
 from .stragglers.clock_offset import ClockOffset
 
 if TYPE_CHECKING:
-    from .history.moment import WorkersMoment
-    from .snapshot.job_snapshot import JobSnapshot
+    from .member.moments import WorkersMoment
+    from .protocol.job_snapshot import JobSnapshot
 
 # Of the loss timeout, but no more than a beat: by less, a worker lease that is good for longer than
 # a beat is not renewed.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from ..core.head.last_lines import advise
 from ..core.head.restarts import how
-from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import Failure, Leftover, Request

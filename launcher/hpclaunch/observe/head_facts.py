@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from ..core.ledger.entries import LATEST
+from ..core.member.moments import LATEST
 from ..core.protocol.facts import Fact, HeadChanged, HeadDeposed, RoundBegan, RoundShares, SeatUse
 from ..core.protocol.values import is_value, names
 

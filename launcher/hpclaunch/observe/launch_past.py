@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 
-from ..core.history.launch_past import Happening, HappeningKind, LaunchPast, Save
 from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
+from ..core.protocol.job_snapshot import CheckpointSnapshot
+from ..core.protocol.values import value
 from ..core.protocol.wording import plain
-from ..core.snapshot.job_snapshot import CheckpointSnapshot
 from .head_facts import DatedFact
 from .node_console import who
+
+
+class HappeningKind(str, Enum):
+    FAULT = "fault"
+    CHANGE = "change"  # a round ended because somebody wanted that
+    SAVE = "save"
+    NODE = "node"
+    STRAGGLER = "straggler"
+
+
+@value(frozen=True)
+class Happening:
+    """Something that happened at one time."""
+
+    at: float  # seconds since the epoch
+    kind: HappeningKind
+    text: str
+    host: str = ""
+    rank: int | None = None
+    link: str = ""  # an anchor of the page where more is said
+
+
+@value(frozen=True)
+class Save:
+    """A checkpoint that is complete."""
+
+    at: float  # seconds since the epoch
+    step: int | None
+
+
+@value(frozen=True)
+class LaunchPast:
+    """The past of a launch: what its nodes did, and what happened, in the order of time."""
+
+    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: from each time on
+    saves: tuple[Save, ...] = ()
+    happenings: tuple[Happening, ...] = ()
 
 
 class Past:

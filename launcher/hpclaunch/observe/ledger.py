@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..core.ledger.entries import (
-    NEVER_SAVED,
-    LedgerEntry,
-    cut_off,
-    joined,
-    rewind,
-    scaled,
-    sums,
-)
-from ..core.ledger.summing import Launch
+from ..core.head.round_shares import sums
 from ..core.protocol import host_lists
 from ..core.protocol.facts import (
     Category,
@@ -33,6 +24,15 @@ from ..core.protocol.facts import (
 from ..core.protocol.model import Verdict
 from ..core.protocol.values import field, replace, value
 from .head_facts import DatedFact, facts_of_heads
+from .launches import Launch
+from .ledger_entries import (
+    NEVER_SAVED,
+    LedgerEntry,
+    cut_off,
+    joined,
+    rewind,
+    scaled,
+)
 
 MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
 MOST_ENDS = 50

@@ -9,13 +9,13 @@ from enum import Enum
 from ..core.ending.table import ENDS
 from ..core.head.restarts import how
 from ..core.head.roster import CORDONED
-from ..core.ledger.end_causes import of_job, of_round
-from ..core.ledger.job_report import OF_NODES
 from ..core.protocol import facts
 from ..core.protocol.model import NO_RANK, EndCause
 from ..core.protocol.values import value
 from ..core.protocol.wording import count
 from .console import words
+from .end_causes import of_job, of_round
+from .job_report import OF_NODES
 
 STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds within this time are a storm
 

@@ -9,7 +9,7 @@ from ..core.head.restarts import how
 from ..core.protocol.facts import EndReason, RoundEnded
 
 if TYPE_CHECKING:
-    from ..core.snapshot.job_snapshot import PastRound
+    from ..core.protocol.job_snapshot import PastRound
 
 MOST = 8  # rounds
 REASONS = {
@@ -25,7 +25,7 @@ REASONS = {
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
     """Return the last of these, the newest last. All times are of one clock."""
-    from ..core.snapshot.job_snapshot import PastRound  # no start of an agent pays for it
+    from ..core.protocol.job_snapshot import PastRound  # no start of an agent pays for it
 
     return tuple(
         PastRound(end.round, now - end.seen, end.ranks, _why(end), is_fault=end.is_programs_fault)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from crew import Crew
 from story import seen
 
-from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.protocol.events import WorkerExited, WorkersGone
 from hpclaunch.core.protocol.model import EXIT_HUNG, RankState
+from hpclaunch.observe.job_report import report
 
 LOOK = 0.5
 

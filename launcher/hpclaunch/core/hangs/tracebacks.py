@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..protocol.values import value
+
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen ")
@@ -30,6 +32,16 @@ class Frame(NamedTuple):
     file: str
     line: int
     function: str
+
+
+@value(frozen=True)
+class HangStacks:
+    """Where workers were when they hung, as it was found out in a round."""
+
+    round: int
+    at: float  # seconds since the epoch
+    where: str
+    files: tuple[tuple[str, str], ...]  # names and texts
 
 
 def main_thread(text: str) -> Sequence[Frame]:

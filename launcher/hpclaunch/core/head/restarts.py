@@ -7,7 +7,6 @@ import signal
 from collections.abc import Collection
 
 from ..ending.table import verdict
-from ..ledger.last_lines import may_pass
 from ..protocol.crc import checksum
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import (
@@ -23,6 +22,7 @@ from ..protocol.model import (
 )
 from ..protocol.values import replace
 from ..protocol.wording import signal_name
+from .last_lines import may_pass
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 SUSPECT_AFTER = 2  # failures in a row, all on one node

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from ..ledger.round_shares import RoundPart, together
 from ..protocol.facts import (
     NOT_THE_PROGRAMS_FAULT,
     EndReason,
@@ -18,6 +17,7 @@ from ..protocol.model import NO_RANK, Culprit, Doing, Failure
 from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
+from .round_shares import RoundPart, together
 
 MOST_FAILURES = 9  # of a round that a fact names, the cause among them
 MOST_LOST = 8  # nodes

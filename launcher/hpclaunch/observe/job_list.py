@@ -1,0 +1,47 @@
+"""Several launches, a line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.protocol.job_snapshot import LaunchSnapshot
+from ..core.protocol.wording import plain
+from .job_screen import doing, ending, how_far
+from .text_style import Colour, TextStyle, duration, rate, short_rate
+
+Line = Sequence[str | tuple[str, Colour]]
+
+
+def job_list(
+    launches: Sequence[LaunchSnapshot], others: Sequence[tuple[str, str]], style: TextStyle
+) -> list[str]:
+    """`others` are jobs of which nobody tells: their names, and what is known of them."""
+    rows: list[Line] = [_row(launch) for launch in launches]
+    rows += [[name, "", "", "", "", (what, Colour.FAINT)] for name, what in others]
+    titles = ("job", "ranks", "steps", "pace", "checkpoint", "does")
+    return style.table(titles, rows, "lrrrrl")
+
+
+def _row(launch: LaunchSnapshot) -> Line:
+    job = launch.job
+    if job is None:
+        return [launch.name, "", "", "", "", f"is led from {launch.head}"]
+    age = None if job.checkpoint is None else job.checkpoint.age
+    return [
+        launch.name,
+        str(job.ranks or ""),
+        f"{job.step or job.steps:,}" if job.steps else "",
+        short_rate(job.pace) if job.pace else "",
+        "" if age is None else f"{duration(age)} old",
+        doing(job),
+    ]
+
+
+def job_line(launch: LaunchSnapshot) -> str:
+    """The same without columns, for a file."""
+    job = launch.job
+    if job is None:
+        return f"{launch.name}: led from {launch.head}"
+    facts = [doing(job), f"round {job.round}", f"{job.ranks} ranks" if job.ranks else ""]
+    facts += [how_far(job), rate(job.pace) if job.pace else "", ending(job)]
+    return plain(f"{launch.name}: {', '.join(filter(None, facts))}")
