@@ -82,7 +82,7 @@ def test_no_torch_of_the_working_directory_is_imported(asked):
 
 
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
-    """What the head says at the start."""
+    """The messages of the head at the start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(gpus))
     script(tmp_path, "")
@@ -97,7 +97,7 @@ def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
         "SLURM_CPUS_ON_NODE": str(cpus),
     }
     options: argparse.Namespace = build_parser(step | environ).parse_args([*words, "train.py"])
-    return agent_config.configure(options, step | environ).notes
+    return tuple(map(words, agent_config.configure(options, step | environ).notes))
 
 
 def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):
@@ -108,6 +108,13 @@ def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):
 def test_fewer_cpus_than_workers(monkeypatch, tmp_path):
     (note,) = notes(monkeypatch, tmp_path, "--nproc=4", cpus=1)
     assert note.startswith("4 workers on n1 share 1 CPU: ask Slurm for more with --cpus-per-task=N")
+
+
+def test_one_core_and_a_gpu(monkeypatch, tmp_path):
+    (note,) = notes(monkeypatch, tmp_path, gpus=1, cpus=1)
+    assert note.startswith("a worker has 1 core: ")
+    assert "--cpus-per-task" in note
+    assert notes(monkeypatch, tmp_path, gpus=1, cpus=2) == ()
 
 
 def test_options_without_effect_are_named_in_one_line(monkeypatch, tmp_path):

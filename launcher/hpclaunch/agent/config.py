@@ -8,6 +8,7 @@ from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
+from ..core.protocol.node_facts import ColdStart, LaunchNote
 from ..core.protocol.values import value
 from ..system.logs.log_directory import LogDirectory
 
@@ -84,4 +85,4 @@ class Config:
     metrics_ranks: bool  # also those of each rank
     notify: str  # a line for a shell, which is told of events; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user
-    notes: tuple[str, ...] = ()  # what the head says at the start
+    notes: tuple[LaunchNote | ColdStart, ...] = ()  # recorded before the workers start
