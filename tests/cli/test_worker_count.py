@@ -11,6 +11,7 @@ from hpclaunch.cli.options import build_parser
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
+from hpclaunch.observe import console
 from hpclaunch.system.gpus.inventory import GpuSurvey
 from surroundings import environment
 
@@ -97,7 +98,7 @@ def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
         "SLURM_CPUS_ON_NODE": str(cpus),
     }
     options: argparse.Namespace = build_parser(step | environ).parse_args([*words, "train.py"])
-    return tuple(map(words, agent_config.configure(options, step | environ).notes))
+    return tuple(map(console.words, agent_config.configure(options, step | environ).notes))
 
 
 def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):

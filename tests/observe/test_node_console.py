@@ -4,13 +4,17 @@ import pytest
 
 from hpclaunch.core.protocol.node_facts import (
     ColdCause,
+    LaunchNote,
+    LaunchNoteKind,
+    LogTrouble,
+    LogTroubleKind,
     MpsStarted,
     ProcessContinued,
     TimeSlices,
     WorkerTurnedCold,
 )
 from hpclaunch.core.protocol.process_kinds import ProcessKind
-from hpclaunch.observe.node_console import words_of_node
+from hpclaunch.observe.node_console import LAUNCH_NOTES, words_of_node
 
 
 def turned_cold(cause, name, *, is_impossible=False):
@@ -57,3 +61,48 @@ def test_every_process_has_a_name(kind):
     said = words_of_node(ProcessContinued("n0", kind))
     assert said.startswith("the ")
     assert said.endswith(" on n0 was stopped by a signal, and continues")
+
+
+def test_numbers_in_notes_have_their_nouns():
+    details = {"asked": "2", "spares": 1, "nodes": 3}
+    note = LaunchNote("n1", LaunchNoteKind.SPARES, details)
+    assert words_of_node(note) == "--nnodes 2: 1 spare among the 3 nodes"
+
+
+def test_options_without_effect():
+    details = {"--requeue": "there is no Slurm", "--rdzv-conf timeout": ""}
+    note = LaunchNote("n1", LaunchNoteKind.WITHOUT_EFFECT, {**details})
+    said = "without effect here: --requeue (there is no Slurm); --rdzv-conf timeout"
+    assert words_of_node(note) == said
+
+
+def test_every_note_on_a_launch_has_a_message():
+    assert LAUNCH_NOTES.keys() == set(LaunchNoteKind) - {LaunchNoteKind.WITHOUT_EFFECT}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "why", "said"),
+    [
+        (
+            LogTroubleKind.FILES,
+            "facts.jsonl",
+            "No space: /l",
+            "cannot write facts.jsonl: No space: /l",
+        ),
+        (LogTroubleKind.DISK, "/l", "", "/l: the disk is full, what workers write now is lost"),
+        (
+            LogTroubleKind.DUPLICATES,
+            "/l/f",
+            "No space",
+            "no more duplicates of lines in /l/f: No space",
+        ),
+        (
+            LogTroubleKind.STALLED,
+            "7",
+            "",
+            "7 lines that were to be here are lost: the log directory has stalled",
+        ),
+    ],
+)
+def test_what_cannot_be_written(kind, what, why, said):
+    assert words_of_node(LogTrouble("n1", kind, what, why)) == said

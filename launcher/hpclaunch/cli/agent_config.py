@@ -75,10 +75,11 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     open_file_limit.raise_to(files_needed(len(where.places), 0))  # the others come in any case
     task = _examine(options, environ, where)
     host = where.places[where.index].host
-    facts = [*notes, *([task.elsewhere] if task.elsewhere else [])]
+    facts: list[LaunchNote | ColdStart] = [*notes]
+    facts += [task.elsewhere] if task.elsewhere else []
     if where.index == HEAD:
-        cold = [ColdStart(host, task.cold)] if task.cold else []
-        facts = [*facts, *cold, *_notes(options, environ, where, task)]
+        facts += [ColdStart(host, task.cold)] if task.cold else []
+        facts += _notes(options, environ, where, task)
     return Config(
         allocation=where if task.logs is None else replace(where, name=task.logs.launch),
         job=_job(options, environ, where, task.logs),
