@@ -19,7 +19,7 @@ from hpclaunch.core.protocol.facts import (
     StragglerRecovered,
 )
 from hpclaunch.observe.head_facts import facts_of_heads
-from hpclaunch.observe.launch_past import Past, Save, newest_checkpoint, past_of
+from hpclaunch.observe.launch_past import Past, Save, past_of
 from hpclaunch.observe.ledger import Ledger, ledger_of
 
 BEGAN = RoundBegan(1, "n[1-3]", 3, 3, ("n3",), (), False, (), "", "", (), "", 1, saves=False)
@@ -58,12 +58,6 @@ def test_what_each_node_did():
         "n2": ((1.0, Category.START), (2.0, Category.LOST)),
         "n3": ((1.0, Category.START),),
     }
-
-
-def test_the_age_of_the_newest_checkpoint():
-    saved = CheckpointSaved("10.pt", 10, 100, 1.5)
-    assert newest_checkpoint(9.0, saved, 20.0).age == 12.5
-    assert newest_checkpoint(9.0, CheckpointSaved("10.pt", None, 1, None), 20.0).age is None
 
 
 @pytest.mark.parametrize("kind", [Past, Ledger])

@@ -16,7 +16,6 @@ MODULES = (
     "core.member.moments",
     "observe.job_report",
     "observe.launches",
-    "observe.launch_past",
     "observe.ledger",
     "system.logs.history_files",
     "agent.sequel",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol import effects, events
-from ..core.protocol.facts import CheckpointSaved, Fact
+from ..core.protocol.facts import Fact
 from ..core.protocol.model import Request
 from ..core.protocol.values import replace
-from ..observe.past_rounds import past_rounds
+from ..observe.past_rounds import NewestCheckpoint, past_rounds
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
 from ..system.shared.steady_date import SteadyDate
@@ -86,7 +86,7 @@ class Viewing(Adapter):
         self._config, self._control, self._logs = config, control, logs
         self._ledger, self._health, self._resuming = ledger, health, resuming
         self._date = date
-        self._saved: tuple[float, CheckpointSaved] | None = None  # the newest, and when recorded
+        self._checkpoint = NewestCheckpoint()
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
@@ -140,8 +140,7 @@ class Viewing(Adapter):
 
     def note(self, fact: Fact, at: float) -> None:
         """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
-        if isinstance(fact, CheckpointSaved):
-            self._saved = at, fact
+        self._checkpoint.note(fact, at)
 
     def ready(self, fds: Collection[Fd], now: float) -> Iterator[events.Event]:
         if self._socket is None or self._socket.fileno() not in fds:
@@ -192,11 +191,9 @@ class Viewing(Adapter):
         job = control.snapshot(now)
         if job is not None:
             date, ends = self._date.now(), self._ledger.ends()
-            from ..observe.launch_past import newest_checkpoint  # no start of an agent pays for it
-
             job = replace(
                 job,
-                checkpoint=None if self._saved is None else newest_checkpoint(*self._saved, date),
+                checkpoint=self._checkpoint.at(date),
                 past=past_rounds(ends, date),
                 goodput=self._ledger.goodput(),
                 is_complete=job.is_complete and not self._resuming.seeks_newest,

@@ -48,9 +48,10 @@ def messages(fact: facts.Fact) -> list[str]:
         # The rounds
         case facts.RoundBegan():
             return _round_began(fact)
-        case facts.RoundEnded() | facts.NodeArrived():
+        # What only reports and screens show
+        case facts.RoundEnded() | facts.NodeArrived() | facts.SeatUse() | facts.NodesAllocated():
             return []
-        case facts.SeatUse() | facts.NodesAllocated() | facts.CheckpointSaved():  # for reports
+        case facts.CheckpointSaved() | facts.CheckpointGone():
             return []
         case facts.RestartDecided():
             return [_restart(fact)]

@@ -7,7 +7,6 @@ from enum import Enum
 
 from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
-from ..core.protocol.job_snapshot import CheckpointSnapshot
 from ..core.protocol.values import value
 from ..core.protocol.wording import plain
 from .head_facts import DatedFact
@@ -116,9 +115,3 @@ def past_of(dated: Iterable[DatedFact]) -> LaunchPast:
     for at, fact in dated:
         past.note(fact, at)
     return past.past()
-
-
-def newest_checkpoint(at: float, saved: facts.CheckpointSaved, now: float) -> CheckpointSnapshot:
-    """Return the checkpoint of a fact that was recorded at `at`, as it is seen `now`."""
-    age = None if saved.age is None else saved.age + now - at
-    return CheckpointSnapshot(saved.path, saved.step, saved.size, age)

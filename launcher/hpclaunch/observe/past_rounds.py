@@ -1,4 +1,4 @@
-"""The last rounds that ended before their workers were done, as `hpclaunch status` shows them."""
+"""The past in a snapshot: the last rounds that ended early, and the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
-from ..core.protocol.facts import EndReason, RoundEnded
+from ..core.protocol.facts import CheckpointGone, CheckpointSaved, EndReason, Fact, RoundEnded
 
 if TYPE_CHECKING:
-    from ..core.protocol.job_snapshot import PastRound
+    from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
 
 MOST = 8  # rounds
 REASONS = {
@@ -21,6 +21,30 @@ REASONS = {
     EndReason.TIME: "Slurm is about to end the job",
     EndReason.ASKED: "the user has asked for a restart",
 }
+
+
+class NewestCheckpoint:
+    """The newest complete checkpoint. `note` gets the facts of one agent with their times."""
+
+    def __init__(self) -> None:
+        self._saved: tuple[float, CheckpointSaved] | None = None
+
+    def note(self, fact: Fact, at: float) -> None:
+        match fact:
+            case CheckpointSaved():
+                self._saved = at, fact
+            case CheckpointGone():
+                self._saved = None
+
+    def at(self, now: float) -> CheckpointSnapshot | None:
+        """Return it with its age; None if there is none."""
+        from ..core.protocol.job_snapshot import CheckpointSnapshot
+
+        if self._saved is None:
+            return None
+        at, saved = self._saved
+        age = None if saved.age is None else saved.age + now - at
+        return CheckpointSnapshot(saved.path, saved.step, saved.size, age)
 
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
