@@ -3,6 +3,8 @@
 import pytest
 
 from hpclaunch.core.protocol.node_facts import (
+    AnotherRun,
+    AnotherRunKind,
     ColdCause,
     LaunchNote,
     LaunchNoteKind,
@@ -14,7 +16,7 @@ from hpclaunch.core.protocol.node_facts import (
     WorkerTurnedCold,
 )
 from hpclaunch.core.protocol.process_kinds import ProcessKind
-from hpclaunch.observe.node_console import LAUNCH_NOTES, words_of_node
+from hpclaunch.observe.node_console import LAUNCH_NOTES, words_of_another_run, words_of_node
 
 
 def turned_cold(cause, name, *, is_impossible=False):
@@ -74,6 +76,29 @@ def test_options_without_effect():
     note = LaunchNote("n1", LaunchNoteKind.WITHOUT_EFFECT, {**details})
     said = "without effect here: --requeue (there is no Slurm); --rdzv-conf timeout"
     assert words_of_node(note) == said
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (
+            AnotherRun(AnotherRunKind.LINGERS, "71"),
+            "job 71 waits for its preemption, to be started again by Slurm",
+        ),
+        (
+            AnotherRun(AnotherRunKind.BY_SCRIPT, "71"),
+            "job 71 is to be requeued by its script: there is no scontrol here",
+        ),
+        (AnotherRun(AnotherRunKind.FOLLOWS, "71", 2), "job 71 is requeued: run 2 follows"),
+        (AnotherRun(AnotherRunKind.REFUSED, "71", why="no"), "job 71 was not requeued: no"),
+        (
+            AnotherRun(AnotherRunKind.CHAIN_STAYS, "70", why="no"),
+            "the rest of array 70 was not cancelled: no",
+        ),
+    ],
+)
+def test_another_run(fact, said):
+    assert words_of_another_run(fact) == said
 
 
 def test_every_note_on_a_launch_has_a_message():

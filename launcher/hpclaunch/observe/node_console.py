@@ -158,6 +158,20 @@ def words_of_mps(note: facts.MpsNote) -> str:
             )
 
 
+def words_of_another_run(fact: facts.AnotherRun) -> str:
+    match fact.kind:
+        case facts.AnotherRunKind.LINGERS:
+            return f"job {fact.job} waits for its preemption, to be started again by Slurm"
+        case facts.AnotherRunKind.BY_SCRIPT:
+            return f"job {fact.job} is to be requeued by its script: there is no scontrol here"
+        case facts.AnotherRunKind.FOLLOWS:
+            return f"job {fact.job} is requeued: run {fact.run} follows"
+        case facts.AnotherRunKind.REFUSED:
+            return f"job {fact.job} was not requeued: {fact.why}"
+        case facts.AnotherRunKind.CHAIN_STAYS:
+            return f"the rest of array {fact.job} was not cancelled: {fact.why}"
+
+
 def _helper_ended(fact: facts.HelperEnded) -> str:
     done = "was killed" if fact.was_killed else "failed"
     replaced = "and replaced" if fact.was_killed else "and was replaced"

@@ -318,6 +318,27 @@ class FewConnections:
     most: int  # the largest value that costs no clients
 
 
+# Another run
+
+
+class AnotherRunKind(str, Enum):
+    LINGERS = "lingers"  # Slurm starts the job again once it has preempted it
+    BY_SCRIPT = "by script"  # there is no scontrol, so the job's script asks for it
+    FOLLOWS = "follows"  # Slurm is asked
+    REFUSED = "refused"
+    CHAIN_STAYS = "chain stays"  # the rest of an array could not be cancelled
+
+
+@value(frozen=True)
+class AnotherRun:
+    """What becomes of the next run. It is only shown: the log service has ended by then."""
+
+    kind: AnotherRunKind
+    job: str  # as Slurm's commands take it
+    run: int = 0  # FOLLOWS: the number of the run that follows
+    why: str = ""  # REFUSED, CHAIN_STAYS: Slurm's reason
+
+
 # What is known before any daemon is started, and so to `hpclaunch doctor` as well
 MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused | FewConnections
 
