@@ -32,7 +32,7 @@ def test_a_variable():
 
 def test_a_module():
     assert turned_cold(ColdCause.MODULE, "csv") == (
-        "cold start: line 7 of train.py leads to another module csv than hpclaunch has loaded"
+        "cold start: line 7 of train.py imports another module csv than hpclaunch has loaded"
     )
 
 
@@ -119,7 +119,7 @@ def test_every_note_on_a_launch_has_a_message():
             LogTroubleKind.DUPLICATES,
             "/l/f",
             "No space",
-            "no more duplicates of lines in /l/f: No space",
+            "lines are no longer duplicated to /l/f: No space",
         ),
         (
             LogTroubleKind.STALLED,

@@ -14,6 +14,7 @@ AFTER = 1.0  # seconds
 MODULES = (
     "core.head.job_snapshots",
     "core.member.moments",
+    "observe.end_causes",
     "observe.job_report",
     "observe.launches",
     "observe.ledger",

@@ -1,6 +1,6 @@
-"""Why a round or a job ended, in one of a few kinds, with what tells so.
+"""Diagnoses: the cause for which a round or a job ended, and the lines that show it.
 
-The first failure in time counts: its consequences say that a peer is gone, whatever they say.
+The first failure in time counts, since the later ones only report that a peer is gone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..core.protocol.model import Culprit, EndCause, Failure, Verdict
 from ..core.protocol.values import replace, value
 
 MOST_FRAMES = 3  # of a traceback, the innermost
-PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # with which torch begins each line
+PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # at the beginning of torch's lines
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-# A job can end with each cause, a round with the others only.
+# Only jobs end for these causes, not rounds.
 _OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
@@ -31,16 +31,17 @@ class Diagnosis:
 
 
 def of_failure(failure: Failure) -> Diagnosis:
+    """Return why a worker, the store or a fork server failed."""
     failure = replace(failure, tail=PREFIX.sub("", failure.tail))
     cause = _kind(failure)
     lines = [line for line in failure.tail.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
-    said = next((line for line in reversed(lines) if names(cause, line)), last).strip()
+    text = next((line for line in reversed(lines) if names(cause, line)), last).strip()
     if cause is EndCause.EXCEPTION and lines:
-        said = _exception(failure.tail) or said
+        text = _exception(failure.tail) or text
     found = FRAME.findall(failure.tail)[-MOST_FRAMES:] if cause is not EndCause.HANG else []
     frames = [f"{file.rpartition('/')[2]}:{line}, {name}" for file, line, name in reversed(found)]
-    return Diagnosis(cause, said, tuple(frames))
+    return Diagnosis(cause, text, tuple(frames))
 
 
 def _kind(failure: Failure) -> EndCause:
@@ -55,31 +56,32 @@ def _kind(failure: Failure) -> EndCause:
 
 
 def _message(tail: str) -> str:
-    """Of an exception what comes after its traceback, of anything else all of it."""
+    """Return what follows the traceback of an exception; without one, the whole text."""
     frames = list(FRAME.finditer(tail))
     if not frames:
         return tail
     lines = tail[frames[-1].end() :].splitlines()
-    return "\n".join(line for line in lines if not line.startswith("    "))  # those have code
+    return "\n".join(line for line in lines if not line.startswith("    "))  # lines of code
 
 
 def _exception(tail: str) -> str:
-    """What stands after a traceback, or the last line. Where the first line of a message ends with
-    a colon, what comes below it belongs to it."""
-    said = [line.strip() for line in _message(tail).splitlines()]
-    lines = [line for line in said if line and not line.startswith("[...")]
+    """Return the message of an exception, or the last line. If the first line of the message ends
+    with a colon, the line below it belongs to it.
+    """
+    message = [line.strip() for line in _message(tail).splitlines()]
+    lines = [line for line in message if line and not line.startswith("[...")]
     if not FRAME.search(tail):
         return lines[-1]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
 
 
 def of_round(end: RoundEnded) -> Diagnosis:
-    """Why a round ended. A lost node comes before workers that failed on others for want of it."""
+    """Return why a round ended. A lost node precedes the workers that failed without it."""
     reasons = set(end.reasons)
     failed_before = end.has_failed and end.failures[0].at <= end.at
     if reasons & {EndReason.LOSS, EndReason.QUORUM} and not failed_before:
         if not end.lost:
-            return Diagnosis(EndCause.LOST, "too few agents could be heard")
+            return Diagnosis(EndCause.LOST, "the head had no quorum")
         lost = end.lost[0]
         return Diagnosis(EndCause.UNFIT if lost.is_unfit else EndCause.LOST, lost.why)
     if end.has_failed:

@@ -1,4 +1,4 @@
-"""Several launches, a line for each."""
+"""A list of launches, with a line for each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections.abc import Sequence
 from ..core.protocol.job_snapshot import LaunchSnapshot
 from ..core.protocol.wording import plain
 from .job_screen import doing, ending, how_far
-from .text_style import Colour, TextStyle, duration, rate, short_rate
-
-Line = Sequence[str | tuple[str, Colour]]
+from .text_style import Cell, Colour, TextStyle, duration, rate, short_rate
 
 
 def job_list(
     launches: Sequence[LaunchSnapshot], others: Sequence[tuple[str, str]], style: TextStyle
 ) -> list[str]:
-    """`others` are jobs of which nobody tells: their names, and what is known of them."""
-    rows: list[Line] = [_row(launch) for launch in launches]
+    """Return the lines. `others` are jobs that do not answer: their names, and what is known."""
+    rows: list[list[Cell]] = [_row(launch) for launch in launches]
     rows += [[name, "", "", "", "", (what, Colour.FAINT)] for name, what in others]
     titles = ("job", "ranks", "steps", "pace", "checkpoint", "does")
     return style.table(titles, rows, "lrrrrl")
 
 
-def _row(launch: LaunchSnapshot) -> Line:
+def _row(launch: LaunchSnapshot) -> list[Cell]:
     job = launch.job
     if job is None:
         return [launch.name, "", "", "", "", f"is led from {launch.head}"]
@@ -38,7 +36,7 @@ def _row(launch: LaunchSnapshot) -> Line:
 
 
 def job_line(launch: LaunchSnapshot) -> str:
-    """The same without columns, for a file."""
+    """Return the line of a launch without columns, for a file."""
     job = launch.job
     if job is None:
         return f"{launch.name}: led from {launch.head}"

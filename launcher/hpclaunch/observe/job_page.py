@@ -1,12 +1,12 @@
-"""The page of a job: all that it shows, and where, as values that a template writes down.
+"""The page of a job as values, which a template writes as HTML.
 
-Texts in it may be hostile: the template escapes them. They have no control characters.
+Its texts have no control characters. They may be hostile: the template escapes them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..core.hangs.tracebacks import HangStacks
 from ..core.member.moments import AgentHistory, GpusMoment, WorkersMoment
@@ -24,7 +24,7 @@ from .time_axis import UNITS, LocalTime, TimeAxis, ahead
 
 MOST_ENDS = 100  # of rounds: the first one, and the last ones
 MOST_TEXT = 200_000  # characters of output and stacks on a page
-MOST_MARKS = 400  # of a kind: those at nearly the same place are one
+MOST_MARKS = 400  # of a kind: of those at nearly the same place only the first is drawn
 MOST_EVENTS = 200
 NODES = 6
 FAMILIES = {
@@ -34,10 +34,12 @@ FAMILIES = {
     "idle": curves.IDLE,
 }
 WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
-LEAST_LOSS = 0.05  # seconds: less is written as none
-ROOM = 0.007  # of the length of the job, behind its end: for marks that are there
+LEAST_LOSS = 0.05  # seconds: less is shown as none
+ROOM = 0.007  # behind the end of the job, as a share of its length: for marks at the end
+STATES = {None: "running", JobOutcome.DONE: "done", JobOutcome.FAILED: "failed"}
+WITH_DATE = 20 * 3600  # seconds: times on the page of a longer job have their date
 JOB_ROWS = ("rounds", "job", "events", "checkpoints")  # of the time line, above its lanes
-MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds from which a chart has minutes, or hours
+MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds: a chart of more has minutes, or hours
 
 
 @value(frozen=True)
@@ -49,13 +51,13 @@ class Fact:
 
 @value(frozen=True)
 class Mark:
-    """Something that happened at one time."""
+    """Something that happened at one time, as it is drawn."""
 
     kind: HappeningKind
     x: int
-    rows: tuple[int, ...]  # of the time line in which it is drawn
+    rows: tuple[int, ...]  # of the time line
     text: str
-    link: str = ""  # an anchor of the page where more is said
+    link: str = ""  # an anchor of the page with more about it
 
 
 @value(frozen=True)
@@ -68,7 +70,7 @@ class RoundSpan:
 
 @value(frozen=True)
 class TimeLine:
-    """`x` and `until` are units of the axis. The first rows are JOB_ROWS, the others lanes."""
+    """The time line. `x` and `until` are units of the axis. After JOB_ROWS, each row is a lane."""
 
     rows: tuple[str, ...]
     of_ranks: bool  # the lanes are ranks, not nodes
@@ -97,7 +99,7 @@ class Drawn:
 class Chart:
     name: str
     unit: str  # written after each value
-    top: float | None  # the upper end of the scale; None: the page chooses one. The lower one is 0
+    top: float | None  # of the scale, which begins at 0; None: the page chooses
     drawn: tuple[Drawn, ...]  # () if there is nothing to show
     empty: str = ""  # the reason then
 
@@ -113,7 +115,7 @@ class LedgerRow:
 
 @value(frozen=True)
 class EndCard:
-    """Why a round ended, with what tells so."""
+    """The end of a round: its cause, with the evidence."""
 
     anchor: str
     when: str
@@ -166,21 +168,25 @@ def job_page(
     logs: Sequence[str],
     version: str,
 ) -> JobPage:
-    """Return the page. `report` is that of the launches, `pasts` are theirs by their names, and
-    `histories` are those of their agents.
+    """Return the page of these launches, with their report, their pasts by name, and the histories
+    of their agents.
     """
     noted = [history.moments[-1].at for history in histories if history.moments]
     end = max(noted, default=report.end) if not report.over else report.end
     end = max(end, report.end, report.begin + 1)
     axis = TimeAxis(report.begin, end + ROOM * (end - report.begin))
-    clock = _Clock(local, with_date=axis.length > 20 * 3600)
+    form = "%b %d %H:%M:%S" if axis.length > WITH_DATE else "%H:%M:%S"
+
+    def clock(at: float) -> str:
+        return local(at, form)
+
     ends = round_ends(launches)
     rows = _lanes(launches, pasts, histories, axis)
     points = curves.gathered(histories, axis)
     happened = _happened(report.ends, ends, pasts.values())
     return JobPage(
         name=plain(some(report.launches, 3)),
-        state=_state(report.outcome),
+        state=STATES.get(report.outcome, "ended"),
         result=_result(report),
         reason=plain(report.reason) if report.over and report.code else "",
         facts=tuple(_facts(report, pasts.values(), histories, local)),
@@ -196,45 +202,24 @@ def job_page(
         steps_seen=report.steps_seen,
         ends=tuple(_cards(report.ends, stacks, clock)),
         ends_left_out=max(0, len(report.ends) - MOST_ENDS),
-        events=tuple((clock.at(h.at), h.kind, h.text, h.link) for h in happened[-MOST_EVENTS:]),
+        events=tuple((clock(h.at), h.kind, h.text, h.link) for h in happened[-MOST_EVENTS:]),
         events_left_out=max(0, len(happened) - MOST_EVENTS),
         logs=tuple(map(harmless, logs)),
         version=version,
     )
 
 
-@value(frozen=True)
-class _Clock:
-    local: LocalTime
-    with_date: bool
-
-    def at(self, when: float) -> str:
-        form = "%b %d %H:%M:%S" if self.with_date else "%H:%M:%S"
-        return self.local(when, form)
-
-
 def share(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-# The head
-
-
-def _state(outcome: JobOutcome | None) -> str:
-    match outcome:
-        case None:
-            return "running"
-        case JobOutcome.DONE:
-            return "done"
-        case JobOutcome.FAILED:
-            return "failed"
-    return "ended"
+# The top of the page
 
 
 def _result(report: JobReport) -> str:
     outcome = report.outcome
     if outcome is None:
-        return "not over, as far as is known"
+        return "not known to be over"
     why = "" if outcome is JobOutcome.DONE else f": {report.cause}, exit code {report.code}"
     return plain(f"{outcome.value}{why}")
 
@@ -252,7 +237,7 @@ def _facts(
     yield Fact(
         "Goodput",
         share(report.goodput),
-        f"of all {report.seat} time was training that was not in vain",
+        f"of all {report.seat} time was training whose steps were not lost",
     )
     yield Fact("Time", seat_time(report.end - report.begin), f"{begin} to {until}")
     seats = count(round(report.seats), report.seat)
@@ -263,7 +248,7 @@ def _facts(
     restarts = count(report.restarts, "restart")
     yield Fact("Rounds", rounds, ", ".join(filter(None, [restarts, launches])))
     if step := curves.farthest(histories):
-        yield Fact("Step", f"{step:,}", "the farthest that was seen")
+        yield Fact("Step", f"{step:,}", "the furthest that was seen")
     saves = [save for past in pasts for save in past.saves]
     if saves:
         last = max(saves, key=lambda save: save.at)
@@ -279,7 +264,7 @@ def _happened(
     reports: Sequence[EndReport], ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
 ) -> list[Happening]:
     """Return what happened, in the order of time."""
-    # Each head records the newest checkpoint that it finds, so a save may be in there repeatedly.
+    # Each head records the newest checkpoint that it finds, so one save may be recorded repeatedly.
     happenings = [each for past in pasts for each in past.happenings]
     found = list({(round(each.at), each.text): each for each in happenings}.values())
     shown = set(_shown(len(reports)))
@@ -305,7 +290,7 @@ def _lanes(
 ) -> list[lanes.Lane]:
     by_host = defaultdict[str, list[lanes.Bar]](list)
     by_rank: dict[int, tuple[str, list[lanes.Bar]]] = {}
-    is_stable = True  # each rank has had one host
+    is_stable = True  # no rank has changed its host
     for launch in launches:
         rounds = {e.round: (e.begin, e.end) for e in launch.entries if e.round is not None}
         uses = pasts[launch.name].nodes if launch.name in pasts else {}
@@ -333,7 +318,7 @@ def _lanes(
 
 
 def _by_agent(histories: Iterable[AgentHistory], launch: str) -> list[AgentHistory]:
-    """Put together what the starts of each agent have noted."""
+    """Return the histories of a launch, those of all starts of an agent as one."""
     found = dict[int, AgentHistory]()
     for history in histories:
         if history.launch == launch:
@@ -379,7 +364,7 @@ def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
 def _marks(
     happened: Sequence[Happening], rows: Sequence[lanes.Lane], axis: TimeAxis
 ) -> Iterable[Mark]:
-    """The first of those of a kind at nearly the same place."""
+    """Yield a mark for what happened, of several at nearly the same place for the first."""
     taken = set[tuple[str, int]]()
     for happening in happened:
         place = (happening.kind, int(MOST_MARKS * axis.share(happening.at)))
@@ -438,19 +423,19 @@ def _largest(workers: WorkersMoment) -> float | None:
 
 
 def _gpu_charts(points: Sequence[curves.Gathered], axis: TimeAxis) -> tuple[Chart, ...]:
-    """() without GPUs."""
+    """Return the charts of the GPUs; () without GPUs."""
     busy = curves.curve(points, curves.of_gpus(lambda gpus: gpus.busy), curves.mean)
     idlest = curves.curve(points, curves.of_gpus(lambda gpus: gpus.idlest), min)
     used = curves.curve(points, curves.of_gpus(_memory_share), curves.mean)
     hottest = curves.curve(points, curves.of_gpus(lambda gpus: float(gpus.temperature)), max)
     if not used:
         return ()
-    told = "these GPUs do not tell"
+    why = "these GPUs do not report it"
     of_busy = [("mean", "one", busy), ("idlest", "two", idlest)]
     return (
-        _chart("GPUs busy", axis, of_busy, _share, told, top=100.0),
-        _chart("GPU memory in use", axis, [("mean", "one", used)], _share, told, top=100.0),
-        _chart("Hottest GPU", axis, [("temperature", "one", hottest)], _celsius, told),
+        _chart("GPUs busy", axis, of_busy, _share, why, top=100.0),
+        _chart("GPU memory in use", axis, [("mean", "one", used)], _share, why, top=100.0),
+        _chart("Hottest GPU", axis, [("temperature", "one", hottest)], _celsius, why),
     )
 
 
@@ -466,16 +451,10 @@ def _chart(
     empty: str,
     top: float | None = None,
 ) -> Chart:
-    drawn = [
-        Drawn(
-            label,
-            style,
-            curves.points(curve, axis, written.factor),
-            f"last {written(curve[-1][-1][1])}",
-        )
-        for label, style, curve in of
-        if curve
-    ]
+    drawn = []
+    for label, style, curve in filter(lambda each: each[2], of):
+        points, last = curves.points(curve, axis, written.factor), written(curve[-1][-1][1])
+        drawn.append(Drawn(label, style, points, f"last {last}"))
     return Chart(name, written.unit, top, tuple(drawn), "" if drawn else empty)
 
 
@@ -487,34 +466,22 @@ def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
 
 
 def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
-    """Return areas that stand upon each other, with points at the same times."""
+    """Return the lost time as areas on top of each other, with points at the same times."""
     step = -(-len(seen) // (curves.MOST_POINTS - 1)) or 1
     seen = [*seen[::step], *seen[-1:]]
     name = f"{seat} time that was no training, so far"
-    layers = [
-        ("faults", [(loss.at, loss.faults) for loss in seen]),
-        ("overhead", [(loss.at, loss.overhead) for loss in seen]),
-        ("idle", [(loss.at, loss.idle) for loss in seen]),
-    ]
-    layers = [(style, line) for style, line in layers if line and line[-1][1] >= LEAST_LOSS]
+    styles = ("faults", "overhead", "idle")
+    lines = [(style, [(loss.at, getattr(loss, style)) for loss in seen]) for style in styles]
+    layers = [(style, line) for style, line in lines if line and line[-1][1] >= LEAST_LOSS]
     if not layers:
         return Chart(name, "", None, (), "nothing was lost")
     most = sum(line[-1][1] for _, line in layers)
-    unit, seconds = " s", 1.0
-    if most >= HOUR_SCALE:
-        unit, seconds = " h", 3600.0
-    elif most >= MINUTE_SCALE:
-        unit, seconds = " min", 60.0
-    drawn = [
-        Drawn(
-            style,
-            f"area-{style}",
-            curves.points([line], axis, 1 / seconds),
-            seat_time(line[-1][1]),
-            is_area=True,
-        )
-        for style, line in layers
-    ]
+    units = ((" h", 3600.0, HOUR_SCALE), (" min", 60.0, MINUTE_SCALE), (" s", 1.0, 0.0))
+    unit, seconds = next((unit, s) for unit, s, least in units if most >= least)
+    drawn = []
+    for style, line in layers:
+        points = curves.points([line], axis, 1 / seconds)
+        drawn.append(Drawn(style, f"area-{style}", points, seat_time(line[-1][1]), is_area=True))
     return Chart(name[0].upper() + name[1:], unit, None, tuple(drawn))
 
 
@@ -540,7 +507,7 @@ _celsius = _Written(".0f", " °C")
 
 
 def _ledger(report: JobReport) -> Iterable[LedgerRow]:
-    """Family by family; what took no time is left out."""
+    """Yield a row for each category that took time, family by family."""
     for family, categories in FAMILIES.items():
         for category in categories:
             seconds = report.seconds.get(category.value, 0.0)
@@ -553,14 +520,14 @@ def _ledger(report: JobReport) -> Iterable[LedgerRow]:
 
 
 def _shown(number: int) -> list[int]:
-    """Which of so many ends are shown."""
+    """Return which of so many ends are shown: the first one, and the last ones."""
     if number <= MOST_ENDS:
         return list(range(number))
     return [0, *range(number - MOST_ENDS + 1, number)]
 
 
 def _cards(
-    ends: Sequence[EndReport], stacks: Sequence[HangStacks], clock: _Clock
+    ends: Sequence[EndReport], stacks: Sequence[HangStacks], clock: Callable[[float], str]
 ) -> Iterable[EndCard]:
     room = MOST_TEXT
     for i in _shown(len(ends)):
@@ -577,7 +544,7 @@ def _cards(
         facts = [how, f"seen after {seat_time(late)}" if late >= 1 else ""]
         yield EndCard(
             anchor=f"end-{i}",
-            when=clock.at(end.at),
+            when=clock(end.at),
             round=end.round,
             cause=end.cause,
             who=plain(end.who),
@@ -593,12 +560,14 @@ def _cards(
 
 
 def _stacks_of(end: EndReport, stacks: Sequence[HangStacks]) -> HangStacks | None:
-    """Jobs that were launched several times have several rounds of one number."""
+    """Return the stacks of a round. Of several rounds with its number, the nearest in time counts:
+    each launch of a job counts its own rounds.
+    """
     mine = [each for each in stacks if each.round == end.round]
     return min(mine, key=lambda each: abs(each.at - end.seen), default=None)
 
 
 def _fitting(text: str, room: int) -> tuple[str, int]:
-    """The text, or "" if there is no room for it, and the room that is left."""
+    """Return the text, or "" if there is no room for it, and the room that is left."""
     shown = "\n".join(map(harmless, text.splitlines()))
     return (shown, room - len(shown)) if len(shown) <= room else ("", room)

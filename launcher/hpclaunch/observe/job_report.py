@@ -1,4 +1,4 @@
-"""The report of a job: all that a page or a screen shows of it, made of its launches alone."""
+"""The report of a job: its figures and the causes of its failures, made of its launches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # and not of a worker
 
 @value(frozen=True)
 class EndReport:
-    """Why one round ended before its workers were done. Times are seconds since the epoch."""
+    """A round that ended before its workers were done. Times are seconds since the epoch."""
 
     round: int
-    at: float  # when it came to that
+    at: float  # when the cause occurred
     seen: float  # when the launcher ended the round
     cause: str
     who: str  # "rank 3 on n2"; "" if no rank is at fault
@@ -28,16 +28,16 @@ class EndReport:
     evidence: tuple[str, ...]
     code: int
     signal: int
-    tail: str  # the last lines that the first one to fail wrote
-    consequences: tuple[str, ...]  # who failed later, in the order of time
+    tail: str  # the last lines of the worker that failed first
+    consequences: tuple[str, ...]  # the ranks that failed later, in the order of time
     lost: tuple[str, ...]
 
 
 class JobOutcome(str, Enum):
-    """How a job is over."""
+    """The result of a job."""
 
     DONE = "done"
-    UNFINISHED = "not finished"  # it can go on
+    UNFINISHED = "not finished"  # another run can continue it
     ENDED = "ended"  # by the user
     FAILED = "failed"
 
@@ -48,7 +48,7 @@ class JobReport:
     launches: tuple[str, ...]
     nodes: tuple[str, ...]
     begin: float
-    end: float  # so far, if it is not over
+    end: float  # until now, if it is not over
     over: bool
     code: int | None  # None if that is not known
     reason: str
@@ -56,16 +56,16 @@ class JobReport:
     restarts: int
     rounds: int
     seats: float
-    seat: str  # what a seat is: "GPU", or "worker" where there are none
+    seat: str  # "GPU", or "worker" without GPUs
     seconds: dict[str, float]  # seat seconds by category
     total: float  # their sum
     goodput: float
-    steps_seen: bool  # False: no optimizer's, so all that workers did after they met is training
+    steps_seen: bool  # False: all time after the rendezvous counts as training
     ends: tuple[EndReport, ...]
 
     @property
     def outcome(self) -> JobOutcome | None:
-        """None if it is not over, as far as is known."""
+        """The result; None if the job is not known to be over."""
         if not self.over:
             return None
         if self.code == 0:
@@ -76,7 +76,9 @@ class JobReport:
 
 
 def report(launches: Sequence[Launch]) -> JobReport:
-    """`launches`: at least one, in the order of time. How it ended is how the last one did."""
+    """Return the report of at least one launch, in the order of time. The last one decides how the
+    job ended.
+    """
     sums, last = account(launches), launches[-1]
     verdict = last.verdict
     found = Diagnosis(EndCause.OTHER, "") if verdict is None else of_job(verdict)
@@ -104,6 +106,7 @@ def report(launches: Sequence[Launch]) -> JobReport:
 
 
 def end_report(end: RoundEnded) -> EndReport:
+    """Return the report of a round that ended early."""
     found = of_round(end)
     by_worker = end.has_failed and found.cause not in OF_NODES
     first = end.failures[0] if by_worker else None

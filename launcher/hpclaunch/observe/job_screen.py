@@ -1,4 +1,4 @@
-"""One launch on a screen: what it does, how far it is, what has failed, and its nodes or ranks."""
+"""The screen of one launch: its state, its progress, its failures, and its nodes or ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..core.protocol.model import RankVitals
 from ..core.protocol.stages import Stage
 from ..core.protocol.values import replace, value
 from ..core.protocol.wording import count, size, some
-from .text_style import Colour, TextStyle, duration, gib, rate
+from .text_style import Cell, Colour, TextStyle, duration, gib, rate
 
 FEW_RANKS = 8  # shown one by one
 MOST_ROWS, MOST_TROUBLE = 16, 5  # nodes
@@ -44,7 +44,7 @@ UNKNOWN = "-"
 
 @value(frozen=True)
 class RankRow:
-    """What is known of one rank."""
+    """One rank in a table."""
 
     rank: int
     host: str
@@ -64,7 +64,7 @@ class RankRow:
 
 
 def job_screen(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
-    """Its lines, of at most the style's width."""
+    """Return the lines of the screen, none wider than the style allows."""
     job, lines = launch.job, head_lines(launch, style)
     if job is None or not job.ranks:
         return lines
@@ -73,15 +73,15 @@ def job_screen(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
 
 
 def head_lines(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
-    """All but the table."""
+    """Return the lines above the table."""
     launch = _as_of_now(launch)
     job = launch.job
     if job is None:
         return [style.line((launch.name, Colour.STRONG), f": it is led from {launch.head}")]
     lines = [_title(launch, job, style)]
     if launch.old is not None:
-        said = f"  as it was {duration(launch.old)} ago: nobody answers any more"
-        lines.append(style.line((said, Colour.WARNING)))
+        text = f"  as it was {duration(launch.old)} ago: the job no longer answers"
+        lines.append(style.line((text, Colour.WARNING)))
     lines += [style.line(f"  {text}") for text in _facts(job)]
     lines += [style.line("  ", (text, Colour.WARNING)) for text in _warnings(job)]
     lines += [
@@ -93,7 +93,7 @@ def head_lines(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
 
 
 def _as_of_now(launch: LaunchSnapshot) -> LaunchSnapshot:
-    """What has ended has not changed since: only its times have."""
+    """Return a job that has ended as it is now: only its times have changed."""
     job, old = launch.job, launch.old
     if job is None or old is None or job.stage is not Stage.ENDED:
         return launch
@@ -106,7 +106,7 @@ def _as_of_now(launch: LaunchSnapshot) -> LaunchSnapshot:
 
 
 def doing(job: JobSnapshot) -> str:
-    """What the job does, in a few words."""
+    """Return what the job does, in a few words."""
     if job.stage is Stage.ENDED:
         return f"ended {duration(job.entered)} ago"
     if job.stage is not Stage.RUNNING:
@@ -115,13 +115,13 @@ def doing(job: JobSnapshot) -> str:
 
 
 def ending(job: JobSnapshot) -> str:
-    """With which code, and why; "" until that is known."""
+    """Return the exit code of the job and the reason; "" until that is known."""
     ends = "ended" if job.stage is Stage.ENDED else "ends"
     return f"{ends} with code {job.code}: {job.verdict}" if job.verdict else ""
 
 
 def how_far(job: JobSnapshot) -> str:
-    """As the script counts, if it says so; else how many steps the workers have made."""
+    """Return the step as the script counts, or else how many steps this round has made."""
     if job.step:
         return f"step {job.step:,}"
     steps = "step" if job.steps == 1 else "steps"
@@ -159,14 +159,14 @@ def _facts(job: JobSnapshot) -> Iterable[str]:
 
 
 def _phases(job: JobSnapshot) -> list[str]:
-    """Before the first step: how many ranks are where."""
+    """Return how many ranks are in each phase, for a round without steps."""
     phases = sorted(worker.phase for agent in job.running for worker in agent.workers)
     return [f"{len(list(same))} in {phase}" for phase, same in groupby(phases)]
 
 
 def _warnings(job: JobSnapshot) -> Iterable[str]:
-    if told := ending(job):
-        yield told
+    if text := ending(job):
+        yield text
     still = min((agent.still for agent in job.running), default=0.0)
     if still >= 1:
         limits = [agent.hang for agent in job.running if agent.hang]
@@ -182,15 +182,15 @@ def _past(job: JobSnapshot) -> Iterable[tuple[str, bool]]:
 
 
 def _without_ranks(job: JobSnapshot) -> Iterable[tuple[str, Colour]]:
-    """The agents that have none: those with trouble one by one, the others by what they do."""
+    """Yield the agents without ranks: those with trouble one by one, the others by their state."""
     others = [agent for agent in job.agents if not agent.ranks]
     for agent in [agent for agent in others if agent.why][:MOST_TROUBLE]:
         lost = agent.state is AgentState.LOST
         yield agent.why if lost else f"{agent.host} is cordoned: {agent.why}", Colour.BAD
     for state in AgentState:
         hosts = [agent.host for agent in others if agent.state is state and not agent.why]
-        told = state is AgentState.LEFT and job.stage is Stage.ENDED  # all of them have
-        if hosts and not told:
+        is_over = state is AgentState.LEFT and job.stage is Stage.ENDED  # all of them have left
+        if hosts and not is_over:
             yield f"{state.value}: {some(hosts, NAMES)}", COLOURS.get(state, Colour.FAINT)
 
 
@@ -198,20 +198,12 @@ def _without_ranks(job: JobSnapshot) -> Iterable[tuple[str, Colour]]:
 
 
 def nodes_table(job: JobSnapshot, style: TextStyle, most: int = MOST_ROWS) -> list[str]:
-    """A row for each agent that has ranks; at most `most`, or with 0 all of them."""
+    """Return a row for each agent that has ranks: for at most `most` agents, for all with 0."""
     agents = job.running
     shown = agents[:most] if most and len(agents) > most + 1 else agents
     gpus = any(agent.gpus for agent in agents)
-    titles = [
-        "node",
-        "state",
-        "ranks",
-        _steps(job),
-        "cpu",
-        "memory",
-        *(["gpus"] if gpus else []),
-        "",
-    ]
+    titles = ["node", "state", "ranks", _steps(job), "cpu", "memory"]
+    titles += ["gpus", ""] if gpus else [""]
     rows = [_node_row(agent, gpus=gpus) for agent in shown]
     lines = style.table(titles, rows, "lllrrr")
     left = agents[len(shown) :]
@@ -223,19 +215,17 @@ def nodes_table(job: JobSnapshot, style: TextStyle, most: int = MOST_ROWS) -> li
 
 
 def _steps(job: JobSnapshot) -> str:
-    """The title of a column: these are not the same."""
+    """Return the title of the column: "step" as the script counts, or "steps" of this round."""
     return "step" if job.step else "steps"
 
 
-def _node_row(agent: AgentSnapshot, *, gpus: bool) -> list[str | tuple[str, Colour]]:
-    state: str | tuple[str, Colour] = agent.state.value
-    if agent.state in COLOURS:
-        state = (agent.state.value, COLOURS[agent.state])
+def _node_row(agent: AgentSnapshot, *, gpus: bool) -> list[Cell]:
+    colour, state = COLOURS.get(agent.state), agent.state.value
     ranks = range(agent.first_rank, agent.first_rank + agent.ranks)
     workers = agent.workers
-    row = [
+    row: list[Cell] = [
         agent.host,
-        state,
+        state if colour is None else (state, colour),
         ranges.written(ranks) if agent.ranks else "",
         f"{made:,}" if (made := step_of(agent) or steps_of(agent)) else "",
         f"{sum(w.cpu for w in workers):.0%}" if workers else "",
@@ -245,7 +235,7 @@ def _node_row(agent: AgentSnapshot, *, gpus: bool) -> list[str | tuple[str, Colo
 
 
 def _together(workers: Sequence[RankVitals]) -> str:
-    """The phase of workers that do not make steps."""
+    """Return the phases of workers that make no steps."""
     phases = sorted({worker.phase for worker in workers} - {"step", "start"})
     return ", ".join(phases)
 
@@ -254,15 +244,15 @@ def _gpus(gpus: Sequence[GpuUse]) -> str:
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     if not gpus:
         return ""
-    told = f"{100 * sum(busy) / len(busy):.0f}% " if busy else ""
+    share = f"{100 * sum(busy) / len(busy):.0f}% " if busy else ""
     used, total = sum(g.used for g in gpus), sum(g.total for g in gpus)
-    return f"{told}{gib(used)}/{gib(total)} {max(g.temperature for g in gpus)}C"
+    return f"{share}{gib(used)}/{gib(total)} {max(g.temperature for g in gpus)}C"
 
 
 def ranks_table(
     job: JobSnapshot, style: TextStyle, key: Callable[[RankRow], float] | None = None
 ) -> list[str]:
-    """A row for each rank, in the order of the agents, or of the `key`."""
+    """Return a row for each rank, in the order of the agents or of the `key`."""
     gpus = any(agent.gpus for agent in job.agents)
     titles = ["rank", "node", "phase", _steps(job), "cpu", "memory", *(["gpus"] if gpus else [])]
     ranks = [RankRow.of(agent, local) for agent in job.running for local in range(agent.ranks)]
@@ -270,9 +260,9 @@ def ranks_table(
     return style.table(titles, rows, "rllrrr")
 
 
-def _rank_row(row: RankRow, *, gpus: bool) -> list[str | tuple[str, Colour]]:
+def _rank_row(row: RankRow, *, gpus: bool) -> list[Cell]:
     worker = row.worker
-    cells: list[str | tuple[str, Colour]] = [
+    cells: list[Cell] = [
         str(row.rank),
         row.host,
         worker.phase if worker is not None else UNKNOWN,

@@ -1,4 +1,4 @@
-"""The past of a launch: what its nodes did, and what happened to them and was saved."""
+"""The past of a launch for the page of its job: its nodes, its checkpoints, and what happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .node_console import who
 
 class HappeningKind(str, Enum):
     FAULT = "fault"
-    CHANGE = "change"  # a round ended because somebody wanted that
+    CHANGE = "change"  # a round ended on purpose
     SAVE = "save"
     NODE = "node"
     STRAGGLER = "straggler"
@@ -30,12 +30,12 @@ class Happening:
     text: str
     host: str = ""
     rank: int | None = None
-    link: str = ""  # an anchor of the page where more is said
+    link: str = ""  # an anchor of the page with more about it
 
 
 @value(frozen=True)
 class Save:
-    """A checkpoint that is complete."""
+    """A complete checkpoint."""
 
     at: float  # seconds since the epoch
     step: int | None
@@ -43,15 +43,15 @@ class Save:
 
 @value(frozen=True)
 class LaunchPast:
-    """The past of a launch: what its nodes did, and what happened, in the order of time."""
+    """The past of a launch, in the order of time."""
 
-    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: from each time on
+    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: what it did from each time on
     saves: tuple[Save, ...] = ()
     happenings: tuple[Happening, ...] = ()
 
 
 class Past:
-    """A fold: `note` is to have the facts of the heads of a launch, in the order of time."""
+    """A fold over the facts of the heads of a launch, in the order of time."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, list[tuple[float, Category]]] = {}
@@ -110,7 +110,7 @@ class Past:
 
 
 def past_of(dated: Iterable[DatedFact]) -> LaunchPast:
-    """Return the past by the facts of the heads of a launch, in the order of time."""
+    """Return the past of a launch by the facts of its heads, in the order of time."""
     past = Past()
     for at, fact in dated:
         past.note(fact, at)

@@ -1,4 +1,4 @@
-"""The launches of a job put together."""
+"""The launches of a job, and the sum of their ledgers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..core.protocol.model import Verdict
 from ..core.protocol.values import value
 from .ledger_entries import LedgerEntry, rewind
 
-RUN = re.compile(r"\.r\d+$")  # the end of a name: which run of a training a launch is
+RUN = re.compile(r"\.r\d+$")  # the number of the run, at the end of a launch's name
 
 
 @value(frozen=True)
 class Launch:
-    """One start of hpclaunch: on what its seats spent their time, under all agents that led."""
+    """One start of hpclaunch, under all agents that led it."""
 
     name: str
-    entries: tuple[LedgerEntry, ...]  # at least one; one after the other, without a gap
-    ends: tuple[RoundEnded, ...] = ()  # of rounds whose workers were not done
+    entries: tuple[LedgerEntry, ...]  # at least one; consecutive
+    ends: tuple[RoundEnded, ...] = ()  # of rounds that ended early
     allocated: float | None = None  # since when Slurm's job has had its nodes
-    verdict: Verdict | None = None  # None: it has not come to its end, as far as is known
+    verdict: Verdict | None = None  # None if the end is not known
     hosts: tuple[str, ...] = ()  # of the first nodes
-    seat: str = "worker"  # what a seat is, or "GPU"
+    seat: str = "worker"  # or "GPU"
     restarts: int = 0
 
     @property
@@ -44,9 +44,9 @@ class Account:
 
     begin: float
     end: float
-    seats: float  # the most there were
+    seats: float  # the most at one time
     spent: SeatSeconds
-    steps_seen: bool  # False: workers made none of an optimizer, so what they did is training
+    steps_seen: bool  # False: all time after the rendezvous counts as training
 
     @property
     def total(self) -> float:
@@ -54,13 +54,13 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of training that was not in vain."""
+        """The share of training whose steps were not lost."""
         return self.spent.get(Category.TRAINING, 0.0) / self.total if self.total > 0 else 0.0
 
 
 def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
-    """Of a job that may have been requeued, or was launched several times. Where launches in one
-    allocation follow one another, the time before and between them is the job script's.
+    """Return the entries of all launches of a job, which may have been requeued, or may launch
+    several programs. The time before and between launches in one allocation is the job script's.
     """
     found: list[tuple[str, list[LedgerEntry]]] = []  # with the name of the training
     last_end = defaultdict[str, float](lambda: -math.inf)
@@ -79,9 +79,10 @@ def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
 def _continued(
     entries: Sequence[LedgerEntry], later: Sequence[LedgerEntry], is_same: bool
 ) -> list[LedgerEntry]:
-    """The entries of a launch, before a later one. Another run of the same training has begun where
-    that was saved. Any other launch, such as of another program or of the next element of an array,
-    has taken something from it only if it began with a checkpoint.
+    """Return the entries of a launch, less the steps that a `later` launch does again. Another run
+    of the same training resumes from what was saved. Any other launch, such as of another program
+    or of the next element of an array, has something to do with it only if it resumed from a
+    checkpoint.
     """
     saved = [e.resumed for e in later if e.round is not None and e.resumed is not None]
     if not is_same:
@@ -90,7 +91,7 @@ def _continued(
 
 
 def account(launches: Sequence[Launch]) -> Account:
-    """Of all entries of a job."""
+    """Return the sum of all entries of a job."""
     found = job_entries(launches)
     spent = sums(entry.spent for entry in found)
     steps_seen = spent.get(Category.TRAINING, 0.0) + spent.get(Category.REDONE, 0.0) > 0
@@ -106,11 +107,12 @@ def account(launches: Sequence[Launch]) -> Account:
 
 
 def round_ends(launches: Sequence[Launch]) -> list[RoundEnded]:
-    """Of all launches, in the order of time."""
+    """Return the rounds of all launches that ended early, in the order of time."""
     return sorted((end for each in launches for end in each.ends), key=lambda end: end.at)
 
 
 def _script(since: float, first: LedgerEntry) -> list[LedgerEntry]:
+    """Return the time of the job script before the first entry of a launch."""
     if since >= first.begin:
         return []
     spent = {Category.SCRIPT: (first.begin - since) * first.seats}

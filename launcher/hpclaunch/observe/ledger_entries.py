@@ -1,6 +1,6 @@
-"""The entries of a ledger: what the seats of a job spent a stretch of time on.
+"""Entries of a ledger: how the seats of a job spent a stretch of time.
 
-A seat is a GPU, or where there are none a worker's place. Seat seconds are seconds times seats.
+A seat is a GPU, or a worker's place without GPUs. Seat seconds are seconds times seats.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from ..core.head.round_shares import sums
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.values import replace, value
 
-NEVER_SAVED = 0.0  # the training began from the start: the epoch comes before everything
+NEVER_SAVED = 0.0  # the training began from the start, so nothing is lost by doing it again
 
 
 @value(frozen=True)
 class LedgerEntry:
-    """A round, or the time between two of them. Times are seconds since the epoch."""
+    """A round, or the time between two rounds. Times are seconds since the epoch."""
 
     begin: float
     end: float
     seats: float
     spent: SeatSeconds
     round: int | None = None  # None: between rounds
-    # From the first step on, until the round came to its end; None if no step was made, or all of
-    # them were done once more.
+    # From the first step until the round came to its end; None without steps, or if all of them
+    # were done again.
     trained: tuple[float, float] | None = None
-    # When the checkpoint was saved that the round began with; None if that is not known.
+    # When the checkpoint was saved from which the round resumed; None if that is not known.
     resumed: float | None = None
 
 
@@ -35,8 +35,8 @@ def scaled(spent: Mapping[Category, float], share: float) -> SeatSeconds:
 
 
 def joined(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
-    """Two entries of which the second begins where the first one ends. How many seats there are is
-    known the better, the later it is.
+    """Return two consecutive entries as one. The later number of seats counts, since more agents
+    have reported theirs by then.
     """
     stretches = [t for t in (one.trained, other.trained) if t is not None]
     trained = (stretches[0][0], stretches[-1][1]) if stretches else None
@@ -50,7 +50,7 @@ def joined(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
 
 
 def cut_off(entry: LedgerEntry, at: float) -> LedgerEntry:
-    """The part of an entry that comes before a time in it, as if all had gone on evenly."""
+    """Return the part of an entry before a time in it. Its seconds are divided evenly."""
     length = entry.end - entry.begin
     share = (at - entry.begin) / length if length > 0 else 0.0
     trained = entry.trained
@@ -60,8 +60,8 @@ def cut_off(entry: LedgerEntry, at: float) -> LedgerEntry:
 
 
 def rewound(entry: LedgerEntry, saved: float) -> LedgerEntry:
-    """A later round goes on from what was saved at this time: the steps since then are done twice.
-    To do this again changes nothing.
+    """Return an entry after a later round has resumed from what was saved at this time: the steps
+    since then are done twice. A second call changes nothing.
     """
     if entry.trained is None or entry.trained[1] <= saved:
         return entry
@@ -74,4 +74,5 @@ def rewound(entry: LedgerEntry, saved: float) -> LedgerEntry:
 
 
 def rewind(entries: Sequence[LedgerEntry], saved: float) -> list[LedgerEntry]:
+    """Return all entries after a later round has resumed from what was saved at this time."""
     return [rewound(entry, saved) for entry in entries]

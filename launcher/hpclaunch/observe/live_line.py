@@ -1,4 +1,4 @@
-"""What a job waits for before its first step, in one line."""
+"""One line on a terminal: what a job waits for before its first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core.protocol.wording import count, some
 from .text_style import TextStyle, duration
 
 NAMES = 4
-# What workers do before their first step, in order, and how it is called here.
+# The phases of workers before their first step, in order, with their names in the line.
 BEFORE_STEPS = {
     "start": "starting",
     "imports": "imports",
@@ -20,7 +20,7 @@ BEFORE_STEPS = {
 
 
 def live_line(job: JobSnapshot, style: TextStyle) -> str:
-    """ "" for nothing: the workers make steps, or what they do is not known."""
+    """Return the line; "" if the workers make steps, or if their phase is not known."""
     what = _what(job)
     return style.line(f"{what} ({duration(job.entered)})") if what else ""
 
@@ -51,8 +51,8 @@ def _rendezvous(job: JobSnapshot) -> str:
 
 
 def _round(job: JobSnapshot) -> str:
-    """Workers that are not seen to use torch count as training: nothing is said of them, since they
-    may just not have imported it.
+    """Return the phases of the workers. Workers without torch count as training, and may just not
+    have imported it yet: the line does not mention them.
     """
     agents = {
         each: [agent for agent in job.running if agent.doing == each] for each in BEFORE_STEPS

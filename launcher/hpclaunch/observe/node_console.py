@@ -1,4 +1,4 @@
-"""The words of the facts of one node, as the user reads them on the console."""
+"""The messages of the console on one node."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..core.protocol.process_kinds import NAMES, ProcessKind
 from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
 
 NAMED = 3  # GPUs named in one message
-LOST_WITH = {  # what may be lost with a process that has ended
+LOST_WITH = {  # possible losses with a process that has ended
     ProcessKind.LOGS: "lines may be missing here, and are in the files; the journal may have a gap",
-    ProcessKind.GPUS: "look at nvidia-smi on this host",
+    ProcessKind.GPUS: "check nvidia-smi on this host",
 }
 WITHOUT_MPS = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
@@ -59,7 +59,7 @@ def who(host: str, rank: int) -> str:
 
 
 def words_of_node(fact: facts.NodeFact) -> str:
-    """Return the message."""
+    """Return the message of a fact."""
     match fact:
         case facts.LaunchNote():
             return words_of_launch(fact)
@@ -187,7 +187,7 @@ def _log_trouble(fact: facts.LogTrouble) -> str:
         case facts.LogTroubleKind.DISK:
             return f"{fact.what}: the disk is full, what workers write now is lost"
         case facts.LogTroubleKind.DUPLICATES:
-            return f"no more duplicates of lines in {fact.what}: {fact.why}"
+            return f"lines are no longer duplicated to {fact.what}: {fact.why}"
         case facts.LogTroubleKind.STALLED:
             return f"{fact.what} lines that were to be here are lost: the log directory has stalled"
 
@@ -196,7 +196,7 @@ def _turned_cold(fact: facts.WorkerTurnedCold) -> str:
     reason = changed_too_early(fact.file, fact.name, fact.line)
     if fact.cause is facts.ColdCause.MODULE:
         module = f"another module {fact.name} than hpclaunch has loaded"
-        reason = f"line {fact.line} of {fact.file} leads to {module}"
+        reason = f"line {fact.line} of {fact.file} imports {module}"
     if fact.is_impossible:
         return f"warning: {reason}, in a process that a worker has forked: start with --cold"
     return f"cold start: {reason}"

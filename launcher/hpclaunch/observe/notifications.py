@@ -1,4 +1,4 @@
-"""Notifications: which facts somebody learns of who does not watch the job (`--notify`)."""
+"""Notifications: the facts that the command of `--notify` gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .console import words
 from .end_causes import of_job, of_round
 from .job_report import OF_NODES
 
-STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds within this time are a storm
+STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds in so many seconds are a storm
 
 Detail = str | int | float
 
@@ -26,14 +26,14 @@ class Topic(str, Enum):
     """A kind of notification."""
 
     ROUND_BEGAN = "round_began"
-    ROUND_ENDED = "round_ended"  # before its workers were done
+    ROUND_ENDED = "round_ended"  # early
     HANG = "hang"
     STRAGGLER = "straggler"
     NODE_CORDONED = "node_cordoned"
     NOTICE = "notice"  # the workers are given notice of the end
     RESTART_STORM = "restart_storm"
     SPARES_EXHAUSTED = "spares_exhausted"
-    JOB_REQUEUED = "job_requeued"  # it is over, and goes on in another run
+    JOB_REQUEUED = "job_requeued"  # another run continues it
     JOB_OVER = "job_over"
 
 
@@ -46,7 +46,7 @@ class Notification:
 
 
 class Notifications:
-    """A fold over the facts that this agent records while it leads: anew in each tenure."""
+    """A fold over the facts that this agent records while it leads; each tenure begins afresh."""
 
     def __init__(self) -> None:
         self._begin()
@@ -56,7 +56,7 @@ class Notifications:
         self._nodes = 0  # of the round
         self._keeps_spares = False
         self._spares: set[str] = set()
-        self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds did
+        self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds failed
 
     def note(self, fact: facts.Fact, now: float) -> list[Notification]:
         """Return what is to be sent because of a fact that was recorded now, in seconds."""
@@ -103,7 +103,9 @@ class Notifications:
     def _exhausted(
         self, spares: set[str], number: int | None = None, nodes: int = 0
     ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
-        """From now on, these are the spares; of the round `number`, or of the one that runs."""
+        """Set the spares, of the round `number` or of the one that runs. Yield a notification if
+        the last one is gone.
+        """
         had, self._spares = self._spares, spares
         if had and not spares:
             text = "no spare is left: the next node that is lost will not be replaced"

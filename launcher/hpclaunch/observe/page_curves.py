@@ -1,4 +1,4 @@
-"""Figures of a job over time, as curves of a page."""
+"""The curves of a page: figures of a job over time."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .ledger_entries import LedgerEntry
 from .time_axis import TimeAxis
 
 MOST_POINTS = 400  # of a curve
-LEAST = 15.0  # seconds over which steps are counted: an agent hears of them every five
-SAME = 1.0  # seconds: of two moments that are not further apart, workers were seen once
-GAP = 3  # times as long as moments are apart: nothing was noted in between
-FEWEST = 10.0  # seconds that are put together for one point
+LEAST = 15.0  # seconds over which steps are counted: an agent learns their number every five
+SAME = 1.0  # seconds: moments that are no further apart have seen the workers once
+GAP = 3  # times the usual distance of two moments: the curve is interrupted
+FEWEST = 10.0  # seconds that become one point
 
 OVERHEAD = (*BEFORE_STEPS, Category.SAVING)
 FAULTS = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.LOST)
-IDLE = (*(Category.SCRIPT, Category.WAITING, Category.SPARE, Category.END, Category.UNKNOWN),)
+IDLE = (Category.SCRIPT, Category.WAITING, Category.SPARE, Category.END, Category.UNKNOWN)
 
-# Of a round, after BEFORE_STEPS, in this order. The other categories go on beside it.
+# A round goes through BEFORE_STEPS, WHILE and AFTER in this order, beside the other categories.
 WHILE = (Category.TRAINING, Category.SAVING)
 AFTER = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.END)
 
 Point = tuple[float, float]  # time, value
-Curve = list[list[Point]]  # in pieces: between them, there is nothing to show
+Curve = list[list[Point]]  # pieces, with gaps between them
 
 
 @value(frozen=True)
 class Loss:
-    """Seat seconds so far that were no training, and the share of training."""
+    """Seat seconds until a time that were no training, and the share of training."""
 
     at: float
     overhead: float
@@ -45,8 +45,8 @@ class Loss:
 
 
 def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
-    """At the end of each entry, and where the training of a round begins and ends. Without steps,
-    what comes after the rendezvous is training.
+    """Return the losses until the end of each entry, and until the begin and the end of the
+    training of each round. Without `steps_seen`, all time after the rendezvous is training.
     """
     found: list[Loss] = []
     overhead = faults = idle = total = training = 0.0
@@ -68,8 +68,8 @@ def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
 
 
 def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
-    """What was spent until each of these times: before the training of a round, while it trained,
-    and after what is kept of it. What goes on beside it is spread evenly.
+    """Return the parts of an entry, each with its end: before the training of a round, during it,
+    and after what is kept of it. Categories beside it are divided evenly.
     """
     length = entry.end - entry.begin
     if entry.trained is None or length <= 0:
@@ -91,7 +91,7 @@ def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
 
 
 def step_rates(histories: Iterable[AgentHistory]) -> Curve:
-    """Steps in a second, of rank 0's agent, round by round."""
+    """Return the steps per second of rank 0's agent, with a piece for each round."""
     found: Curve = []
     for history in histories:
         moments = [m for m in history.moments if m.workers.first == 0]
@@ -107,12 +107,12 @@ def step_rates(histories: Iterable[AgentHistory]) -> Curve:
 
 
 def _train(workers: WorkersMoment) -> bool:
-    """They have not ended."""
+    """Return whether they have not ended."""
     return workers.spent[-1:] != (Doing.NOTHING,)
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
-    """Since the first step of the round, or for longer rounds over the last seconds."""
+    """Return the rates since the first step of a round, or over the last LEAST seconds."""
     made = [(at, number) for at, number in steps if number > 0]
     found, i = list[Point](), 0
     for at, number in made[1:]:
@@ -125,13 +125,13 @@ def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
 
 
 def farthest(histories: Iterable[AgentHistory]) -> int:
-    """Step, as the script counts; 0 if it does not say."""
+    """Return the furthest step as the script counts; 0 if it does not say."""
     return max((m.workers.step for history in histories for m in history.moments), default=0)
 
 
 @value(frozen=True)
 class Gathered:
-    """What agents noted at about the same time, for one point of a curve."""
+    """Moments of several agents at about the same time, for one point of a curve."""
 
     at: float
     apart: float  # seconds to the moments before
@@ -139,7 +139,7 @@ class Gathered:
 
 
 def gathered(histories: Iterable[AgentHistory], axis: TimeAxis) -> list[Gathered]:
-    """All moments at which workers or GPUs were looked at, in the order of time."""
+    """Return all moments with vitals of workers or GPUs, in the order of time."""
     width = max(FEWEST, axis.length / MOST_POINTS)
     workers = defaultdict[int, list[WorkersMoment]](list)
     apart = defaultdict[int, float](float)
@@ -163,7 +163,7 @@ def curve(
     value: Callable[[WorkersMoment], float | None],
     together: Callable[[Sequence[float]], float],
 ) -> Curve:
-    """Of one figure. Where nothing was noted for long, there is a gap."""
+    """Return the curve of one figure, with gaps where nothing was noted for long."""
     found: Curve = []
     last = -math.inf
     for point in points:
@@ -200,9 +200,7 @@ def _short(value: float) -> float:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return the highest and the lowest of each few points that follow each other, if they are
-    too many.
-    """
+    """Return the points, or of too many the highest and the lowest of each few."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)

@@ -1,4 +1,4 @@
-"""The time line of a job: what all of it did, and each of its nodes or ranks."""
+"""The lanes of the time line: what the whole job did, and each node or rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..core.protocol.values import replace, value
 from .ledger_entries import LedgerEntry
 from .time_axis import UNITS, TimeAxis
 
-FEW_RANKS = 16  # that have a lane each; of more, each node has one
-MOST_LANES = 96  # of more nodes, several that follow each other share one
-MOST_BARS = 5_000  # on a page: of more, the shortest are put together
-FOLDS = 4  # bars that become one, where there are too many, for a first try
+FEW_RANKS = 16  # with a lane each; with more ranks, each node has one
+MOST_LANES = 96  # of more nodes, several consecutive ones share a lane
+MOST_BARS = 5_000  # on a page: of more, the shortest are merged
+FOLDS = 4  # bars that become one at first, if there are too many
 
-# In the order in which a round goes through them; what goes on beside them is not among them.
+# The categories in the order in which a round goes through them, without those beside it.
 IN_ORDER = (
     *(Category.SCRIPT, Category.WAITING, Category.START, Category.IMPORTS, Category.RENDEZVOUS),
     *(Category.LOADING, Category.TRAINING, Category.SAVING, Category.REDONE, Category.DETECTION),
@@ -33,14 +33,14 @@ BEFORE_STEPS = (Doing.START, Doing.IMPORTS, Doing.RENDEZVOUS, Doing.LOADING)
 
 @value(frozen=True)
 class Bar:
-    """From a time until another one."""
+    """A category from one time until another."""
 
     begin: float
     end: float
     category: Category
 
 
-Run = tuple[Category, int, int]  # a bar in units of the axis: category, from, until
+Run = tuple[Category, int, int]  # a bar in units of the axis: category, begin, end
 
 
 @value(frozen=True)
@@ -48,15 +48,15 @@ class Lane:
     name: str
     bars: tuple[Bar, ...]
     hosts: frozenset[str]
-    rank: int | None = None  # None: whatever ranks the node has
+    rank: int | None = None  # None: a lane of nodes
 
 
 # The whole job
 
 
 def job_bars(entries: Iterable[LedgerEntry]) -> list[Bar]:
-    """A round goes through its categories one after the other. When it saved is not known here,
-    so that counts as training.
+    """Return the bars of the whole job. A round goes through its categories one after the other.
+    The times of its saves are not known here, so they count as training.
     """
     found: list[Bar] = []
     for entry in entries:
@@ -85,9 +85,9 @@ def agent_bars(
     until: float,
     least: float,
 ) -> list[Bar]:
-    """Return what an agent did. `uses` says what its node did from each time on, UNKNOWN while it
-    had workers; `rounds` from when to when each round was, and `until` when the launch was over.
-    What workers saved in less than `least` seconds is left out.
+    """Return the bars of an agent. `uses` is what its node did from each time on, UNKNOWN while it
+    had workers; `rounds` has the begin and the end of each round, and `until` is the end of the
+    launch. Saves of less than `least` seconds are left out.
     """
     own = defaultdict[int, list[AgentMoment]](list)
     for moment in history.moments:
@@ -108,7 +108,7 @@ def agent_bars(
 
 
 def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> list[Bar]:
-    """What the workers of an agent did in a round."""
+    """Return the bars of an agent's workers in a round."""
     last = moments[-1]
     workers, found = last.workers, list[Bar]()
     begin = at = last.at - workers.elapsed
@@ -133,7 +133,7 @@ def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> lis
 
 
 def _saves(moments: Sequence[AgentMoment], least: float) -> list[Bar]:
-    """As long as they took; that they have ended is known by the next moment."""
+    """Return the saves, each at the moment that first knows of it."""
     found = []
     for one, other in pairwise(moments):
         seconds = (_saving(other) - _saving(one)) / 1000
@@ -148,7 +148,7 @@ def _saving(moment: AgentMoment) -> int:
 
 
 def _between(bars: Iterable[Bar], others: Sequence[Bar]) -> list[Bar]:
-    """The parts of bars in which there is none of the others."""
+    """Return the parts of `bars` that none of the `others` overlaps."""
     found = []
     for bar in bars:
         at = bar.begin
@@ -169,8 +169,8 @@ def _between(bars: Iterable[Bar], others: Sequence[Bar]) -> list[Bar]:
 def lanes(
     by_host: Mapping[str, Sequence[Bar]], by_rank: Mapping[int, tuple[str, Sequence[Bar]]]
 ) -> list[Lane]:
-    """A lane for each of a few ranks, and for each node that has none of them; or for all nodes.
-    `by_rank` has the host and the bars of each rank, or is empty if ranks have changed their hosts.
+    """Return a lane for each of a few ranks and each node without such ranks; otherwise for each
+    node. `by_rank` has the host and the bars of each rank; it is empty if ranks have changed hosts.
     """
     few = by_rank if len(by_rank) <= FEW_RANKS else {}
     found = [
@@ -192,7 +192,7 @@ def lanes(
 
 
 def most(lists: Sequence[Sequence[Bar]]) -> list[Bar]:
-    """What the most of them did, at each time at which one of them began something else."""
+    """Return the most common category between two changes."""
     if len(lists) == 1:
         return list(lists[0])
     times = sorted({at for bars in lists for bar in bars for at in (bar.begin, bar.end)})
@@ -215,8 +215,8 @@ def most(lists: Sequence[Sequence[Bar]]) -> list[Bar]:
 
 
 def runs(rows: Sequence[Sequence[Bar]], axis: TimeAxis) -> list[list[Run]]:
-    """Return the bars of each row in units of the axis. Where there are too many, those that follow
-    each other closely become one of the category that takes most of their time.
+    """Return the bars of each row in units of the axis. If there are too many, close ones become
+    one bar, of the category that takes most of their time.
     """
     width, number = 1, sum(map(len, rows))
     while number > width * FOLDS * MOST_BARS:
@@ -229,7 +229,7 @@ def runs(rows: Sequence[Sequence[Bar]], axis: TimeAxis) -> list[list[Run]]:
 
 
 def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[Run]:
-    """Return the category that takes most of each column of this width."""
+    """Return the bars in columns of this width, each of the category that takes most of it."""
     columns: dict[int, dict[Category, float]] = {}
     found: list[Run] = []
     units = UNITS / width

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
-from ..core.protocol.facts import CheckpointGone, CheckpointSaved, EndReason, Fact, RoundEnded
+from ..core.protocol.facts import CheckpointGone, CheckpointSaved, Fact, RoundEnded
 
 if TYPE_CHECKING:
     from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
 
 MOST = 8  # rounds
-REASONS = {
-    EndReason.FAILURE: "a worker or the store has failed",
-    EndReason.VERDICT: "the job is about to end",
-    EndReason.LOSS: "a node with workers was lost, or is cordoned",
-    EndReason.QUORUM: "the leader lease is over",
-    EndReason.GROWTH: "a larger round can begin",
-    EndReason.TIME: "Slurm is about to end the job",
-    EndReason.ASKED: "the user has asked for a restart",
-}
 
 
 class NewestCheckpoint:
@@ -48,21 +39,17 @@ class NewestCheckpoint:
 
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
-    """Return the last of these, the newest last. All times are of one clock."""
-    from ..core.protocol.job_snapshot import PastRound  # no start of an agent pays for it
+    """Return the last of these for a snapshot, the newest last."""
+    from ..core.protocol.job_snapshot import PastRound  # no start of an agent pays for these
+    from .end_causes import of_round
+
+    def why(end: RoundEnded) -> str:
+        if end.is_programs_fault:
+            return how(end.failures[0])
+        lost = (f"{e.host} is cordoned: {e.why}" if e.is_unfit else e.why for e in end.lost)
+        return "; ".join(lost) or of_round(end).text
 
     return tuple(
-        PastRound(end.round, now - end.seen, end.ranks, _why(end), is_fault=end.is_programs_fault)
+        PastRound(end.round, now - end.seen, end.ranks, why(end), is_fault=end.is_programs_fault)
         for end in ends[-MOST:]
     )
-
-
-def _why(end: RoundEnded) -> str:
-    if end.is_programs_fault:
-        return how(end.failures[0])
-    if EndReason.LOSS in end.reasons and end.lost:
-        return "; ".join(
-            f"{lost.host} is cordoned: {lost.why}" if lost.is_unfit else lost.why
-            for lost in end.lost
-        )
-    return "; ".join(sorted(REASONS[reason] for reason in end.reasons))

@@ -1,9 +1,10 @@
-"""How a screen is written: its width, colours and signs; and how figures are."""
+"""The style of a screen: its width, colours and characters, and the form of figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
+from typing import TypeAlias
 
 from ..core.protocol.values import value
 from ..core.protocol.wording import GIB, plain
@@ -20,14 +21,17 @@ class Colour(Enum):
     STRONG = "1"
 
 
+Cell: TypeAlias = "str | tuple[str, Colour]"
+
+
 @value(frozen=True)
 class TextStyle:
     width: int = 80
     colour: bool = False
     unicode: bool = True
 
-    def line(self, *parts: str | tuple[str, Colour]) -> str:
-        """One line, which is cut where it is too long. Names in it are harmless."""
+    def line(self, *parts: Cell) -> str:
+        """Return one line, cut where it is too long. Control characters in names become "?"."""
         left = self.width
         written = []
         for part in parts:
@@ -45,27 +49,28 @@ class TextStyle:
     def table(
         self,
         titles: Sequence[str],
-        rows: Sequence[Sequence[str | tuple[str, Colour]]],
+        rows: Sequence[Sequence[Cell]],
         right: str = "",
     ) -> list[str]:
-        """Columns as wide as they need to be. `right` has "r" for those that are flush right."""
-        texts = [[c[0] if isinstance(c, tuple) else c for c in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
-        lines = [self.line(*self._cells([(t, Colour.FAINT) for t in titles], widths, right))]
-        return lines + [self.line(*self._cells(row, widths, right)) for row in rows]
+        """Return the lines of a table. `right` has "r" for each column that is flush right."""
+        table = [[(title, Colour.FAINT) for title in titles], *rows]
+        widths = [max(len(_text(cell)) for cell in column) for column in zip(*table, strict=True)]
+        return [self.line(*_cells(row, widths, right)) for row in table]
 
-    def _cells(
-        self, row: Sequence[str | tuple[str, Colour]], widths: Sequence[int], right: str
-    ) -> list[str | tuple[str, Colour]]:
-        cells: list[str | tuple[str, Colour]] = []
-        for i, cell in enumerate(row):
-            text = cell[0] if isinstance(cell, tuple) else cell
-            put = text.rjust if right[i : i + 1] == "r" else text.ljust
-            is_last = i + 1 == len(row)
-            padded = text if is_last and put == text.ljust else put(widths[i])
-            padded += "" if is_last else "  "
-            cells.append((padded, cell[1]) if isinstance(cell, tuple) else padded)
-        return cells
+
+def _text(cell: Cell) -> str:
+    return cell[0] if isinstance(cell, tuple) else cell
+
+
+def _cells(row: Sequence[Cell], widths: Sequence[int], right: str) -> Iterator[Cell]:
+    """Yield the cells of a row, padded to these widths."""
+    for i, cell in enumerate(row):
+        text, gap = _text(cell), "  " if i + 1 < len(row) else ""
+        if right[i : i + 1] == "r":
+            text = text.rjust(widths[i])
+        elif gap:
+            text = text.ljust(widths[i])
+        yield (text + gap, cell[1]) if isinstance(cell, tuple) else text + gap
 
 
 def duration(seconds: float) -> str:
@@ -91,7 +96,7 @@ def rate(pace: float) -> str:
 
 
 def short_rate(pace: float) -> str:
-    """The same for a column."""
+    """Write how fast steps are made, for a column."""
     return f"{1 / pace:.3g}/s" if pace < 1 else f"{pace:.3g} s"
 
 

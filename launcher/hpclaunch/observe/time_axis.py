@@ -1,4 +1,4 @@
-"""Where a time is on a page."""
+"""The axis of time on a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LocalTime = Callable[[float, str], str]  # writes a time in the form of strftime
 
 @value(frozen=True)
 class TimeAxis:
-    """Times are seconds since the epoch; there is at least a second from `begin` to `end`."""
+    """From `begin` to `end`, in seconds since the epoch: at least one second."""
 
     begin: float
     end: float

@@ -1,4 +1,4 @@
-"""A launch on a full screen, and what keys do to it. Nothing here reads keys, or draws."""
+"""The full screen of a launch, and the effect of keys on it. The caller reads keys and draws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = 10  # rows
 
 
 class Sort(Enum):
-    """By what the rows are sorted; the key is the first letter."""
+    """The order of the rows. The first letter is its key."""
 
     ORDER = "order"
     STEP = "step"  # the fewest first
@@ -45,7 +45,7 @@ OF_RANKS: dict[Sort, Callable[[RankRow], float]] = {
 
 @value(frozen=True)
 class TopState:
-    """What the user has chosen. Keys are characters, or "up", "down", "page up", "page down",
+    """The choices of the user. Keys are characters, or "up", "down", "page up", "page down",
     "enter", "erase" and "escape".
     """
 
@@ -56,7 +56,7 @@ class TopState:
     first: int = 0  # row that is shown
 
     def pressed(self, key: str) -> TopState | None:
-        """After a key; None to leave. Keys without a meaning change nothing."""
+        """Return the state after a key; None to leave. Keys without a meaning change nothing."""
         if self.typing:
             return self._typed(key)
         match key:
@@ -85,7 +85,7 @@ class TopState:
 
 
 def top_screen(launch: LaunchSnapshot, state: TopState, style: TextStyle, height: int) -> list[str]:
-    """At most `height` lines."""
+    """Return at most `height` lines."""
     job = launch.job
     if job is None:
         return head_lines(launch, style)[:height]

@@ -124,7 +124,7 @@ def test_where_all_are_if_none_stands_out():
     assert found.lines == (
         "rank 0 on n1 is in a.py:1, f",
         "rank 1 on n1 is in loader.py:88, next_batch",
-        "rank 4 on n2 did not tell where it is",
+        "rank 4 on n2 did not report where it is",
     )
 
 

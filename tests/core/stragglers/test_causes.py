@@ -37,7 +37,7 @@ def test_what_it_does_more_than_others(more, why):
 @pytest.mark.parametrize(
     ("clock", "others", "cpu", "why"),
     [
-        (1.2, 3.0, 0.95, "its CPU runs at 1.2 GHz, those of others at 3.0 GHz: it is throttled"),
+        (1.2, 3.0, 0.95, "its CPU runs at 1.2 GHz, the others' at 3.0 GHz: it is throttled"),
         (2.8, 3.0, 0.95, "it computes for 25%"),
         (0.0, 3.0, 0.95, "it computes for 25%"),  # its node does not tell
         (3.0, 0.0, 0.95, "it computes for 25%"),

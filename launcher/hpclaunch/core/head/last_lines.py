@@ -1,6 +1,6 @@
-"""The meaning of the last lines of a failed worker: the cause, what to do, and whether it may pass.
+"""The table of a failed worker's last lines: the cause, the advice, and whether it may pass.
 
-The words are those of Python, torch 2.13, gloo and NCCL, of the C library and of our own agents.
+The words are those of Python, torch 2.13, gloo and NCCL, of the C library and of hpclaunch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from ..protocol.values import value
 
 @value(frozen=True)
 class Meaning:
-    """The meaning of `words` among the last lines. Fields that they leave open are "" or None.
+    """The meaning of `words` among the last lines. Fields without a meaning are "" or None.
 
-    The words are a pattern that is compiled where it is searched for: no start of an agent pays
-    for it.
+    The words are a pattern, compiled only where it is searched for, to keep an agent's start short.
     """
 
     words: str
@@ -42,8 +41,8 @@ _GPU_MEMORY = (
     "somebody else is on the GPU."
 )
 
-# For each question the first row that answers it counts. So causes come before their consequences,
-# and special cases before general ones.
+# For each field the first row that has it counts. So causes precede their consequences, and special
+# cases general ones.
 MEANINGS = (
     # Backends that this torch does not have
     Meaning(
@@ -66,8 +65,8 @@ MEANINGS = (
             "Found no NVIDIA driver",
             "no CUDA-capable device is detected",
         ),
-        "this worker sees no GPU. Ask Slurm for some (#SBATCH --gpus-per-node=N), look whether "
-        "CUDA_VISIBLE_DEVICES is set to nothing in the job script, and whether a container is "
+        "this worker sees no GPU. Ask Slurm for some (#SBATCH --gpus-per-node=N), check whether "
+        "CUDA_VISIBLE_DEVICES is empty in the job script, and whether a container is "
         'started with --nv; on CPUs write init_process_group("gloo").',
     ),
     Meaning(
@@ -90,8 +89,8 @@ MEANINGS = (
             "cudaErrorMpsMaxClientsReached",
             "required to create MPS client have been exhausted",
         ),
-        "MPS takes no more clients on this GPU. Every process with a CUDA context is one: each "
-        "worker, and each process of its own that uses CUDA, such as a DataLoader worker that "
+        "MPS accepts no further clients on this GPU. Every process with a CUDA context is one: "
+        "each worker, and each process of its own that uses CUDA, such as a DataLoader worker that "
         "moves tensors to the GPU. Start fewer workers (--nproc), or use CUDA in them only.",
     ),
     Meaning(
@@ -171,7 +170,7 @@ MEANINGS = (
         _words("version `GLIBC", "cannot open shared object file", "undefined symbol"),
         "a library does not fit the workers' environment. Load the same modules as when it was "
         "installed (module load ... in the job script, before srun), build extensions again for "
-        "this torch, and look whether all nodes have the same system.",
+        "this torch, and check whether all nodes have the same system.",
     ),
     # Finding each other
     Meaning(
@@ -202,7 +201,7 @@ MEANINGS = (
         _words("client socket has timed out", "TCP client failed to connect"),
         "this worker could not reach the address where the ranks meet. Do not set MASTER_ADDR or "
         "MASTER_PORT in the script or job script, because hpclaunch chooses both; if it does not, "
-        "srun hpclaunch doctor tells whether the hosts reach each other.",
+        "srun hpclaunch doctor shows whether the hosts reach each other.",
     ),
     Meaning(
         _words("connectFullMesh failed", "socketPollConnect", "No route to host"),
@@ -210,7 +209,7 @@ MEANINGS = (
         "the wrong network. Set GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (NCCL) to the "
         "interface that joins the nodes; ip -br addr lists them, srun hpclaunch doctor names ours.",
     ),
-    # Waiting for each other
+    # Timeouts
     Meaning(
         _words("doesn't match expected size", "Mismatch between collective operation types"),
         "the ranks called different collectives, or with tensors of different sizes. Look for a "
@@ -219,10 +218,10 @@ MEANINGS = (
     ),
     Meaning(
         _words("waiting for clients", "wait timeout after", "barrier timeout after"),
-        "not all ranks came to the same point before the timeout. One of them is late (a first "
+        "not all ranks reached the same point before the timeout. One of them is late (a first "
         "import or download: init_process_group(timeout=timedelta(hours=1))), "
         "never gets there (init_process_group, new_group or a collective below an `if`), or hangs: "
-        "look at the last lines of every rank in the log directory.",
+        "see the last lines of every rank in the log directory.",
         EndCause.TIMEOUT,
     ),
     Meaning(
@@ -232,9 +231,9 @@ MEANINGS = (
             "failed to pass monitoredBarrier",
             "Timed out waiting ",
         ),
-        "a collective waited in vain for another rank. That rank hangs, is late (saving, "
+        "a collective waited for another rank until its timeout. That rank hangs, is late (saving, "
         "evaluating, or reading data on rank 0 only), or calls another collective; the last lines "
-        "of every rank in the log directory tell which. If it is only late, raise "
+        "of every rank in the log directory show which. If it is only late, raise "
         "init_process_group(timeout=...); TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
         EndCause.TIMEOUT,
     ),
@@ -253,23 +252,23 @@ MEANINGS = (
         "others were done, is named nowhere else.",
         EndCause.PEER,
     ),
-    # The end
+    # The end of the script
     Meaning(
         _words("terminate called without an active exception", "FATAL: exception not rethrown"),
-        "the script came to its end while torch's threads were still communicating. Make "
+        "the script ended while torch's threads were still communicating. Make "
         "torch.distributed.destroy_process_group() its last call, after the last collective is "
         "done (work.wait() for async_op=True).",
     ),
-    # What each of many programs may say
+    # Words of many programs
     Meaning(
         _words(pattern=r"Connection (?:closed by|reset by|refused)|Broken pipe"),
         cause=EndCause.PEER,
     ),
-    # Code 2 is that of argparse, and of Python for a script that is not there.
+    # Code 2 is argparse's, and Python's for a script that does not exist.
     Meaning(_words("error: ", "can't open file"), may_pass=False, code=2),
     Meaning(_words(pattern=r"^(?:Import|ModuleNotFound|Syntax|Indentation)Error:"), may_pass=False),
-    # The file system or the network has failed, by the name of an exception. FileNotFoundError and
-    # its like are left out: a path that is wrong stays wrong.
+    # Exceptions of the file system or the network. FileNotFoundError and the like are left out: a
+    # wrong path stays wrong.
     Meaning(
         _words(
             pattern=r"(?i)^(?:\w+\.)*(?:OSError|IOError|BlockingIOError|BrokenPipeError|gaierror"
@@ -291,14 +290,14 @@ MEANINGS = (
     ),
 )
 
-# The words of these causes are also in many a line before the failure.
+# The words of these causes are also in many lines before a failure.
 IN_MESSAGE = (EndCause.TIMEOUT, EndCause.PEER)
 
 SIGNALS: dict[int, str] = {
-    signal.SIGKILL: "only the kernel or a person kills like this. Most likely the job's memory was "
-    "used up: sacct -j JOBID -o JobID,MaxRSS,State shows OUT_OF_MEMORY; ask for more (#SBATCH "
+    signal.SIGKILL: "only the kernel or a person sends this signal. Most likely the job's memory "
+    "was used up: sacct -j JOBID -o JobID,MaxRSS,State shows OUT_OF_MEMORY; ask for more (#SBATCH "
     "--mem=...), or lower num_workers or --nproc. Or somebody called kill -9.",
-    signal.SIGBUS: "memory that was promised was not there: most likely /dev/shm is full, through "
+    signal.SIGBUS: "mapped memory was not available: most likely /dev/shm is full, through "
     "which the DataLoader's workers pass batches. Give it more room (a container's --shm-size or "
     "--ipc=host), or lower num_workers. hpclaunch doctor shows its size.",
     signal.SIGSEGV: "native code crashed. Export PYTHONFAULTHANDLER=1 in the job script to see the "
@@ -315,8 +314,8 @@ SIGNALS: dict[int, str] = {
 def advise(failure: Failure) -> str:
     """Return a short paragraph on why this worker failed and what to do, or "".
 
-    For a worker that was killed by a signal, the signal decides: what it wrote before that does not
-    tell why it was killed.
+    For a worker that was killed by a signal, the signal decides: its last lines do not show why it
+    was killed.
     """
     if failure.signal in SIGNALS:
         return SIGNALS[failure.signal]
@@ -326,7 +325,7 @@ def advise(failure: Failure) -> str:
 def cause_in(
     tail: str, message: str, among: Collection[EndCause] = tuple(EndCause)
 ) -> EndCause | None:
-    """Return the first cause `among` these that the last lines name, or None. Words in IN_MESSAGE
+    """Return the first cause `among` these that the last lines name, or None. Causes in IN_MESSAGE
     count only in the `message`, which is a part of the lines.
     """
     for m in MEANINGS:

@@ -1,4 +1,4 @@
-"""How the seats of a round have spent it, from what each agent tells of its workers."""
+"""The shares of a round: how its seats spent it, by the reports of all agents on their workers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.
 
 @value(frozen=True)
 class RoundPart:
-    """Of one agent in a round."""
+    """One agent in a round."""
 
-    spent: Spent  # () if nothing is known
+    spent: Spent  # () if the agent has reported nothing
     seats: float
     done: bool = False  # all its workers have ended with 0
-    left: tuple[float, ...] = ()  # when some of them have, in seconds after the round's begin
+    left: tuple[float, ...] = ()  # when some of them ended, in seconds after the round's begin
     workers: int = 1
 
     def idle(self, until: float) -> float:
-        """For how many seconds its workers had ended, as a mean of them; 0 once all have, since
-        the agent then knows all that they have spent."""
+        """Return for how many seconds its workers had ended, as their mean; 0 once all have ended,
+        since `spent` then has everything.
+        """
         left = () if self.done else self.left
         return sum(max(0.0, until - at) for at in left) / self.workers
 
@@ -50,8 +51,8 @@ def sums(spent: Iterable[Mapping[Category, float]]) -> SeatSeconds:
 
 
 def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
-    """How the `elapsed` seconds of a round were spent, for one seat. `cut` seconds after its begin
-    it came to the end of the round, which nobody knew at first. The sum is `elapsed`.
+    """Return how one seat spent the `elapsed` seconds of a round. Its cause of end occurred `cut`
+    seconds after its begin, and was detected later. The sum is `elapsed`.
     """
     seconds = [milliseconds / 1000 for milliseconds in part.spent[: Doing.NOTHING]]
     doing = Doing(part.spent[Doing.NOTHING]) if part.spent else Doing.START
@@ -60,7 +61,7 @@ def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
     now = CATEGORIES.get(doing, rest)
     idle = part.idle(elapsed)
     spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(seconds)
-    # What is too much was told late, or on a clock that goes faster.
+    # A sum that is too large was reported late, or measured on a faster clock.
     spent[now] = max(0.0, spent[now])
     spent.pop(Category.DETECTION, None)
     until = elapsed if part.done else cut - part.idle(cut)
@@ -73,7 +74,7 @@ def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
 
 
 def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None:
-    """So many seconds less, from the last of it on."""
+    """Take so many seconds away, in this order of categories."""
     for category in order:
         taken = min(max(0.0, seconds), spent.get(category, 0.0))
         if taken:
@@ -82,11 +83,10 @@ def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None
 
 
 def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundShares:
-    """Return how all agents of a round spent the `elapsed` seconds of it, which came to its end
+    """Return how all agents of a round spent its `elapsed` seconds; the cause of its end occurred
     `cut` seconds after its begin.
 
-    Agents without data are assumed to match the others. While one of them saves, all others wait
-    for it.
+    Agents without data are assumed to match the others. While one agent saves, all others wait.
     """
     cut = min(elapsed, max(0.0, cut))
     known = [part for part in parts if part.spent]
@@ -115,7 +115,7 @@ def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
 
 @value(frozen=True)
 class Holder:
-    """What an agent has told of its seats; without `workers`, it was never heard."""
+    """The seats of an agent. Without `workers`, it has not reported."""
 
     node: int
     gpus: tuple[str, ...] = ()  # UUIDs
@@ -123,8 +123,9 @@ class Holder:
 
 
 def seats_of(agents: Sequence[Holder]) -> list[float]:
-    """The seats of each agent. A GPU that several agents see is divided among them. One that was
-    never heard is taken to have as many seats as the others; none, if it shares those of its node.
+    """Return the number of seats of each agent. A GPU that several agents see is divided among
+    them. An agent that has not reported counts like the others; it has none if it shares those of
+    its node.
     """
     seen = Counter(gpu for agent in agents for gpu in agent.gpus)
     share = any(count > 1 for count in seen.values())

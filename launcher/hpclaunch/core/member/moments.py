@@ -1,7 +1,7 @@
-"""A moment of an agent: a sample of its own workers and GPUs.
+"""Moments: what an agent notes of its own workers and GPUs, for the page of the job.
 
-Each agent notes its own: nothing of it crosses the network, and it outlives a change of heads. It
-is noted every `period` seconds, and when a round begins or ends. What happened is in the facts.
+It notes them every `period` seconds, and when a round begins or ends. They never cross the network,
+and do not depend on the head. Events are in the facts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ..protocol.model import Doing, RankVitals, Spent
 from ..protocol.values import value
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
-YOUNG, YOUNGEST = 60.0, 5.0  # seconds: until a job is as old as that, it is the latter
-PER_AGE = 30  # moments: a job that is as old as that many periods has the next longer one
-AGENTS = 16  # that may write to the log directory in one second
+YOUNG, YOUNGEST = 60.0, 5.0  # seconds: the period is YOUNGEST until a job is so old
+PER_AGE = 30  # the period is at least this part of the job's age
+AGENTS = 16  # agents that write to the log directory in one second
 LATEST = 1e11  # seconds since the epoch: what is later is damaged
 MOST_RANKS = 1 << 20  # of a job
 MOST = 1 << 60  # bytes, steps or milliseconds
@@ -23,10 +23,10 @@ MOST = 1 << 60  # bytes, steps or milliseconds
 
 @value(frozen=True)
 class GpusMoment:
-    """The GPUs of an agent's task, all together."""
+    """The GPUs of an agent's task together."""
 
     count: int
-    busy: float | None  # the mean; None if they do not tell
+    busy: float | None  # the mean share; None if they do not report it
     idlest: float | None
     used: int  # bytes of their memory
     total: int
@@ -40,12 +40,12 @@ class WorkersMoment:
     first: int  # rank
     count: int
     elapsed: float  # seconds since the round began here
-    spent: Spent  # in these; the last number is what they do now
-    steps: int  # in this round, of the rank that is furthest
-    seen: float  # when these were seen, in seconds since the round began here
-    step: int = 0  # the same as the script counts; 0 if it does not say
-    memory: int = 0  # bytes that are resident; 0 if nobody has looked
-    largest: int = 0  # of one of them
+    spent: Spent  # of these; the last number is what they do now
+    steps: int  # in this round, of the furthest rank
+    seen: float  # when the steps were read, in seconds since the round began here
+    step: int = 0  # the step as the script counts; 0 if it does not report it
+    memory: int = 0  # resident bytes; 0 if not known
+    largest: int = 0  # the largest of one worker
     gpus: GpusMoment | None = None
 
 
@@ -57,8 +57,8 @@ class AgentMoment:
 
 
 def period(age: float, agents: int) -> float:
-    """Seconds until the next moment of an agent of this age. A job of an hour has some 100, one of
-    a day 380, and each day after that adds 288.
+    """Return the seconds until the next moment of an agent of this age. A job of an hour has some
+    100 moments, one of a day 380, and each further day adds 288.
     """
     shortest = YOUNGEST if age < YOUNG else SHORTEST
     return min(LONGEST, max(shortest, agents / AGENTS, age / PER_AGE))
@@ -74,7 +74,7 @@ def of_workers(
     vitals: Sequence[RankVitals] = (),
     gpus: Sequence[GpuUse] = (),
 ) -> WorkersMoment:
-    """`vitals` and `gpus` are () if nobody has looked."""
+    """Return a moment of workers. `vitals` and `gpus` are () if they are not known."""
     memory = [worker.memory for worker in vitals]
     return WorkersMoment(
         first,
@@ -103,7 +103,7 @@ def _of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
 
 
 def is_sound(moment: AgentMoment) -> bool:
-    """Return whether an agent may have noted this. If not, it is damaged."""
+    """Return whether the values are possible. If not, the line of the file is damaged."""
     workers = moment.workers
     times = (moment.at, workers.elapsed, workers.seen)
     return moment.at >= 0 and all(-LATEST < at < LATEST for at in times) and _are_sound(workers)

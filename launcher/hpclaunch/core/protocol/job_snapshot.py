@@ -1,6 +1,6 @@
-"""A job at one moment, as its head knows it. It is frozen: whoever has one may show it at leisure.
+"""A snapshot: a job at one moment, as its head knows it.
 
-All times are seconds before, or until, the moment of the snapshot.
+All times are seconds before or until the moment of the snapshot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORMAT = 1  # of what `status --json` prints
 
 
 class AgentState(str, Enum):
-    """What a node's agent does in the job."""
+    """The state of a node's agent in the job."""
 
     ABSENT = "not here yet"
     PREPARING = "preparing"
@@ -38,22 +38,22 @@ class AgentSnapshot:
     node: int
     host: str
     state: AgentState
-    why: str = ""  # it is lost or cordoned
-    heard: float | None = None  # its last message; None for the head itself, and if there is none
+    why: str = ""  # why it is lost or cordoned
+    heard: float | None = None  # its last message; None for the head, and for an agent without one
     first_rank: int = 0
-    ranks: int = 0  # how many; 0 outside of a round
-    steps: tuple[int, ...] = ()  # of each rank, or one number if all have made as many
-    still: float = 0.0  # for so long no worker has done anything but use the CPU
-    hang: float = 0.0  # so much stillness means a hang; 0: none does
-    doing: str = ""  # what its workers do, of `Doing`; "" if that is not known
-    workers: tuple[RankVitals, ...] = ()  # () until the agent has told
+    ranks: int = 0  # their number; 0 outside of a round
+    steps: tuple[int, ...] = ()  # of each rank, or one number if all are equal
+    still: float = 0.0  # time without a sign of life but CPU time
+    hang: float = 0.0  # so long without a sign of life means a hang; 0: never
+    doing: str = ""  # a name of `Doing`; "" if not known
+    workers: tuple[RankVitals, ...] = ()  # () until the agent has reported
     gpus: tuple[GpuUse, ...] = ()
-    gpus_of: tuple[tuple[int, ...], ...] = ()  # worker by worker: their positions in `gpus`
+    gpus_of: tuple[tuple[int, ...], ...] = ()  # for each worker the positions of its GPUs in `gpus`
 
 
 @value(frozen=True)
 class CheckpointSnapshot:
-    """The newest complete checkpoint that the head has heard of."""
+    """The newest complete checkpoint that is known."""
 
     path: str
     step: int | None
@@ -63,11 +63,11 @@ class CheckpointSnapshot:
 
 @value(frozen=True)
 class PastRound:
-    """A round that has ended, and why. The newest faults are kept, not all."""
+    """A round that ended early, and why."""
 
     round: int
     ended: float
-    ranks: int  # 0 if that is not known: the round was another head's
+    ranks: int  # 0 if not known: the round was another head's
     why: str
     is_fault: bool  # it counts as a restart
 
@@ -88,21 +88,21 @@ class JobSnapshot:
     agents: tuple[AgentSnapshot, ...]  # in Slurm's order
     checkpoint: CheckpointSnapshot | None = None
     pace: float | None = None  # seconds for a step, over the last minute
-    straggler: str = ""  # whom the others wait for
+    straggler: str = ""  # the rank or host that the others wait for
     straggler_host: str = ""
-    end: float | None = None  # when Slurm ends the job; None if that is not known
+    end: float | None = None  # when Slurm ends the job; None if not known
     is_preempted: bool = False
     notice: str = ""  # of the end, or of a signal: "offered" or "given", and before which step
     is_notice_given: bool = False
     past: tuple[PastRound, ...] = ()  # the newest last
-    verdict: str = ""  # how the job ends
+    verdict: str = ""  # the reason for the end of the job
     code: int | None = None  # its exit code
-    goodput: float | None = None  # of the launch so far; None if that is not known
-    is_complete: bool = True  # all agents have told what somebody who looks asks for
+    goodput: float | None = None  # of the launch so far; None if not known
+    is_complete: bool = True  # all agents have reported the vitals that a viewer asks for
 
     @property
     def running(self) -> tuple[AgentSnapshot, ...]:
-        """The agents that have ranks."""
+        """The agents with ranks."""
         return tuple(agent for agent in self.agents if agent.ranks)
 
     @property
@@ -111,28 +111,28 @@ class JobSnapshot:
 
     @property
     def step(self) -> int:
-        """Of the rank that is furthest, as the script counts; 0 if it does not say."""
+        """The furthest step as the script counts; 0 if it does not report it."""
         return max((step_of(agent) for agent in self.running), default=0)
 
     @property
     def steps(self) -> int:
-        """Of the rank that has made the most in this round."""
+        """The number of steps of the furthest rank in this round."""
         return max((steps_of(agent) for agent in self.running), default=0)
 
 
 def step_of(agent: AgentSnapshot) -> int:
-    """The same of an agent's ranks."""
+    """Return the furthest step of an agent's ranks as the script counts."""
     return max((worker.step for worker in agent.workers), default=0)
 
 
 def steps_of(agent: AgentSnapshot) -> int:
-    """The same of an agent's ranks."""
+    """Return the number of steps of an agent's furthest rank in this round."""
     return max((*(worker.steps for worker in agent.workers), *agent.steps), default=0)
 
 
 @value(frozen=True)
 class NodeGpu:
-    """A GPU of the agent that tells."""
+    """A GPU of the agent that answers."""
 
     index: int  # NVML's number
     uuid: str
@@ -141,18 +141,18 @@ class NodeGpu:
 
 @value(frozen=True)
 class LaunchSnapshot:
-    """A launch, as one of its agents tells of it."""
+    """A launch, as one of its agents knows it."""
 
     name: str  # "<job>.<step>", or "local-<time>-<pid>"
     slurm_id: str  # "" without Slurm
-    host: str  # of the agent that tells
+    host: str  # of the agent that answers
     pid: int
     program: str  # the script
     logs: str  # the log directory
     time: float  # Unix time of the snapshot
-    age: float  # since the agent that tells was started
+    age: float  # since this agent was started
     job: JobSnapshot | None  # None: the agent does not lead
-    head: str = ""  # in that case the host of the one that does
-    old: float | None = None  # seconds since then, if it is from a file and nobody answers
-    gpus: tuple[NodeGpu, ...] = ()  # of the agent that tells; () where nobody reads them
+    head: str = ""  # in that case the host of the agent that leads
+    old: float | None = None  # its age in seconds, if it is from a file because no agent answers
+    gpus: tuple[NodeGpu, ...] = ()  # of this agent; () where they are not read
     format: int = FORMAT
