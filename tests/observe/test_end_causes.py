@@ -1,4 +1,4 @@
-"""Why rounds and jobs end, told apart from what follows from it."""
+"""The causes for which rounds and jobs end, apart from their consequences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def failed(tail="", code=1, signal=0, rank=1, **more):
             OUT_OF_MEMORY,
             id="the kernel",
         ),
-        pytest.param(failed("step 4", 137, 9), Cause.KILLED, "step 4", id="somebody's kill"),
+        pytest.param(failed("step 4", 137, 9), Cause.KILLED, "step 4", id="kill -9"),
         pytest.param(
             failed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
             *(
@@ -152,9 +152,9 @@ def test_a_round(ended, cause):
 @pytest.mark.parametrize("reason", ["asked", "time", "growth", "verdict"])
 def test_workers_that_were_stopped_are_not_to_blame(reason):
     """They may end with any code when they are asked to."""
-    told = end_report(end(reason, failures=[failed("bye", stopped=True)]))
-    assert (told.who, told.code, told.tail) == ("", 0, "")
-    assert told.consequences == ("rank 1 on n2",)
+    report = end_report(end(reason, failures=[failed("bye", stopped=True)]))
+    assert (report.who, report.code, report.tail) == ("", 0, "")
+    assert report.consequences == ("rank 1 on n2",)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What monitoring is told of a launch."""
+"""The metrics of a launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPENT = {Category.TRAINING: 75.0, Category.RESTART: 25.0}
 REPORT = report([Launch("71.0", (LedgerEntry(10.0, 60.0, 2.0, SPENT),))])
 
 
-def told(launch, **more):
+def values_of(launch, **more):
     """{(name, labels but for those of the launch): value}"""
     found = job_metrics(launch, REPORT, {"hang": 2}, "1.2.3", **more)
     values = {}
@@ -55,7 +55,7 @@ def test_names_and_units_are_by_the_conventions(launch):
 
 def test_an_agent_that_does_not_lead_tells_of_its_node_alone():
     launch = replace(a_launch(None), gpus=(GPU,))
-    values = told(launch, ranks=True)
+    values = values_of(launch, ranks=True)
     assert values["leads",] == 0
     assert values["gpu_busy_ratio", "3", "GPU-5fd4f087", "n1"] == 0.5
     assert {name for name, *_ in values if not name.startswith("gpu_")} == {
@@ -66,7 +66,7 @@ def test_an_agent_that_does_not_lead_tells_of_its_node_alone():
 
 def test_a_running_job():
     launch = LAUNCHES["two-ranks"]
-    values = told(launch)
+    values = values_of(launch)
     assert values["leads",] == 1
     assert values["hpclaunch", "1.2.3", "n1"] == 1
     assert values["stage", "running"] == 1
@@ -87,32 +87,32 @@ def test_a_running_job():
 
 
 def test_what_is_not_known_is_left_out():
-    values = told(LAUNCHES["first-steps"])
+    values = values_of(LAUNCHES["first-steps"])
     missing = ("step", "checkpoint_step", "end_timestamp_seconds", "exit_code")
     assert not [name for name in missing if (name,) in values]
     assert values["over",] == 0
 
 
 def test_a_job_in_trouble():
-    values = told(LAUNCHES["spare"])
+    values = values_of(LAUNCHES["spare"])
     assert values["nodes", "spare"] == values["nodes", "lost"] == 1
     assert values["restarts",] == 1
     assert values["straggler_named",] == 1
-    values = told(LAUNCHES["still"])
+    values = values_of(LAUNCHES["still"])
     assert values["last_progress_timestamp_seconds",] == pytest.approx(1.7e9 - 8.1)
     assert values["hang_timeout_seconds",] == 10
-    values = told(LAUNCHES["ending"])
+    values = values_of(LAUNCHES["ending"])
     assert (values["over",], values["exit_code",]) == (1, 143)
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_whether_notice_is_given(given):
     launch = a_launch(a_job(an_agent(0), is_notice_given=given))
-    assert told(launch)["notice_given",] == given
+    assert values_of(launch)["notice_given",] == given
 
 
 def test_each_rank_on_request():
-    values = told(LAUNCHES["two-ranks"], ranks=True)
+    values = values_of(LAUNCHES["two-ranks"], ranks=True)
     assert values["rank_phase", "0", "n1", "step"] == 1
     assert values["rank_steps", "1", "n2"] == 1204
     assert values["rank_cpus", "0", "n1"] == 1.02
@@ -120,13 +120,13 @@ def test_each_rank_on_request():
 
 
 def test_what_is_told_does_not_grow_with_the_job():
-    few, many = (told(LAUNCHES[name]) for name in ("two-ranks", "1024-ranks"))
+    few, many = (values_of(LAUNCHES[name]) for name in ("two-ranks", "1024-ranks"))
     assert len(many) <= len(few)
 
 
 def test_several_agents_of_one_node_are_one():
     agents = [an_agent(i, node=0) for i in range(4)]
-    values = told(a_launch(a_job(*agents, checkpoint=SAVED)))
+    values = values_of(a_launch(a_job(*agents, checkpoint=SAVED)))
     assert values["nodes", "running"] == 1
 
 

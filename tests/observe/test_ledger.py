@@ -103,7 +103,7 @@ def spent(launch):
                 takes_over(101, end(0, 100)),
             ],
             {TRAINING: 2 * 100},
-            id="an agent that was started anew led nobody",
+            id="an agent that was started again led nobody",
         ),
         pytest.param(
             [
@@ -112,7 +112,7 @@ def spent(launch):
                 [*takes_over(151, end(2, 50), term=2)],
             ],
             {TRAINING: 2 * 146, REDONE: 2 * 4, RESTART: 2 * 1},
-            id="a head that was cut off goes on for a while",
+            id="a head that was cut off continues for a while",
         ),
         pytest.param(
             [
@@ -129,7 +129,7 @@ def spent(launch):
         pytest.param(
             [takes_over(100, end(0, 100)), [(110, SeatUse(1, {RESTART: 2.0}))]],
             {RESTART: 2 * 10},
-            id="of a head whose facts nobody can read, nothing is known",
+            id="a head whose facts cannot be read",
         ),
         pytest.param(
             [
@@ -168,7 +168,7 @@ def spent(launch):
                 [(40, SeatUse(0, {WAITING: 2.0})), *begins(50), *ends(60, 0, 10, then=END)],
             ],
             {UNKNOWN: 2 * 40, WAITING: 2 * 10, TRAINING: 2 * 10},
-            id="a head alone that was killed, and started anew",
+            id="a single head that was killed and started again",
         ),
     ],
 )

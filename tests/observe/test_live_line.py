@@ -77,5 +77,5 @@ def test_once_there_are_steps_nothing_is_said():
 
 
 def test_a_narrow_terminal():
-    said = live_line(job(Stage.CHOOSING, HERE), TextStyle(12))
-    assert said == "choosing a …"
+    text = live_line(job(Stage.CHOOSING, HERE), TextStyle(12))
+    assert text == "choosing a …"

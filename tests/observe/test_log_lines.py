@@ -20,8 +20,8 @@ def lines():
 def test_a_round_and_its_lines(lines):
     assert lines.round("71.0", 0, 105.0, "") == b"-- 71.0 round 0, day 1 5 s\n"
     assert lines.line(106.0, 3, b"loss 0.25") == b"6 s [3]: loss 0.25\n"
-    said = lines.round("71.0", 1, 107.0, "round 0 ended: exception, rank 1 on n2")
-    assert said == b"-- 71.0 round 1, day 1 7 s; round 0 ended: exception, rank 1 on n2\n"
+    text = lines.round("71.0", 1, 107.0, "round 0 ended: exception, rank 1 on n2")
+    assert text == b"-- 71.0 round 1, day 1 7 s; round 0 ended: exception, rank 1 on n2\n"
 
 
 def test_another_day_is_said_once(lines):

@@ -60,9 +60,9 @@ def test_why_gpus_are_shared_without_mps(advice, end):
 
 @pytest.mark.parametrize("kind", ProcessKind)
 def test_every_process_has_a_name(kind):
-    said = words_of_node(ProcessContinued("n0", kind))
-    assert said.startswith("the ")
-    assert said.endswith(" on n0 was stopped by a signal, and continues")
+    text = words_of_node(ProcessContinued("n0", kind))
+    assert text.startswith("the ")
+    assert text.endswith(" on n0 was stopped by a signal, and continues")
 
 
 def test_numbers_in_notes_have_their_nouns():
@@ -74,12 +74,12 @@ def test_numbers_in_notes_have_their_nouns():
 def test_options_without_effect():
     details = {"--requeue": "there is no Slurm", "--rdzv-conf timeout": ""}
     note = LaunchNote("n1", LaunchNoteKind.WITHOUT_EFFECT, {**details})
-    said = "without effect here: --requeue (there is no Slurm); --rdzv-conf timeout"
-    assert words_of_node(note) == said
+    text = "without effect here: --requeue (there is no Slurm); --rdzv-conf timeout"
+    assert words_of_node(note) == text
 
 
 @pytest.mark.parametrize(
-    ("fact", "said"),
+    ("fact", "text"),
     [
         (
             AnotherRun(AnotherRunKind.LINGERS, "71"),
@@ -97,8 +97,8 @@ def test_options_without_effect():
         ),
     ],
 )
-def test_another_run(fact, said):
-    assert words_of_another_run(fact) == said
+def test_another_run(fact, text):
+    assert words_of_another_run(fact) == text
 
 
 def test_every_note_on_a_launch_has_a_message():
@@ -106,7 +106,7 @@ def test_every_note_on_a_launch_has_a_message():
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "why", "said"),
+    ("kind", "what", "why", "text"),
     [
         (
             LogTroubleKind.FILES,
@@ -129,5 +129,5 @@ def test_every_note_on_a_launch_has_a_message():
         ),
     ],
 )
-def test_what_cannot_be_written(kind, what, why, said):
-    assert words_of_node(LogTrouble("n1", kind, what, why)) == said
+def test_what_cannot_be_written(kind, what, why, text):
+    assert words_of_node(LogTrouble("n1", kind, what, why)) == text

@@ -34,7 +34,7 @@ SPARE, LOST, RESTART, WAITING = (
 )
 
 
-def told(bars):
+def as_tuples(bars):
     return [(bar.begin, bar.end, bar.category) for bar in bars]
 
 
@@ -48,12 +48,12 @@ def history(*moments):
 
 
 def bars_of(*moments, uses=(), end=100.0, least=0.0):
-    return told(agent_bars(history(*moments), uses, {0: (10.0, end)}, 100.0, least))
+    return as_tuples(agent_bars(history(*moments), uses, {0: (10.0, end)}, 100.0, least))
 
 
 def test_a_round_of_the_job_goes_through_its_categories_in_order():
     spent = {TRAINING: 60.0, IMPORTS: 20.0, REDONE: 20.0, SPARE: 50.0}
-    assert told(job_bars([LedgerEntry(0, 50, 3, spent, 0)])) == [
+    assert as_tuples(job_bars([LedgerEntry(0, 50, 3, spent, 0)])) == [
         (0, 10, IMPORTS),
         (10, 40, TRAINING),
         (40, 50, REDONE),
@@ -62,7 +62,7 @@ def test_a_round_of_the_job_goes_through_its_categories_in_order():
 
 def test_what_goes_on_beside_it_is_shown_if_nothing_else_does():
     entries = [LedgerEntry(0, 10, 3, {WAITING: 30.0}), LedgerEntry(10, 20, 3, {LOST: 30.0})]
-    assert told(job_bars(entries)) == [(0, 10, WAITING), (10, 20, LOST)]
+    assert as_tuples(job_bars(entries)) == [(0, 10, WAITING), (10, 20, LOST)]
 
 
 def test_what_workers_do_now_lasts_until_the_end_of_the_round():
@@ -122,7 +122,7 @@ def test_what_most_of_them_do():
         [Bar(0, 4, IMPORTS), Bar(4, 10, TRAINING)],
         [Bar(0, 6, IMPORTS), Bar(6, 8, TRAINING)],
     ]
-    assert told(most(of)) == [(0, 4, IMPORTS), (4, 10, TRAINING)]
+    assert as_tuples(most(of)) == [(0, 4, IMPORTS), (4, 10, TRAINING)]
 
 
 def test_few_ranks_have_a_lane_each_and_so_has_a_spare():

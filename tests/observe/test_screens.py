@@ -1,4 +1,4 @@
-"""Screens against files in golden/, which `python tests/observe/test_screens.py` writes anew."""
+"""Screens against files in golden/, which `python tests/observe/test_screens.py` rewrites."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_names_that_others_chose_are_harmless() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         (0.4, "0 s"),
         (59.9, "59 s"),
@@ -243,15 +243,15 @@ def test_names_that_others_chose_are_harmless() -> None:
         (93600, "1 d 02 h"),
     ],
 )
-def test_durations(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("pace", "said"), [(0.1, "10 steps/s"), (0.43, "2.33 steps/s"), (2.5, "2.5 s a step")]
+    ("pace", "text"), [(0.1, "10 steps/s"), (0.43, "2.33 steps/s"), (2.5, "2.5 s a step")]
 )
-def test_rates(pace: float, said: str) -> None:
-    assert rate(pace) == said
+def test_rates(pace: float, text: str) -> None:
+    assert rate(pace) == text
 
 
 if __name__ == "__main__":

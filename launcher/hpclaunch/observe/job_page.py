@@ -43,7 +43,7 @@ MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds: a chart of more has minutes
 
 
 @value(frozen=True)
-class Fact:
+class KeyFigure:
     name: str
     value: str
     note: str = ""
@@ -138,7 +138,7 @@ class JobPage:
     state: str  # "done", "failed", "ended" in another way, or "running"
     result: str
     reason: str
-    facts: tuple[Fact, ...]
+    facts: tuple[KeyFigure, ...]
     begin: float
     end: float
     offset: int  # seconds by which the local time is ahead of UTC
@@ -229,32 +229,32 @@ def _facts(
     pasts: Iterable[LaunchPast],
     histories: Sequence[AgentHistory],
     local: LocalTime,
-) -> Iterable[Fact]:
+) -> Iterable[KeyFigure]:
     form = "%Y-%m-%d %H:%M:%S"
     begin, end = (local(at, form) for at in (report.begin, report.end))
     is_one_day = begin[:10] == end[:10] and report.end - report.begin < DAY
     until = end[11:] if is_one_day else end
-    yield Fact(
+    yield KeyFigure(
         "Goodput",
         share(report.goodput),
         f"of all {report.seat} time was training whose steps were not lost",
     )
-    yield Fact("Time", seat_time(report.end - report.begin), f"{begin} to {until}")
+    yield KeyFigure("Time", seat_time(report.end - report.begin), f"{begin} to {until}")
     seats = count(round(report.seats), report.seat)
     names = f": {plain(some(report.nodes, NODES))}" if report.nodes else ""
-    yield Fact("Size", seats, f"{count(len(report.nodes), 'node')}{names}")
+    yield KeyFigure("Size", seats, f"{count(len(report.nodes), 'node')}{names}")
     rounds = count(report.rounds, "round")
     launches = f"{len(report.launches)} launches" if len(report.launches) > 1 else ""
     restarts = count(report.restarts, "restart")
-    yield Fact("Rounds", rounds, ", ".join(filter(None, [restarts, launches])))
+    yield KeyFigure("Rounds", rounds, ", ".join(filter(None, [restarts, launches])))
     if step := curves.farthest(histories):
-        yield Fact("Step", f"{step:,}", "the furthest that was seen")
+        yield KeyFigure("Step", f"{step:,}", "the furthest that was seen")
     saves = [save for past in pasts for save in past.saves]
     if saves:
         last = max(saves, key=lambda save: save.at)
         step_of = "" if last.step is None else f"step {last.step:,}"
         ago = f"saved at {local(last.at, form)[11:]}"
-        yield Fact("Checkpoint", step_of or ago, ago if step_of else "")
+        yield KeyFigure("Checkpoint", step_of or ago, ago if step_of else "")
 
 
 # What happened

@@ -62,34 +62,35 @@ class Notifications:
         """Return what is to be sent because of a fact that was recorded now, in seconds."""
         if isinstance(fact, facts.HeadChanged | facts.HeadDeposed):
             self._begin()
-        return [Notification(*each) for each in self._note(fact, now)]
+        return list(self._note(fact, now))
 
-    def _note(
-        self, fact: facts.Fact, now: float
-    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+    def _note(self, fact: facts.Fact, now: float) -> Iterator[Notification]:
         match fact:
             case facts.HeadChanged(was_running=True, ended=facts.RoundEnded(round=number)):
                 self._round = number
                 lost: dict[str, Detail] = {"cause": EndCause.LOST.value}
-                yield Topic.ROUND_ENDED, words(fact), number, lost
+                yield Notification(Topic.ROUND_ENDED, words(fact), number, lost)
             case facts.RoundBegan():
                 yield from self._exhausted(set(fact.spares), fact.round, fact.nodes)
                 self._round, self._nodes = fact.round, fact.nodes
                 self._keeps_spares = fact.keeps_spares
-                yield Topic.ROUND_BEGAN, _began(fact), fact.round, _details_of_begin(fact)
+                yield _began(fact)
             case facts.RoundEnded() if fact.is_early:
                 yield from self._round_ended(fact, now)
             case facts.HangFound(ends_in=None):
-                yield Topic.HANG, words(fact), fact.round, _who(fact.host, fact.rank)
+                about = _who(fact.host, fact.rank)
+                yield Notification(Topic.HANG, words(fact), fact.round, about)
             case facts.StragglerNamed(host=host, rank=rank):
-                yield Topic.STRAGGLER, words(fact), self._round, _who(host, rank)
+                about = _who(host, rank)
+                yield Notification(Topic.STRAGGLER, words(fact), self._round, about)
             case facts.NoticeGiven(left=left):
-                yield Topic.NOTICE, words(fact), fact.round, {"seconds_left": round(left, 1)}
+                details: dict[str, Detail] = {"seconds_left": round(left, 1)}
+                yield Notification(Topic.NOTICE, words(fact), fact.round, details)
             case facts.NodesCordoned(round=number, kind=kind, why=unfit):
                 why = unfit or CORDONED[kind]
                 for host in fact.hosts:
-                    text, about = f"{host} is cordoned: {why}", {"node": host, "reason": why}
-                    yield Topic.NODE_CORDONED, text, number, {**about}
+                    text, node = f"{host} is cordoned: {why}", {"node": host, "reason": why}
+                    yield Notification(Topic.NODE_CORDONED, text, number, {**node})
                 if kind is facts.CordonKind.UNFIT:
                     yield from self._exhausted(self._spares.difference(fact.hosts))
             case facts.NodeLost(host=host):
@@ -102,7 +103,7 @@ class Notifications:
 
     def _exhausted(
         self, spares: set[str], number: int | None = None, nodes: int = 0
-    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+    ) -> Iterator[Notification]:
         """Set the spares, of the round `number` or of the one that runs. Yield a notification if
         the last one is gone.
         """
@@ -110,11 +111,10 @@ class Notifications:
         if had and not spares:
             text = "no spare is left: the next node that is lost will not be replaced"
             number = self._round if number is None else number
-            yield Topic.SPARES_EXHAUSTED, text, number, {"nodes": nodes or self._nodes}
+            details: dict[str, Detail] = {"nodes": nodes or self._nodes}
+            yield Notification(Topic.SPARES_EXHAUSTED, text, number, details)
 
-    def _round_ended(
-        self, fact: facts.RoundEnded, now: float
-    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+    def _round_ended(self, fact: facts.RoundEnded, now: float) -> Iterator[Notification]:
         found = of_round(fact)
         details: dict[str, Detail] = {"cause": found.cause.value}
         text, has_failed = found.text, fact.has_failed
@@ -123,7 +123,7 @@ class Notifications:
             text = how(first)
             details |= _who(first.host, first.rank) | {"exit_code": first.code}
             details |= {"detail": found.text} if found.text else {}
-        yield Topic.ROUND_ENDED, text, fact.round, details
+        yield Notification(Topic.ROUND_ENDED, text, fact.round, details)
         if not has_failed or fact.lost:
             return
         self._failed.append(now)
@@ -131,20 +131,18 @@ class Notifications:
         if len(self._failed) == STORM and lasted <= STORM_SECONDS:
             self._failed.clear()
             text = f"{STORM} rounds have failed within {lasted:.0f} s, the last one: {text}"
-            yield Topic.RESTART_STORM, text, fact.round, details
+            yield Notification(Topic.RESTART_STORM, text, fact.round, details)
 
 
-def _began(fact: facts.RoundBegan) -> str:
+def _began(fact: facts.RoundBegan) -> Notification:
     text = f"round {fact.round} begins: {count(fact.nodes, 'node')}, {count(fact.ranks, 'rank')}"
-    return f"{text}, from {fact.checkpoint}" if fact.checkpoint else text
-
-
-def _details_of_begin(fact: facts.RoundBegan) -> dict[str, Detail]:
     details: dict[str, Detail] = {"nodes": fact.nodes, "ranks": fact.ranks}
-    return details | ({"checkpoint": fact.checkpoint} if fact.checkpoint else {})
+    if fact.checkpoint:
+        text, details["checkpoint"] = f"{text}, from {fact.checkpoint}", fact.checkpoint
+    return Notification(Topic.ROUND_BEGAN, text, fact.round, details)
 
 
-def _job_ended(fact: facts.JobEnded) -> tuple[Topic, str, int, dict[str, Detail]]:
+def _job_ended(fact: facts.JobEnded) -> Notification:
     verdict = fact.verdict
     topic = Topic.JOB_REQUEUED if verdict.sequel.goes_on else Topic.JOB_OVER
     details: dict[str, Detail] = {
@@ -153,7 +151,8 @@ def _job_ended(fact: facts.JobEnded) -> tuple[Topic, str, int, dict[str, Detail]
         "cause": of_job(verdict).cause.value,
         "restarts": verdict.restarts,
     }
-    return topic, f"{verdict.reason} (exit code {verdict.code})", fact.round, details
+    text = f"{verdict.reason} (exit code {verdict.code})"
+    return Notification(topic, text, fact.round, details)
 
 
 def _who(host: str, rank: int) -> dict[str, Detail]:

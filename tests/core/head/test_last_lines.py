@@ -175,12 +175,12 @@ def said_by(cases, directory, before=()):
     command = [*before, sys.executable, "-c", LAST_WORDS, *cases]
     done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=150)
     assert done.returncode == 0, done.stdout
-    said: dict[str, tuple[int, str]] = {}
+    outcome: dict[str, tuple[int, str]] = {}
     for line in done.stdout.splitlines():
         case, rank, code = line.split()
-        if case not in said or int(code) < 0:
-            said[case] = int(code), cut((directory / f"{case}.{rank}").read_text())
-    return said
+        if case not in outcome or int(code) < 0:
+            outcome[case] = int(code), cut((directory / f"{case}.{rank}").read_text())
+    return outcome
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +207,10 @@ def test_a_full_dev_shm(tmp_path):
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
     before = ("unshare", "--mount", "sh", "-c", f'{mount} || exit; exec "$@"', "sh")
     try:
-        said = said_by(["shared_memory"], tmp_path, before)
+        outcome = said_by(["shared_memory"], tmp_path, before)
     except AssertionError as e:
         pytest.skip(f"no mounts here: {e}")
-    code, tail = said["shared_memory"]
+    code, tail = outcome["shared_memory"]
     assert "--shm-size" in last_lines.advise(failure(tail, code)), tail
 
 
