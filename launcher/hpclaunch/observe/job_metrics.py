@@ -70,10 +70,9 @@ class _Families:
         """Add a metric with one value, or with several by their labels; none if there is no value.
         The unit becomes the end of the name.
         """
-        if values is None:
-            return
-        labelled = [({}, float(values))] if isinstance(values, int | float) else values
-        samples = tuple(MetricSample(self._common | labels, value) for labels, value in labelled)
+        if isinstance(values, int | float):
+            values = [({}, float(values))]
+        samples = tuple(MetricSample(self._common | labels, v) for labels, v in values or ())
         if samples:
             name = "_".join(filter(None, (PREFIX, name, unit)))
             self.found.append(MetricFamily(name, kind, what, unit, samples))

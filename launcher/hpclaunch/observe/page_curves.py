@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
-from ..core.head.round_shares import BEFORE_STEPS
+from ..core.head.round_shares import BEFORE_STEPS, sums
 from ..core.member.moments import AgentHistory, GpusMoment, WorkersMoment
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.model import Doing
@@ -49,21 +49,18 @@ def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
     training of each round. Without `steps_seen`, all time after the rendezvous is training.
     """
     found: list[Loss] = []
-    overhead = faults = idle = total = training = 0.0
+    spent: SeatSeconds = {}
     for entry in entries:
         if not found:
             found.append(Loss(entry.begin, 0.0, 0.0, 0.0, 0.0))
-        for at, spent in _parts(entry):
+        for at, part in _parts(entry):
+            spent = sums((spent, part))
+            training = spent.get(Category.TRAINING, 0.0)
             if not steps_seen:
-                loading = spent.pop(Category.LOADING, 0.0)
-                spent[Category.TRAINING] = spent.get(Category.TRAINING, 0.0) + loading
-            overhead += sum(spent.get(category, 0.0) for category in OVERHEAD)
-            faults += sum(spent.get(category, 0.0) for category in FAULTS)
-            idle += sum(spent.get(category, 0.0) for category in IDLE)
-            training += spent.get(Category.TRAINING, 0.0)
-            total += sum(spent.values())
-            goodput = training / total if total > 0 else 0.0
-            found.append(Loss(at, overhead, faults, idle, goodput))
+                spent[Category.TRAINING] = training = training + spent.pop(Category.LOADING, 0.0)
+            lost = (sum(spent.get(c, 0.0) for c in family) for family in (OVERHEAD, FAULTS, IDLE))
+            total = sum(spent.values())
+            found.append(Loss(at, *lost, training / total if total > 0 else 0.0))
     return found
 
 

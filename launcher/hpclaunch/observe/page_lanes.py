@@ -19,7 +19,6 @@ from .time_axis import UNITS, TimeAxis
 FEW_RANKS = 16  # with a lane each; with more ranks, each node has one
 MOST_LANES = 96  # of more nodes, several consecutive ones share a lane
 MOST_BARS = 5_000  # on a page: of more, the shortest are merged
-FOLDS = 4  # bars that become one at first, if there are too many
 
 # The categories in the order in which a round goes through them, without those beside it.
 IN_ORDER = (
@@ -218,9 +217,7 @@ def runs(rows: Sequence[Sequence[Bar]], axis: TimeAxis) -> list[list[Run]]:
     """Return the bars of each row in units of the axis. If there are too many, close ones become
     one bar, of the category that takes most of their time.
     """
-    width, number = 1, sum(map(len, rows))
-    while number > width * FOLDS * MOST_BARS:
-        width *= 2
+    width = 1
     while True:
         found = [_runs(bars, axis, width) for bars in rows]
         if width >= UNITS or sum(map(len, found)) <= MOST_BARS:

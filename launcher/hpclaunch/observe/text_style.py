@@ -53,7 +53,7 @@ class TextStyle:
         right: str = "",
     ) -> list[str]:
         """Return the lines of a table. `right` has "r" for each column that is flush right."""
-        table = [[(title, Colour.FAINT) for title in titles], *rows]
+        table: list[Sequence[Cell]] = [[(title, Colour.FAINT) for title in titles], *rows]
         widths = [max(len(_text(cell)) for cell in column) for column in zip(*table, strict=True)]
         return [self.line(*_cells(row, widths, right)) for row in table]
 
