@@ -58,9 +58,13 @@ def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
             training = spent.get(Category.TRAINING, 0.0)
             if not steps_seen:
                 spent[Category.TRAINING] = training = training + spent.pop(Category.LOADING, 0.0)
-            lost = (sum(spent.get(c, 0.0) for c in family) for family in (OVERHEAD, FAULTS, IDLE))
+            overhead, faults, idle = (
+                sum(spent.get(category, 0.0) for category in family)
+                for family in (OVERHEAD, FAULTS, IDLE)
+            )
             total = sum(spent.values())
-            found.append(Loss(at, *lost, training / total if total > 0 else 0.0))
+            goodput = training / total if total > 0 else 0.0
+            found.append(Loss(at, overhead, faults, idle, goodput))
     return found
 
 
