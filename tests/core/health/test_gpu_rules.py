@@ -82,7 +82,7 @@ def test_a_fault(change, grade, found):
         ([replace(OURS, dead=True)], 2, True, "process 70 (python) of the last round still holds"),
         ([Process(7, 2 * GIB)], 2, True, "process 7, which cannot be seen from here, holds 2.0"),
         ([Process(7, 2 * GIB)], 2, False, ""),  # in a container all processes look so
-        ([], 5, True, "5.0 GiB are in use that no process owns"),
+        ([], 5, True, "5.0 GiB are in use by no visible process"),
         ([], 5, False, ""),  # a container hides processes, ours as well
         ([Process(7)], 5, True, ""),  # the driver does not report who holds it
     ],
