@@ -22,8 +22,8 @@ from head_scale import WORKERS, Cluster
 
 from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.head.seat_use import seat_use
-from hpclaunch.core.ledger.entries import LedgerEntry
 from hpclaunch.core.protocol.facts import Category
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.model import (
     Answer,
     Progress,
@@ -33,8 +33,8 @@ from hpclaunch.core.protocol.model import (
     Vitals,
 )
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.observe.ledger import MOST_ENTRIES, Ledger
+from hpclaunch.observe.ledger_entries import LedgerEntry
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
 from hpclaunch.system.shared import packing

@@ -21,9 +21,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.core.views.text_style import TextStyle
-from hpclaunch.core.views.top_screen import TopState, top_screen
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
+from hpclaunch.observe.text_style import TextStyle
+from hpclaunch.observe.top_screen import TopState, top_screen
 from hpclaunch.system.network import launches
 
 ROOT = Path(__file__).parents[1]

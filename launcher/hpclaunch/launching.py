@@ -25,10 +25,10 @@ from typing import Any
 from .cli import launch_ledgers, run
 from .cli import options as launch_options
 from .cli.parser import LaunchParser
-from .core.ledger.job_report import JobReport, report
 from .core.protocol.errors import UsageError
+from .core.protocol.job_snapshot import LaunchSnapshot
 from .core.protocol.model import Request
-from .core.snapshot.job_snapshot import LaunchSnapshot
+from .observe.job_report import JobReport, report
 from .passed_function import write_script
 from .system.logs import status_file
 from .system.logs.log_directory import make_temporary

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpclaunch.agent.history_keeping import HistoryKeeping
-from hpclaunch.core.history.moment import WorkersMoment
+from hpclaunch.core.member.moments import WorkersMoment
 from hpclaunch.core.protocol.model import Allocation, Job, Phase, Place, RankVitals
 from hpclaunch.system.shared.steady_date import SteadyDate
 

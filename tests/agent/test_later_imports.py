@@ -17,9 +17,9 @@ PACKAGE = Path(hpclaunch.__file__).parent
 # Imported by a start, where it is needed at all.
 NEEDED_AT_ONCE = {
     "core.placement.mps_shares",
-    "core.snapshot.job_snapshot",  # with those that make one
-    "core.views.live_line",
-    "core.views.text_style",
+    "core.protocol.job_snapshot",  # with those that make one
+    "observe.live_line",
+    "observe.text_style",
     "observe.notifications",
     "system.gpus.gpu_watcher_client",
     "system.gpus.mps",

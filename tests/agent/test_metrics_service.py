@@ -12,11 +12,11 @@ import pytest
 
 from hpclaunch.agent.metrics_messages import Complaint
 from hpclaunch.agent.metrics_service import FRESH, Known, MetricsService
-from hpclaunch.core.ledger.entries import LedgerEntry
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.facts import Category, EndReason, RoundEnded
+from hpclaunch.core.protocol.job_snapshot import JobSnapshot, LaunchSnapshot
 from hpclaunch.core.protocol.stages import Stage
-from hpclaunch.core.snapshot.job_snapshot import JobSnapshot, LaunchSnapshot
+from hpclaunch.observe.launches import Launch
+from hpclaunch.observe.ledger_entries import LedgerEntry
 from hpclaunch.system.exposition import Exposition
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of

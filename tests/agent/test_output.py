@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from functools import partial
@@ -20,6 +21,7 @@ from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.logs.messages import (
     REPLIES,
     REQUESTS,
+    Complaint,
     Prepared,
     ReadTail,
     Refused,
@@ -156,8 +158,9 @@ def test_why_nothing_more_is_duplicated_is_told_in_the_next_round_too(output, se
     service.mirror.wake(1.0)
     with full_disk():
         begin(output, 1, tmp_path)
-    complaint = f"hpclaunch: no more duplicates of lines in {here}/filtered-agent-0.out: "
-    assert screen.data.count(complaint.encode()) == 1
+    complaints = [told for told in service._channel.told if isinstance(told, Complaint)]
+    why = os.strerror(errno.EFBIG)
+    assert complaints == [Complaint("duplicates", f"{here}/filtered-agent-0.out", why)]
 
 
 def test_a_round_begins_with_a_private_directory_and_without_old_errors(output, service, tmp_path):

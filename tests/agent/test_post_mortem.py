@@ -51,7 +51,7 @@ def test_a_worker_that_was_killed_without_a_word():
     verdict = Verdict(137, "rank 0 was killed", Origin.FAILURE, failure(0, code=137, signal=9))
     lines = at_head(verdict).splitlines()
     assert lines[1] == "  rank 0 wrote nothing"
-    assert lines[2].startswith("  advice: only the kernel or a person kills like this.")
+    assert lines[2].startswith("  advice: only the kernel or a person sends this signal.")
 
 
 def test_a_fork_server_that_was_killed():
@@ -65,7 +65,7 @@ def test_a_fork_server_that_was_killed():
         "the fork server on n2 was killed with its workers in round 0, and the only restart is "
         "used up (exit code 137)"
     )
-    assert lines[1].startswith("  advice: only the kernel or a person kills like this.")
+    assert lines[1].startswith("  advice: only the kernel or a person sends this signal.")
     assert lines[-2:] == [
         "  failed as a consequence: rank 0 on n0 exited with code 1",
         "  logs: /logs/7.0",

@@ -16,7 +16,7 @@ from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.resuming import Resuming
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
-from hpclaunch.core.protocol.facts import CheckpointSaved
+from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved
 from hpclaunch.core.protocol.model import Job, Place
 from hpclaunch.observe.console import words
 from hpclaunch.system.checkpoints.client import PATIENCE
@@ -52,6 +52,13 @@ def answer(resuming):
     while not found:
         found = receive(resuming)
     return found
+
+
+def seek_newest(resuming):
+    resuming.seek_newest()
+    assert resuming.seeks_newest
+    while resuming.seeks_newest:
+        assert receive(resuming) == []
 
 
 def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, recorded, tmp_path):
@@ -116,8 +123,9 @@ def test_a_new_checkpoint_is_recorded_once_and_decides_nothing(
         archive.writestr("step-10/data.pkl", pickle.dumps({"step": 10}, protocol=2))
         archive.writestr("step-10/version", "3")
     for _ in range(2):
-        resuming.seek_newest()
-        assert resuming.seeks_newest
-        while resuming.seeks_newest:
-            assert receive(resuming) == []
+        seek_newest(resuming)
     assert [(type(fact), fact.path) for fact in recorded] == [(CheckpointSaved, str(file))]
+    file.unlink()
+    for _ in range(2):
+        seek_newest(resuming)
+    assert recorded[1:] == [CheckpointGone(str(file))]

@@ -378,7 +378,7 @@ def test_what_more_workers_than_gpus_could_have(tmp_path, with_gpus, gpu, there,
 @pytest.mark.parametrize(
     ("gpus", "changes", "says"),
     [
-        ((Gpu(), Gpu(error=LOST)), {}, "GPU 1: GPU is lost -> tell the administrator"),
+        ((Gpu(), Gpu(error=LOST)), {}, "GPU 1: GPU is lost -> report it to the administrator"),
         ((Gpu(),), {"CUDA_VISIBLE_DEVICES": "1"}, "names GPU 1, which is not there"),
     ],
 )

@@ -59,7 +59,7 @@ def test_workers_that_share_see_their_own_only(launch):
     assert {t["HPCLAUNCH_SHARED_BACKEND"] for t in told} == {"gloo"}
     first, second = done.stderr.splitlines()
     assert "4 workers share 2 GPUs on" in first
-    assert "each worker sees its own only, as device 0: LOCAL_RANK is 0" in first
+    assert "each worker sees only its own, as device 0: LOCAL_RANK is 0" in first
     assert "without MPS: nvidia-cuda-mps-control is not in PATH" in second
 
 

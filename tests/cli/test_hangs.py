@@ -88,7 +88,7 @@ def test_native_stacks_where_py_spy_is_in_path(hangs, number):
 def test_hangs_until_no_restart_is_left(hangs):
     done, _ = hangs
     assert done.returncode == 124, done.stderr
-    assert "no restart is left: unless they go on, the job ends in " in done.stderr
+    assert "no restart is left: unless they make a step, the job ends in " in done.stderr
     assert "hung in round 1, and the only restart is used up" in done.stderr
     assert "  see docs/messages.md#hang\n" in done.stderr
 

@@ -18,10 +18,10 @@ from long_jobs import write_facts
 
 from hpclaunch.cli import launch_ledgers, log_directories
 from hpclaunch.cli.logs import _changed, _is_over
-from hpclaunch.core.ledger.entries import LedgerEntry
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Origin, Sequel, Verdict
+from hpclaunch.observe.launches import Launch
+from hpclaunch.observe.ledger_entries import LedgerEntry
 from surroundings import environment
 
 pytestmark = pytest.mark.starts

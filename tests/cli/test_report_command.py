@@ -72,7 +72,7 @@ def test_a_failure_and_a_restart(in_process, tmp_path):
 
 def test_a_report_that_fails_does_not_hide_why_the_job_did(tmp_path):
     path = script(tmp_path, "raise SystemExit(3)")
-    timing = {"core.ledger.job_report.report": None}
+    timing = {"observe.job_report.report": None}
     done = hpclaunch("--nproc", 1, "--max-restarts", 0, path, cwd=tmp_path, timing=timing)
     assert "NoneType" in done.stderr
     assert "exit code 3" in done.stderr

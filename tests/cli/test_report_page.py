@@ -12,8 +12,9 @@ from launching import hpclaunch, script
 from long_jobs import BEGIN, a_launch, pasts_of, write_facts
 
 from hpclaunch.cli.report_page import html
-from hpclaunch.core.ledger.job_report import report
-from hpclaunch.core.views.job_page import HangStacks, job_page
+from hpclaunch.core.hangs.tracebacks import HangStacks
+from hpclaunch.observe.job_page import job_page
+from hpclaunch.observe.job_report import report
 from hpclaunch.system.logs import history_files
 from hpclaunch.system.logs.log_directory import history_of
 from surroundings import LIGHT_TORCH, environment
@@ -241,7 +242,7 @@ for step in itertools.count(begin):
     if begin and is_noted():
         break
 """
-OFTEN = {"core.history.moment.YOUNGEST": 0.5, "agent.history_keeping.ASKS": 4.0}
+OFTEN = {"core.member.moments.YOUNGEST": 0.5, "agent.history_keeping.ASKS": 4.0}
 
 
 def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from hpclaunch.cli.report_text import text
-from hpclaunch.core.ledger.entries import LedgerEntry
-from hpclaunch.core.ledger.job_report import report
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.facts import Category, EndReason, RoundEnded
+from hpclaunch.observe.job_report import report
+from hpclaunch.observe.launches import Launch
+from hpclaunch.observe.ledger_entries import LedgerEntry
 
 BEGIN = 1.7e9  # 2023-11-14 22:13:20
 

@@ -253,7 +253,7 @@ def test_the_log_directory_of_a_launch_that_runs(tmp_path):
             json.dump(earlier, f)
         done = hpclaunch("status", launch["logs"], cwd=tmp_path)
         assert done.stdout.startswith(f"{launch['name']}  running for "), done.stderr
-        assert "nobody answers" not in done.stdout
+        assert "no longer answers" not in done.stdout
         assert run.ends()[0] == 0
 
 

@@ -11,6 +11,7 @@ from hpclaunch.cli.options import build_parser
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
+from hpclaunch.observe import console
 from hpclaunch.system.gpus.inventory import GpuSurvey
 from surroundings import environment
 
@@ -82,7 +83,7 @@ def test_no_torch_of_the_working_directory_is_imported(asked):
 
 
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
-    """What the head says at the start."""
+    """The messages of the head at the start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(gpus))
     script(tmp_path, "")
@@ -97,7 +98,7 @@ def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
         "SLURM_CPUS_ON_NODE": str(cpus),
     }
     options: argparse.Namespace = build_parser(step | environ).parse_args([*words, "train.py"])
-    return agent_config.configure(options, step | environ).notes
+    return tuple(map(console.words, agent_config.configure(options, step | environ).notes))
 
 
 def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):
@@ -108,6 +109,13 @@ def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):
 def test_fewer_cpus_than_workers(monkeypatch, tmp_path):
     (note,) = notes(monkeypatch, tmp_path, "--nproc=4", cpus=1)
     assert note.startswith("4 workers on n1 share 1 CPU: ask Slurm for more with --cpus-per-task=N")
+
+
+def test_one_core_and_a_gpu(monkeypatch, tmp_path):
+    (note,) = notes(monkeypatch, tmp_path, gpus=1, cpus=1)
+    assert note.startswith("a worker has 1 core: ")
+    assert "--cpus-per-task" in note
+    assert notes(monkeypatch, tmp_path, gpus=1, cpus=2) == ()
 
 
 def test_options_without_effect_are_named_in_one_line(monkeypatch, tmp_path):

@@ -15,9 +15,9 @@ from typing import Any
 from story import Questions, a_job
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.crc import checksum
+from hpclaunch.core.protocol.job_snapshot import PastRound
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     Answer,
@@ -35,8 +35,8 @@ from hpclaunch.core.protocol.model import (
     Verdict,
 )
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.core.snapshot.job_snapshot import PastRound
 from hpclaunch.observe.console import Console
+from hpclaunch.observe.launches import Launch
 from hpclaunch.observe.ledger import DatedFact, ledger_of
 from hpclaunch.observe.notifications import Notification, Notifications
 from hpclaunch.observe.past_rounds import past_rounds

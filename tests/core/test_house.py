@@ -43,15 +43,12 @@ PURE = {
 }
 # What each room may import of the package.
 PARTS = (
-    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "ledger", "source"),
-    *("snapshot", "history", "views", "ending", "head", "member", "control"),
+    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "source", "ending"),
+    *("head", "member", "control"),
 )
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
-RULES = {
-    *("core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"),
-    "core.ledger",
-}
+RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"}
 # The agent's side and the worker's.
 OF_BOTH = (
     *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
@@ -67,26 +64,19 @@ ALLOWED = {
     "core.hangs": NOUNS,
     "core.stragglers": NOUNS,
     "core.ending": NOUNS,
-    "core.ledger": NOUNS | {"core.ending"},
     "core.source": NOUNS,
-    "core.snapshot": NOUNS,
-    "core.history": NOUNS,
-    "core.views": NOUNS | {"core.snapshot", "core.history", "core.ledger"},
-    "core.head": NOUNS | RULES | {"core.ending", "core.snapshot"},
-    "core.member": NOUNS | RULES | {"core.ending", "core.history"},
+    "core.head": NOUNS | RULES | {"core.ending"},
+    "core.member": NOUNS | RULES | {"core.ending"},
     "core.control": NOUNS
     | {
         "core.consensus",
-        "core.snapshot",
         "core.stragglers",
-        "core.ledger",
-        "core.history",
         "core.ending",
         "core.head",
         "core.member",
     },
     "core": set(),
-    "observe": NOUNS | {"core.snapshot", "core.history", "core.ledger", "core.ending", "core.head"},
+    "observe": NOUNS | {"core.hangs", "core.ending", "core.head", "core.member"},
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE
     | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
@@ -98,7 +88,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "shims": set(),
     "passed_function": NOUNS | {"worker.private_files"},
-    "launching": CORE | {"system", "system.shared", "cli", "passed_function"},
+    "launching": CORE | {"observe", "system", "system.shared", "cli", "passed_function"},
     "__init__": NOUNS | {"launching"},
 }
 # One thing of the outside that takes several files: these may know each other.
@@ -245,7 +235,7 @@ SEARCHES = {
 # Texts of others, and formats in which our processes talk, that bear such a name.
 OTHERS_TEXTS = {
     "cli/sbatch.py": "what sbatch says",
-    "core/ledger/last_lines.py": "the table of what workers' last lines mean",
+    "core/head/last_lines.py": "the table of what workers' last lines mean",
     "system/logs/error_file.py": "the message of a worker's exception",
     "system/network/death_notices.py": "the format of a death notice",
     "system/network/launches.py": "the format in which steps answer",

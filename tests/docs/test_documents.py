@@ -17,7 +17,12 @@ from hpclaunch.cli.parser import Parser
 from hpclaunch.core.ending.table import ENDS, Code, NextRun
 from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
 from hpclaunch.core.protocol.model import Origin
-from hpclaunch.core.protocol.node_facts import ColdCause, NotifyTrouble
+from hpclaunch.core.protocol.node_facts import (
+    ColdCause,
+    LaunchNoteKind,
+    LogTroubleKind,
+    NotifyTrouble,
+)
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 from hpclaunch.core.protocol.values import fields
@@ -242,7 +247,7 @@ def test_every_fact_is_described_with_all_of_its_fields() -> None:
     for name, kind in KINDS.items():
         missing = {field.name for field in fields(kind)} - described[name]
         assert not missing, f"{name}: {missing}"
-    nodes_own = (ColdCause, NotifyTrouble, ProcessKind)
+    nodes_own = (ColdCause, LaunchNoteKind, LogTroubleKind, NotifyTrouble, ProcessKind)
     for kinds in (CordonKind, EndReason, LeftoverStep, Origin, *nodes_own):
         assert not [each for each in kinds if f"`{each.value}`" not in table and each not in INNER]
 

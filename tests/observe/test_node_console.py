@@ -3,14 +3,20 @@
 import pytest
 
 from hpclaunch.core.protocol.node_facts import (
+    AnotherRun,
+    AnotherRunKind,
     ColdCause,
+    LaunchNote,
+    LaunchNoteKind,
+    LogTrouble,
+    LogTroubleKind,
     MpsStarted,
     ProcessContinued,
     TimeSlices,
     WorkerTurnedCold,
 )
 from hpclaunch.core.protocol.process_kinds import ProcessKind
-from hpclaunch.observe.node_console import words_of_node
+from hpclaunch.observe.node_console import LAUNCH_NOTES, words_of_another_run, words_of_node
 
 
 def turned_cold(cause, name, *, is_impossible=False):
@@ -26,7 +32,7 @@ def test_a_variable():
 
 def test_a_module():
     assert turned_cold(ColdCause.MODULE, "csv") == (
-        "cold start: line 7 of train.py leads to another module csv than hpclaunch has loaded"
+        "cold start: line 7 of train.py imports another module csv than hpclaunch has loaded"
     )
 
 
@@ -54,6 +60,74 @@ def test_why_gpus_are_shared_without_mps(advice, end):
 
 @pytest.mark.parametrize("kind", ProcessKind)
 def test_every_process_has_a_name(kind):
-    said = words_of_node(ProcessContinued("n0", kind))
-    assert said.startswith("the ")
-    assert said.endswith(" on n0 was stopped by a signal, and continues")
+    text = words_of_node(ProcessContinued("n0", kind))
+    assert text.startswith("the ")
+    assert text.endswith(" on n0 was stopped by a signal, and continues")
+
+
+def test_numbers_in_notes_have_their_nouns():
+    details = {"asked": "2", "spares": 1, "nodes": 3}
+    note = LaunchNote("n1", LaunchNoteKind.SPARES, details)
+    assert words_of_node(note) == "--nnodes 2: 1 spare among the 3 nodes"
+
+
+def test_options_without_effect():
+    details = {"--requeue": "there is no Slurm", "--rdzv-conf timeout": ""}
+    note = LaunchNote("n1", LaunchNoteKind.WITHOUT_EFFECT, {**details})
+    text = "without effect here: --requeue (there is no Slurm); --rdzv-conf timeout"
+    assert words_of_node(note) == text
+
+
+@pytest.mark.parametrize(
+    ("fact", "text"),
+    [
+        (
+            AnotherRun(AnotherRunKind.LINGERS, "71"),
+            "job 71 waits for its preemption, to be started again by Slurm",
+        ),
+        (
+            AnotherRun(AnotherRunKind.BY_SCRIPT, "71"),
+            "job 71 is to be requeued by its script: there is no scontrol here",
+        ),
+        (AnotherRun(AnotherRunKind.FOLLOWS, "71", 2), "job 71 is requeued: run 2 follows"),
+        (AnotherRun(AnotherRunKind.REFUSED, "71", why="no"), "job 71 was not requeued: no"),
+        (
+            AnotherRun(AnotherRunKind.CHAIN_STAYS, "70", why="no"),
+            "the rest of array 70 was not cancelled: no",
+        ),
+    ],
+)
+def test_another_run(fact, text):
+    assert words_of_another_run(fact) == text
+
+
+def test_every_note_on_a_launch_has_a_message():
+    assert LAUNCH_NOTES.keys() == set(LaunchNoteKind) - {LaunchNoteKind.WITHOUT_EFFECT}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "why", "text"),
+    [
+        (
+            LogTroubleKind.FILES,
+            "facts.jsonl",
+            "No space: /l",
+            "cannot write facts.jsonl: No space: /l",
+        ),
+        (LogTroubleKind.DISK, "/l", "", "/l: the disk is full, what workers write now is lost"),
+        (
+            LogTroubleKind.DUPLICATES,
+            "/l/f",
+            "No space",
+            "lines are no longer duplicated to /l/f: No space",
+        ),
+        (
+            LogTroubleKind.STALLED,
+            "7",
+            "",
+            "7 lines that were to be here are lost: the log directory has stalled",
+        ),
+    ],
+)
+def test_what_cannot_be_written(kind, what, why, text):
+    assert words_of_node(LogTrouble("n1", kind, what, why)) == text

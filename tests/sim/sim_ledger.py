@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from sim_checker import BrokenLawError
 from sim_plan import Kind
 
-from hpclaunch.core.ledger.round_shares import Holder, seats_of
-from hpclaunch.core.ledger.summing import Launch, account
+from hpclaunch.core.head.round_shares import Holder, seats_of
 from hpclaunch.core.protocol.effects import Effect, Record
 from hpclaunch.core.protocol.facts import Category
+from hpclaunch.observe.launches import Launch, account
 from hpclaunch.observe.ledger import DatedFact, ledger_of
 
 if TYPE_CHECKING:

@@ -67,17 +67,21 @@ def test_regression(seed):
 # What an operator has to find in them, in this order.
 TOLD = {
     "a worker dies": ["restart 1 of 3", "starts ranks 0 to 1 of 6 in round 1"],
-    "a node dies": ["the agent on n3 was lost", "going on without n3: 2 nodes", "'n2': 0"],
+    "a node dies": ["the agent on n3 was lost", "continuing without n3: 2 nodes", "'n2': 0"],
     "a spare takes over": ["with n3 and without n2", "n3 starts ranks 2 to 3 of 4 in round 1"],
     "the head dies": ["n2 leads now", "n2 starts ranks 2 to 3 of 4 in round 2"],
     "the head is cut off and returns": [
-        *("n2 holds its workers", "n2 leads now", "n1 leads no more"),
-        *("ending the round, to go on with n1", "n1 starts ranks 4 to 5 of 6", "'n1': 0"),
+        *("n2 holds its workers", "n2 leads now", "n1 no longer leads"),
+        *("ending the round, to continue with n1", "n1 starts ranks 4 to 5 of 6", "'n1': 0"),
     ],
     "one head after the other": ["n2 leads", "n3 leads", "n4 leads", "{'n4': 0}"],
-    "a partition heals": ["n3 leads now", "n1 leads no more", "starts ranks 8 to 9 of 10"],
-    "two halves": ["going on without n3, n4", "n3 waits for a head", "n4 starts ranks 6 to 7 of 8"],
-    "a node returns": ["n3 is back", "going on with n3: 3 nodes", "n3 starts ranks 4 to 5 of 6"],
+    "a partition heals": ["n3 leads now", "n1 no longer leads", "starts ranks 8 to 9 of 10"],
+    "two halves": [
+        "continuing without n3, n4",
+        "n3 waits for a head",
+        "n4 starts ranks 6 to 7 of 8",
+    ],
+    "a node returns": ["n3 is back", "continuing with n3: 3 nodes", "n3 starts ranks 4 to 5 of 6"],
 }
 
 

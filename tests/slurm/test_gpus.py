@@ -53,7 +53,7 @@ def test_workers_that_share_gpus_are_clients_of_mps(cluster: Cluster, gpus: Gpus
     gpus.go()
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    assert "4 workers share 2 GPUs on n1, n2; each worker sees its own only" in ended.output
+    assert "4 workers share 2 GPUs on n1, n2; each worker sees only its own" in ended.output
     assert "on n1: MPS runs for GPU 0, GPU 1; --mps off does without" in ended.output
     assert gpus.left() == []
     assert not cluster.processes(OF_MPS)

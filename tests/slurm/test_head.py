@@ -79,7 +79,7 @@ def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
 ) -> None:
     """The others have gone on, and it takes part again."""
     job = with_a_first_agent_killed(cluster, launch, after, "--grow", "now")
-    job.says("going on with n1: 3 nodes")
+    job.says("continuing with n1: 3 nodes")
     job.until_all_run(3)
     (job.directory / "go").touch()
     ended = job.wait()
@@ -126,7 +126,7 @@ def test_a_head_without_network_is_replaced_and_comes_back(
         job.until_all_run(2)
         assert not running(cluster, "n1") & before  # its own fork server holds or has ended them
         assert set(hosts(job)) == {"n2", "n3"}
-    job.says("n1 leads no more: n2 does")
+    job.says("n1 no longer leads: n2 does")
     job.says("n1 is back")
     job.forget()
     for worker in cluster.processes(WORKER, host="n2"):

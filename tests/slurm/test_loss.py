@@ -224,7 +224,7 @@ def test_a_node_that_comes_back_can_end_the_round(cluster: Cluster, launch: Laun
         job.until_all_run(2)
         job.forget()
     job.until_all_run(3)
-    job.says("ending the round, to go on with n3")
+    job.says("ending the round, to continue with n3")
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)

@@ -100,7 +100,7 @@ def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
     options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 20), {"goodbye": 4.0}
     job = train(launch, saved, *options, nodes=4, timing=timing)
     with cluster.parted(["n3", "n4"]):
-        job.says("going on without n3, n4")
+        job.says("continuing without n3, n4")
         (tmp_path / ENOUGH).touch()
         eventually("the end", lambda: {0, 1} <= job.codes.keys())
         assert not job.codes.keys() & {2, 3}, "they gave up before the network was whole"

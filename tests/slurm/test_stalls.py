@@ -208,7 +208,7 @@ def test_a_name_server_that_does_not_answer(
     try:
         (agent,) = cluster.processes(AGENT, host="n1")
         agent.kill()
-        job.says("going on without n1: 2 nodes")
+        job.says("continuing without n1: 2 nodes")
     finally:  # for the workers, which look up the names of their own hosts
         for host in ("n2", "n3"):
             cluster.on(host, ["umount", "/etc/nsswitch.conf"])

@@ -67,7 +67,7 @@ def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path)
     try:
         (agent,) = cluster.processes(AGENT, host="n3")
         agent.kill()
-        job.says("going on without n3: 2 nodes")
+        job.says("continuing without n3: 2 nodes")
         progress(saved, 2)
         (tmp_path / ENOUGH).touch()
         eventually("the exit codes", lambda: {0, 1} <= job.codes.keys())
@@ -87,7 +87,7 @@ def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_
     update = ["scontrol", "update", "nodename=n3"]
     cluster.on(CONTROLLER, [*update, "state=down", "reason=test"])
     try:
-        job.says("going on without n3: 2 nodes")
+        job.says("continuing without n3: 2 nodes")
     finally:
         resume = shlex.join([*update, "state=resume"])
         cluster.on(CONTROLLER, ["sh", "-c", f"{resume} || true"])  # it may be back by itself

@@ -7,15 +7,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpclaunch.core.history.launch_past import LaunchPast
-from hpclaunch.core.history.moment import (
+from hpclaunch.core.member.moments import (
     AgentHistory,
     AgentMoment,
     GpusMoment,
     WorkersMoment,
 )
-from hpclaunch.core.ledger.entries import LedgerEntry, rewind
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol import host_lists
 from hpclaunch.core.protocol.facts import (
     Category,
@@ -30,7 +27,9 @@ from hpclaunch.core.protocol.facts import (
 )
 from hpclaunch.core.protocol.model import Culprit, Doing, Failure, Origin, Verdict
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.observe.launch_past import past_of
+from hpclaunch.observe.launch_past import LaunchPast, past_of
+from hpclaunch.observe.launches import Launch
+from hpclaunch.observe.ledger_entries import LedgerEntry, rewind
 from hpclaunch.system.logs.fact_files import FactFile
 
 BEGIN = 1_790_000_000.0

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
+from hpclaunch.observe.launches import Launch
 from hpclaunch.system.logs import error_file, fact_files, history_files, output_index, status_file
 from hpclaunch.system.network import view_client
 from hpclaunch.system.shared import bounded_json, packing

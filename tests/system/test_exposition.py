@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
 
-from hpclaunch.core.views.job_metrics import MetricFamily, MetricKind, MetricSample
+from hpclaunch.core.protocol.metrics import MetricFamily, MetricKind, MetricSample
 from hpclaunch.system import exposition
 from hpclaunch.system.exposition import Exposition
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from serving import LIMIT
 
-from hpclaunch.core.history.moment import (
+from hpclaunch.core.member.moments import (
     AgentHistory,
     AgentMoment,
     GpusMoment,
@@ -20,6 +20,7 @@ from hpclaunch.core.history.moment import (
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs import history_files, stack_files
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.messages import Complaint
 
 GPUS = GpusMoment(2, 0.5, None, 1, 2, 60)
 MOMENTS = (
@@ -102,14 +103,12 @@ def test_after_a_line_that_is_cut_off_the_next_one_is_whole(tmp_path, capfd):
 
 
 @pytest.mark.starts
-def test_what_cannot_be_appended_is_told_once(tmp_path, capfd):
+def test_what_cannot_be_appended_is_reported_once(tmp_path):
     (tmp_path / NAME).symlink_to("elsewhere")
     client = LogServiceClient()
     for line in lines():
         client.append(tmp_path, NAME, line)
-    client.close()
-    said = capfd.readouterr().err
-    assert said == f"hpclaunch: cannot write {NAME}: it is a link: {tmp_path / NAME}\n"
+    assert client.close() == [Complaint("files", NAME, f"it is a link: {tmp_path / NAME}")]
     assert not (tmp_path / "elsewhere").exists()
 
 

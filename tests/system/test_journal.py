@@ -126,16 +126,16 @@ def test_another_run_goes_on_in_the_same_file(tmp_path):
 
 
 @pytest.mark.starts
-def test_a_full_disk_is_said_once(tmp_path, capfd):
+def test_a_full_disk_is_reported_once(tmp_path):
     service, journal = LogServiceClient(), Journal(tmp_path, "0")
     service.send(messages.ReadTail(1, []))
     select.select([service], [], [])  # its imports must not write cut-off .pyc files
     resource.prlimit(service._process.pid, resource.RLIMIT_FSIZE, (100, 100))
     tell(journal, service, *STORY)
     journal.finish(service)
-    service.close()
-    said = f"cannot write journal.jsonl: {os.strerror(errno.EFBIG)}"
-    assert capfd.readouterr().err.count(said) == 1
+    (complaint,) = service.close()
+    assert (complaint.kind, complaint.what) == ("files", "journal.jsonl")
+    assert complaint.why.startswith(os.strerror(errno.EFBIG))
 
 
 def test_without_a_directory_there_is_none():

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from damaged_data import damaged
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client, view_socket
 from hpclaunch.system.network.view_socket import CONNECTION, ViewSocket, file_of, name_of
 from hpclaunch.system.shared import packing

@@ -17,6 +17,7 @@ from serving import LIMIT, gone
 from hpclaunch.system.logs import log_client
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.messages import (
+    Complaint,
     Disk,
     IndexFile,
     LookAtDisk,
@@ -90,8 +91,8 @@ def test_what_cannot_be_made_is_refused(client, tmp_path):
     assert (refused.id, refused.file) == (1, str(tmp_path / "round-0"))
 
 
-def test_lines_that_a_full_disk_cuts_off(tmp_path, capfd):
-    """The user learns of it, and the next ones begin a line of their own."""
+def test_lines_that_a_full_disk_cuts_off(tmp_path):
+    """The agent learns of it, and the next ones begin a line of their own."""
     client = LogServiceClient()
     pid = client._process.pid
     path = tmp_path / "lines"
@@ -99,15 +100,15 @@ def test_lines_that_a_full_disk_cuts_off(tmp_path, capfd):
     until(client, Tail)  # its imports must not write cut-off .pyc files
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, -1))
     client.append(tmp_path, "lines", "x" * 5000 + "\n")
-    client.send(ReadTail(2, ()))
-    until(client, Tail)
+    complaint = until(client, Complaint)
+    assert (complaint.kind, complaint.what) == ("files", "lines")
+    assert complaint.why == f"{os.strerror(errno.EFBIG)}: {tmp_path}"
     assert path.read_text() == "x" * 4096
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (-1, -1))
     for text in ("one\n", "two\n"):
         client.append(tmp_path, "lines", text)
     client.close()
     assert path.read_text() == "x" * 4096 + "\none\ntwo\n"
-    assert f"cannot write lines: {os.strerror(errno.EFBIG)}" in capfd.readouterr().err
 
 
 def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
@@ -122,7 +123,8 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
     client.send(ReadTail(7, (str(tmp_path / "none"),)))
     os.kill(pid, signal.SIGCONT)
     assert until(client, Tail).id == 7
-    assert client._unsaid == 0
+    assert client.dropped() > 0
+    assert client.dropped() == 0
 
 
 def test_at_the_end_one_that_is_stopped_shows_all(tmp_path, capfd):

@@ -121,7 +121,7 @@ class Agent:
         end = None
         try:
             for note in self._config.notes:
-                self._logs.say(note)
+                self._recording.record(note)
             trouble = self._config.trouble
             troubles = [] if trouble is None else [events.TroubleFound(trouble)]
             end = self._loop.run([events.Started(), *troubles])

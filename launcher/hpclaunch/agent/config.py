@@ -9,6 +9,7 @@ from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Place, Trouble
+from ..core.protocol.node_facts import ColdStart, LaunchNote
 from ..core.protocol.values import value
 from ..system.logs.log_directory import LogDirectory
 
@@ -83,7 +84,7 @@ class Config:
     metrics_ranks: bool  # include metrics of each rank
     notify: str  # a shell command to run for each event; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head shows it
-    notes: tuple[str, ...] = ()  # lines that the head shows at the start
+    notes: tuple[LaunchNote | ColdStart, ...] = ()  # recorded before the workers start
 
     @property
     def place(self) -> Place:

@@ -22,7 +22,7 @@ from .later_imports import AFTER
 from .resuming import Resuming
 
 if TYPE_CHECKING:
-    from ..core.history.moment import WorkersMoment
+    from ..core.member.moments import WorkersMoment
 
 ASKS = 10.0  # least seconds between two times that workers and GPUs are asked, which costs most
 SLACK = 1.5  # seconds that a moment may be late: waking up for it costs more than noting it
@@ -78,9 +78,9 @@ class HistoryKeeping(Adapter):
             return  # it is noted when AFTER has passed
         is_due = now >= self._due
         if is_due:
-            from ..core.history import moment
+            from ..core.member.moments import period
 
-            self._due = now + moment.period(now - self._began, len(self._places))
+            self._due = now + period(now - self._began, len(self._places))
         if is_due and phase is Phase.RUNNING and now >= self._ask_at:
             self._ask_at, self._take_at = now + ASKS - ANSWER, now + ANSWER
             self._vitals = ()
@@ -95,7 +95,7 @@ class HistoryKeeping(Adapter):
                 self._write(self._control.workers_moment(now, self._vitals, gpus))
 
     def _write(self, workers: WorkersMoment | None) -> None:
-        from ..core.history.moment import AgentMoment
+        from ..core.member.moments import AgentMoment
         from ..system.logs import history_files
 
         assert self._directory is not None, "the caller has looked"

@@ -1,7 +1,7 @@
-"""What workers wrote before they ended: it is read elsewhere, and may take a while.
+"""The last lines of workers that have ended. The log service reads them, which may take a while.
 
-How a worker ended is told with its last lines, and all that comes after that waits for it. A file
-system that hangs costs the lines, not the news.
+The events of a worker's end carry its last lines, and all later events wait for them. If the file
+system hangs, they go out without the lines.
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ from .logs import Logs
 
 LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
-Make = Callable[[str], Iterable[events.Event]]  # the events, of the last lines
+Make = Callable[[str], Iterable[events.Event]]  # makes the events from the last lines
 
 
 @value()
-class _News:
+class _Delayed:
+    """Events that wait for last lines, or for events before them."""
+
     make: Make
     is_awaiting: bool  # the lines
-    until: float  # when to go on without
+    until: float  # when to continue without them
     text: str = ""
 
 
 class LastWords(Adapter):
-    """News in the order in which they came."""
+    """Delays the events of a worker's end until its last lines are read, and keeps their order."""
 
     limits_helper: ClassVar[bool] = True
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
-        self._news: deque[_News] = deque()
+        self._queue: deque[_Delayed] = deque()
 
     def deadline(self) -> float:
-        return min((news.until for news in self._news if news.is_awaiting), default=math.inf)
+        return min((each.until for each in self._queue if each.is_awaiting), default=math.inf)
 
     def add(self, make: Make, files: Sequence[Path] = ()) -> list[events.Event]:
-        """Append news, which `make` makes of the last lines of these files once they are read.
-        Return the events to deliver.
+        """Append the events that `make` returns for the last lines of these files. Return the
+        events that can be delivered now.
         """
-        news = _News(make, bool(files), time.monotonic() + LIMIT)
-        self._news.append(news)
+        delayed = _Delayed(make, bool(files), time.monotonic() + LIMIT)
+        self._queue.append(delayed)
         if files:
             question = partial(messages.ReadTail, files=tuple(map(str, files)))
-            self._logs.ask(question, partial(self._on_tail, news))
+            self._logs.ask(question, partial(self._on_tail, delayed))
         return self._take()
 
-    def _on_tail(self, news: _News, reply: messages.Reply | None) -> list[events.Event]:
-        news.is_awaiting = False
-        news.text = reply.text if isinstance(reply, messages.Tail) else ""
+    def _on_tail(self, delayed: _Delayed, reply: messages.Reply | None) -> list[events.Event]:
+        delayed.is_awaiting = False
+        delayed.text = reply.text if isinstance(reply, messages.Tail) else ""
         return self._take()
 
     def update(self, now: float) -> list[events.Event]:
-        for news in self._news:
-            if now >= news.until:
-                news.is_awaiting = False
+        for each in self._queue:
+            each.is_awaiting = each.is_awaiting and now < each.until
         return self._take()
 
     def _take(self) -> list[events.Event]:
         found: list[events.Event] = []
-        while self._news and not self._news[0].is_awaiting:
-            news = self._news.popleft()
-            found += news.make(news.text)
+        while self._queue and not self._queue[0].is_awaiting:
+            first = self._queue.popleft()
+            found += first.make(first.text)
         return found

@@ -15,10 +15,10 @@ from .adapter import Adapter
 AFTER = 1.0  # seconds
 MODULES = (
     "core.head.job_snapshots",
-    "core.history.moment",
-    "core.ledger.job_report",
-    "core.ledger.summing",
-    "observe.launch_past",
+    "core.member.moments",
+    "observe.end_causes",
+    "observe.job_report",
+    "observe.launches",
     "observe.ledger",
     "system.logs.history_files",
     "agent.sequel",

@@ -22,8 +22,8 @@ from .context import Context
 from .end_watch import EndWatch
 
 if TYPE_CHECKING:
-    from ..core.ledger.summing import Launch
     from ..observe.head_facts import DatedFact
+    from ..observe.launches import Launch
     from ..observe.ledger import Ledger
     from ..system.logs.fact_files import AgentFacts
 
@@ -121,7 +121,7 @@ class LedgerKeeping(Adapter):
 
     def goodput(self) -> float | None:
         """Return the goodput of the launch so far, or None if it is not known here."""
-        from ..core.ledger.summing import account
+        from ..observe.launches import account
 
         launch = self.launch()
         return None if launch is None else account([launch]).goodput
@@ -141,7 +141,7 @@ class LedgerKeeping(Adapter):
         launch = self._folded().launch(self._launch)
         if self._directory is None or launch is None or not self._is_whole:
             return
-        from ..core.ledger.job_report import report
+        from ..observe.job_report import report
 
         text = harmless_json(packing.to_json(report([launch])).decode())
         self._logs.service.keep(self._directory, {"report.json": text})

@@ -13,9 +13,11 @@ from typing import TypeAlias
 
 from ..core.protocol.events import Event
 from ..core.protocol.model import HEAD
-from ..core.protocol.node_facts import NodeFact
+from ..core.protocol.node_facts import LogTrouble, LogTroubleKind, NodeFact
+from ..observe.node_console import words_of_node
 from ..system.logs import messages
 from ..system.logs.log_client import LogServiceClient
+from ..system.shared.helper import say_now
 from .adapter import Adapter, Fd
 from .config import Config
 from .successors import Successors
@@ -31,6 +33,7 @@ class Logs(Adapter):
         self, config: Config, service: LogServiceClient, record: Callable[[NodeFact], None]
     ) -> None:
         self.service = service
+        self._host, self._record = config.host, record
         self.is_replaced = Successors(config.host, record)
         # A file that the first agent keeps until the job is over; None for any other agent.
         self._first = config.logs.first if config.logs and config.place.index == HEAD else None
@@ -82,12 +85,22 @@ class Logs(Adapter):
             match reply:
                 case messages.Facts(lines=lines):
                     self._take_facts(lines)
+                case messages.Complaint():
+                    self._record(self._trouble(reply))
                 case messages.Draining():
                     pass
                 case _ if reply.id in self._asked:
                     yield from self._asked.pop(reply.id)(reply)
         if self.service.lost:
             yield from self._replace()
+
+    def update(self, now: float) -> None:
+        if lines := self.service.dropped():
+            self._record(LogTrouble(self._host, LogTroubleKind.STALLED, str(lines)))
+
+    def _trouble(self, complaint: messages.Complaint) -> LogTrouble:
+        kind = LogTroubleKind(complaint.kind)
+        return LogTrouble(self._host, kind, complaint.what, complaint.why)
 
     def _replace(self) -> Iterator[Event]:
         lost = self.service
@@ -113,4 +126,5 @@ class Logs(Adapter):
 
     def close(self) -> None:
         """Return once all output is shown, or cannot be shown because its reader or disk hangs."""
-        self.service.close()
+        for complaint in self.service.close():
+            say_now(words_of_node(self._trouble(complaint)))

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from hpclaunch import __version__
 from hpclaunch.agent.metrics_messages import REQUESTS, Complaint, Finish
-from hpclaunch.core.ledger.job_report import JobReport, report
-from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
+from hpclaunch.core.protocol.metrics import MetricFamily
 from hpclaunch.core.protocol.stages import Stage
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.core.views.job_metrics import MetricFamily, job_metrics
+from hpclaunch.observe.job_metrics import job_metrics
+from hpclaunch.observe.job_report import JobReport, report
+from hpclaunch.observe.launches import Launch
 from hpclaunch.system.exposition import Exposition
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_client import ask

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from ..core.control import Control
+from ..core.head.last_lines import advise
 from ..core.head.restarts import how, who
-from ..core.ledger.last_lines import advise
 from ..core.protocol.effects import Exit
 from ..core.protocol.model import EXIT_FAILED, EXIT_USAGE, Culprit, Failure, Verdict
 from ..observe.further_reading import section_on

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar
 
 from ..core.protocol import effects, events
-from ..core.protocol.facts import CheckpointSaved
+from ..core.protocol.facts import CheckpointGone, CheckpointSaved
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
 from ..core.protocol.node_facts import CheckpointDirSuggested, CheckpointSearchStalled
 from ..core.protocol.wording import some
@@ -304,9 +304,12 @@ class Resuming(Adapter):
         return []  # an answer to an old request, or only Begun
 
     def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:
-        """Return the newest complete checkpoint. Record it if it is new."""
+        """Return the newest complete checkpoint. Record it if it is new, or that it is gone."""
         newest = found[-1] if found and found[-1].lacks is None else None
         known = self._newest
+        if newest is None and known is not None:
+            self._newest = None
+            self._record(CheckpointGone(known.path))
         if newest is not None and (known is None or _save(newest) != _save(known)):
             self._newest = newest
             self._record(CheckpointSaved(newest.path, newest.step, newest.size, _age(newest)))

@@ -1,7 +1,6 @@
-"""What an agent does once the job is over and nothing of it is left here: Slurm may be asked to
-start it again.
+"""The last act of an agent, when nothing of the job is left: Slurm may be asked to start it again.
 
-The head does that, and the others wait meanwhile: where the first agent that leaves ends the step
+The head asks, and the others wait meanwhile: where the first agent that leaves ends the step
 (`srun --kill-on-bad-exit`), the head would be killed before it has asked. Where Slurm does not end
 the step then, the head has it signal the others.
 """
@@ -13,33 +12,31 @@ import os
 from collections.abc import Mapping
 
 from ..core.protocol.model import Job, Sequel, Verdict
+from ..core.protocol.node_facts import AnotherRun, AnotherRunKind
 from ..core.protocol.wording import harmless
+from ..observe.node_console import words_of_another_run
 from ..system.hosts import requeue
 from ..system.processes.signals import wait_for_end
 
-# Seconds to wait for the end that Slurm brings: after it was asked, and after the time it has told.
+# Seconds to wait until Slurm ends the step: after the request, and after the time it has announced.
 ASKED, OVERDUE = 60.0, 120.0
 
 
 def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: bool) -> None:
-    """Returns when this agent may leave, if it is not killed before."""
+    """Return when this agent may leave, unless it is killed before."""
     match verdict.sequel:
-        case Sequel.LEAVE:
-            pass
         case Sequel.LINGER:
             if leads:
-                _say(f"job {job.slurm_id} waits for its preemption, to be started again by Slurm")
+                _show(AnotherRun(AnotherRunKind.LINGERS, job.slurm_id))
             wait_for_end(verdict.left + OVERDUE)
-        case Sequel.END_CHAIN:
-            if leads:
-                _end_chain(environ)
+        case Sequel.END_CHAIN if leads:
+            _end_chain(environ)
         case Sequel.REQUEUE if not requeue.is_possible():
             if leads:
                 name = requeue.name_of(job.slurm_id, environ)
-                _say(f"job {name} is to be requeued by its script: there is no scontrol here")
+                _show(AnotherRun(AnotherRunKind.BY_SCRIPT, name))
         case Sequel.REQUEUE:
-            asked = not leads or _requeue(job, environ)
-            if asked:
+            if not leads or _requeue(job, environ):
                 wait_for_end(ASKED)
             else:
                 requeue.release_others(environ)
@@ -48,26 +45,25 @@ def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: 
 def _requeue(job: Job, environ: Mapping[str, str]) -> bool:
     """Return whether Slurm is about to end this step, to start the job again."""
     name = requeue.name_of(job.slurm_id, environ)
-    _say(f"job {name} is requeued: run {job.requeueing.before + 2} follows")
+    _show(AnotherRun(AnotherRunKind.FOLLOWS, name, run=job.requeueing.before + 2))
     try:
         requeue.requeue(name, environ)
     except requeue.RefusedError as e:
-        _say(f"job {name} was not requeued: {e}")
+        _show(AnotherRun(AnotherRunKind.REFUSED, name, why=str(e)))
         return False
     return True
 
 
 def _end_chain(environ: Mapping[str, str]) -> None:
-    array = environ.get("SLURM_ARRAY_JOB_ID", "")
-    if not array:
-        return
-    try:
-        requeue.cancel_rest(array)
-    except requeue.RefusedError as e:
-        _say(f"the rest of array {array} was not cancelled: {e}")
+    if array := environ.get("SLURM_ARRAY_JOB_ID", ""):
+        try:
+            requeue.cancel_rest(array)
+        except requeue.RefusedError as e:
+            _show(AnotherRun(AnotherRunKind.CHAIN_STAYS, array, why=str(e)))
 
 
-def _say(text: str) -> None:
-    """The log service, which shows what agents say, has ended."""
+def _show(fact: AnotherRun) -> None:
+    """Write to the console directly, since the log service has ended."""
+    text = f"hpclaunch: {harmless(words_of_another_run(fact))}\n"
     with contextlib.suppress(OSError):  # nobody reads it
-        os.write(2, f"hpclaunch: {harmless(text)}\n".encode(errors="replace"))
+        os.write(2, text.encode(errors="replace"))

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ..core.control import Control
 from ..core.protocol import effects, events
-from ..core.protocol.facts import CheckpointSaved, Fact
+from ..core.protocol.facts import Fact
 from ..core.protocol.model import Request
 from ..core.protocol.values import replace
-from ..observe.past_rounds import past_rounds
+from ..observe.past_rounds import NewestCheckpoint, past_rounds
 from ..system.logs.log_directory import STATUS
 from ..system.network.view_socket import LEDGER, ViewSocket, file_of
 from ..system.shared import packing
@@ -79,7 +79,7 @@ class Viewing(Adapter):
         self._config, self._logs, self._date = context.config, context.logs, context.date
         self._control, self._ledger = control, ledger
         self._health, self._resuming = health, resuming
-        self._saved: tuple[float, CheckpointSaved] | None = None  # the newest, and when recorded
+        self._checkpoint = NewestCheckpoint()
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
         self._snapshots = ViewFile(self._snapshot, FRESH)
@@ -131,8 +131,7 @@ class Viewing(Adapter):
 
     def note(self, fact: Fact, at: float) -> None:
         """Note a fact that this agent has recorded at this time, in seconds since the epoch."""
-        if isinstance(fact, CheckpointSaved):
-            self._saved = at, fact
+        self._checkpoint.note(fact, at)
 
     def ready(self, fds: Collection[Fd], now: float) -> Iterator[events.Event]:
         if self._socket is None or self._socket.fileno() not in fds:
@@ -173,17 +172,15 @@ class Viewing(Adapter):
         return self._snapshots.make(), self._ledgers.make()
 
     def _snapshot(self) -> bytes:
-        from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
+        from ..core.protocol.job_snapshot import LaunchSnapshot, NodeGpu
 
         config, control, now = self._config, self._control, time.monotonic()
         job = control.snapshot(now)
         if job is not None:
             date, ends = self._date.now(), self._ledger.ends()
-            from ..observe.launch_past import newest_checkpoint  # the start does not need it
-
             job = replace(
                 job,
-                checkpoint=None if self._saved is None else newest_checkpoint(*self._saved, date),
+                checkpoint=self._checkpoint.at(date),
                 past=past_rounds(ends, date),
                 goodput=self._ledger.goodput(),
                 is_complete=job.is_complete and not self._resuming.seeks_newest,

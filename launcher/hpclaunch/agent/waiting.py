@@ -52,8 +52,8 @@ class WaitOnTerminal(Adapter):
             yield events.LookedAt()
         self._since = min(self._since, now)
         _, columns = self._output.size
-        from ..core.views.live_line import live_line  # needed only on a terminal
-        from ..core.views.text_style import TextStyle
+        from ..observe.live_line import live_line  # needed only on a terminal
+        from ..observe.text_style import TextStyle
 
         text = live_line(snapshot, TextStyle(columns - 1 if columns > 1 else NARROW))
         if text or snapshot.stage is not Stage.RUNNING:

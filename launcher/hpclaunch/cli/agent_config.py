@@ -31,6 +31,7 @@ from hpclaunch.core.protocol.model import (
     Requeueing,
     Trouble,
 )
+from hpclaunch.core.protocol.node_facts import ColdStart, LaunchNote, LaunchNoteKind
 from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
 from hpclaunch.core.protocol.values import field, replace, value
 from hpclaunch.system.logs import log_directory
@@ -62,7 +63,7 @@ class TaskSettings:
     start: Start = field(default_factory=lambda: Start(warm=False, ahead=False))
     cold: str = ""  # why it starts cold, if the user may not expect it
     logs: LogDirectory | None = None
-    elsewhere: str = ""  # a line on where the logs are, if not where the user would look for them
+    elsewhere: LaunchNote | None = None  # where the logs are, if the user would not look there
     trouble: Trouble | None = None
 
 
@@ -74,10 +75,12 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
     open_file_limit.raise_to(files_needed(len(where.places), 0))  # the others connect in any case
     task = _examine(options, environ, where)
-    notes += [task.elsewhere] if task.elsewhere else []
+    host = where.places[where.index].host
+    facts: list[LaunchNote | ColdStart] = [*notes]
+    facts += [task.elsewhere] if task.elsewhere else []
     if where.index == HEAD:
-        notes += [task.cold] if task.cold else []
-        notes += _notes(options, environ, where, task)
+        facts += [ColdStart(host, task.cold)] if task.cold else []
+        facts += _notes(options, environ, where, task)
     return Config(
         allocation=where if task.logs is None else replace(where, name=task.logs.launch),
         job=_job(options, environ, where, task.logs),
@@ -114,7 +117,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         metrics_ranks=options.metrics_ranks,
         notify=options.notify or "",
         trouble=task.trouble,
-        notes=tuple(notes),
+        notes=tuple(facts),
     )
 
 
@@ -292,26 +295,27 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
 
 def _logs(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
-) -> tuple[LogDirectory, str]:
-    """Return the log directory, and a line if it is not where the user would look for it. If Slurm
+) -> tuple[LogDirectory, LaunchNote | None]:
+    """Return the log directory, and a note if it is not where the user would look for it. If Slurm
     has started the job again, rounds are counted from those of the last run.
 
     In place of torchrun, whose log directory is temporary, the working directory need not be
     writable.
     """
-    first = where.index == HEAD
+    first, host = where.index == HEAD, where.places[where.index].host
     again = where.name if runs.before(environ) else ""
     if options.log_dir is not None:
         path, name = log_directory.unused(options.log_dir, where.name, where.identity)
-        used = f"the log directory {options.log_dir} is in use: this launch's is {path}"
-        return LogDirectory(path, name, again), used if first and path != options.log_dir else ""
+        paths = {"asked": str(options.log_dir), "directory": str(path)}
+        used = LaunchNote(host, LaunchNoteKind.LOGS_IN_USE, {**paths})
+        return LogDirectory(path, name, again), used if first and path != options.log_dir else None
     try:
         # A batch script without srun may have several launches, even at the same time.
         path = log_directory.default(where.name, alone=where.alone)
         logs = LogDirectory(path, where.name, again)
-        theirs = f"hpclaunch-logs belongs to another user: the logs are in {logs.path}"
+        theirs = LaunchNote(host, LaunchNoteKind.LOGS_FOREIGN, {"directory": str(logs.path)})
         usual = logs.path.parent.name == "hpclaunch-logs"
-        return logs, theirs if first and not usual else ""
+        return logs, theirs if first and not usual else None
     except UsageError as e:
         if not options.in_place_of:
             raise
@@ -320,7 +324,8 @@ def _logs(
             logs = LogDirectory(path, where.name)
         except OSError:
             raise e from None
-        return logs, f"{e}: those of {where.places[where.index].host} are in {logs.path}"
+        paths = {"why": str(e), "directory": str(logs.path)}
+        return logs, LaunchNote(host, LaunchNoteKind.LOGS_TEMPORARY, {**paths})
 
 
 def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
@@ -335,47 +340,49 @@ def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
 
 
 def _notes(
-    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation, task: TaskSettings
-) -> list[str]:
-    """Return lines for the user to see before the workers start."""
-    count, cpus = task.count, len(task.cpus)
-    notes = [note for note in (task.program.note, *count.notes) if note]
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    where: Allocation,
+    task: TaskSettings,
+) -> list[LaunchNote]:
+    """Return what the user should know before the workers start."""
+    count, cpus, host = task.count, len(task.cpus), where.places[HEAD].host
+    notes = [*count.notes]
+    if command := task.program.note:
+        notes.insert(0, LaunchNote(host, LaunchNoteKind.PYTHON, {"command": command}))
     if idle := _without_effect(options, environ, where):
-        notes.append("without effect here: " + "; ".join(idle))
+        notes.append(LaunchNote(host, LaunchNoteKind.WITHOUT_EFFECT, {**idle}))
     workers = where.tasks_here * count.nproc
     shared = _are_shared(cpus, where, environ) or where.tasks_here == 1
     if "SLURM_JOB_ID" not in environ or not shared:
         return notes
     if cpus < workers:
-        notes.append(
-            f"{workers} workers on {where.places[0].host} share {cpus} CPU"
-            f"{'' if cpus == 1 else 's'}: ask Slurm for more with --cpus-per-task=N, on the "
-            "#SBATCH line and on srun"
-        )
-    elif count.gpus and (few := binding.advice(cpus // workers)):
-        notes.append(few)
+        numbers = {"workers": workers, "cpus": cpus}
+        notes.append(LaunchNote(host, LaunchNoteKind.CPUS, {**numbers}))
+    elif count.gpus and (cores := cpus // workers) < binding.FEW_CORES:
+        notes.append(LaunchNote(host, LaunchNoteKind.CORES, {"cores": cores}))
     return notes
 
 
 def _without_effect(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
-) -> list[str]:
+) -> dict[str, str]:
     """Return the given options that have no effect here, each with the reason."""
-    idle = []
+    idle = {}
     if options.monitor_interval is not None:
-        idle.append("--monitor-interval (failures are seen at once)")
+        idle["--monitor-interval"] = "failures are seen at once"
     if options.start_method not in (None, "spawn"):
-        idle.append("--start-method (scripts are programs of their own, under torchrun too)")
+        idle["--start-method"] = "scripts are programs of their own, under torchrun too"
     if options.event_log_handler not in (None, "null"):
-        idle.append("--event-log-handler (the journal in the log directory has the events)")
+        idle["--event-log-handler"] = "the journal in the log directory has the events"
     asked = another_run(options)
     if asked and "SLURM_JOB_ID" not in environ:
-        idle.append(f"{asked} (there is no Slurm)")
+        idle[asked] = "there is no Slurm"
     elif asked and SUBMITIT in environ:
-        idle.append(f"{asked} (submitit requeues this job)")
+        idle[asked] = "submitit requeues this job"
     if options.rdzv_backend not in MEETING_BACKENDS:
-        idle.append(f"--rdzv-backend {options.rdzv_backend} (Slurm knows all machines)")
+        idle[f"--rdzv-backend {options.rdzv_backend}"] = "Slurm knows all machines"
     honoured = SLURM_HONOURED if where.is_step else HONOURED
     if conf := [key for key in options.rdzv_conf or {} if key not in honoured]:
-        idle.append(f"--rdzv-conf {', '.join(conf)}")
+        idle[f"--rdzv-conf {', '.join(conf)}"] = ""
     return idle

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import harmless, size
-from hpclaunch.core.views.text_style import duration
+from hpclaunch.observe.text_style import duration
 
 from . import options as launch
 from . import rich_output, write

@@ -16,7 +16,8 @@ from hpclaunch.core.health.problems import GPUS, Problem
 from hpclaunch.core.placement import binding
 from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
 from hpclaunch.core.protocol.model import Allocation, Share, Shares
-from hpclaunch.observe.node_console import words_of_mps
+from hpclaunch.core.protocol.node_facts import LaunchNote, LaunchNoteKind
+from hpclaunch.observe.node_console import words_of_launch, words_of_mps
 from hpclaunch.system.gpus import mps
 from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 from hpclaunch.system.gpus.inventory import GpuSurvey
@@ -111,7 +112,9 @@ def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:
     bindings = binding.bind(mode, cpus, topology, localities)
     lines = [binding.placed(b, s) for b, s in zip(bindings, localities, strict=True)]
     far = binding.remarks(bindings, localities, cpus)
-    few = binding.advice(binding.threads(bindings, topology))
+    cores = binding.threads(bindings, topology)
+    note = LaunchNote("", LaunchNoteKind.CORES, {"cores": cores})
+    few = words_of_launch(note) if cores < binding.FEW_CORES else ""
     grade = Grade.WARN if far or few else Grade.OK
     advice = "; ".join(filter(None, [binding.NEARER if far else "", few]))
     return [Finding("binding", "; ".join([*lines, *far]), grade, advice)]

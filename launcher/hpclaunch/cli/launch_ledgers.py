@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpclaunch.core.history.launch_past import LaunchPast
-    from hpclaunch.core.ledger.summing import Launch
     from hpclaunch.observe.head_facts import DatedFact
+    from hpclaunch.observe.launch_past import LaunchPast
+    from hpclaunch.observe.launches import Launch
 
 
 def read(directory: Path) -> tuple[list[Launch], list[str]]:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 from hpclaunch.core.protocol import ranges
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import some
-from hpclaunch.core.views.log_lines import LogLines, visible
+from hpclaunch.observe.log_lines import LogLines, visible
 
 from . import launch_ledgers, log_directories, say, standard_output, values, write_bytes
 from .parser import Parser
 from .report_text import why
 
 if TYPE_CHECKING:
-    from hpclaunch.core.ledger.summing import Launch
+    from hpclaunch.observe.launches import Launch
     from hpclaunch.system.logs.merged_output import JobOutput, OutputLine
 
 PAUSE = 0.5  # seconds between two looks for new lines
@@ -208,7 +208,7 @@ def _last_end(directory: Path, launch: str, number: int) -> str:
     """Return which round ended early before this one, and why, or "" if that is not known. It need
     not have the number before, since a new head skips one.
     """
-    from hpclaunch.core.ledger.job_report import report
+    from hpclaunch.observe.job_report import report
 
     mine = [each for each in _launches(directory) if each.name == launch]
     ends = report(mine).ends if mine else ()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.core.protocol.node_facts import LaunchNote, LaunchNoteKind
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.hosts import machines, slurm
 
@@ -21,8 +22,8 @@ HONOURED = (*SLURM_HONOURED, "is_host")  # keys of --rdzv-conf without Slurm
 
 def locate(
     options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
-) -> tuple[Allocation, list[str]]:
-    """Return the allocation, and notes on it for the user."""
+) -> tuple[Allocation, list[LaunchNote]]:
+    """Return the allocation, and what the user should know about it."""
     within = worker_environment.is_within(environ)
     if within:
         environ = {}  # Slurm's variables describe the launcher that has started the worker
@@ -47,23 +48,28 @@ def locate(
     if options.node_rank:
         raise UsageError(f"--node-rank {options.node_rank} needs --nnodes, the number of machines")
     where = slurm.allocation(environ, unique=unique)
-    return where, [] if within else slurm.missing_variables_notes()
+    stray = "" if within else slurm.step_without_variables()
+    note = LaunchNote(socket.gethostname(), LaunchNoteKind.NO_VARIABLES, {"step": stray})
+    return where, [note] if stray else []
 
 
-def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allocation, list[str]]:
+def _alone(
+    environ: Mapping[str, str], unique: str, *, step: bool
+) -> tuple[Allocation, list[LaunchNote]]:
     where = slurm.allocation(environ, unique=unique, alone=True)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if not step or tasks == "1":
         return where, []
     first = where.name.endswith(".0")
-    note = f"--standalone: each of the {tasks} tasks of this step trains on its own"
+    host = where.places[where.index].host
+    note = LaunchNote(host, LaunchNoteKind.STANDALONE, {"tasks": int(tasks)})
     return where, [note] if first else []
 
 
 def _contradictions(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
-) -> list[str]:
-    """Return a line for each option that contradicts Slurm, which decides."""
+) -> list[LaunchNote]:
+    """Return a note for each option that contradicts Slurm, which decides."""
     here = where.places[where.index]
     notes = _seen_by_head(options, environ, where) if where.index == HEAD else []
     notes += _seen_by_first_task(options, where) if where.task == 0 else []
@@ -72,42 +78,39 @@ def _contradictions(
     if here.node > 1:
         return notes
     if options.node_rank not in (None, here.node, where.task):
-        notes.append(
-            f"--node-rank {options.node_rank} on {here.host}, but Slurm says {here.node}: using "
-            f"{here.node}"
-        )
+        ranks = {"asked": options.node_rank, "given": here.node}
+        notes.append(LaunchNote(here.host, LaunchNoteKind.NODE_RANK, ranks))
     own = options.local_addr
     if own and not machines.own_address(own, loopback=where.nodes == 1):
-        notes.append(f"--local-addr {own} is no address of {here.host} for others: not used")
+        notes.append(LaunchNote(here.host, LaunchNoteKind.LOCAL_ADDR, {"asked": own}))
     return notes
 
 
 def _seen_by_head(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
-) -> list[str]:
-    notes, nodes = [], where.nodes
+) -> list[LaunchNote]:
+    notes, nodes, host = [], where.nodes, where.places[HEAD].host
     # Scripts may count tasks: each torchrun is a node of its own.
     if options.nnodes is not None and options.nnodes[0] != len(where.places):
         fewest, most = options.nnodes
         said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
         if nodes < fewest:
-            notes.append(f"--nnodes {said}, but Slurm says {nodes}: using {nodes}")
+            numbers: dict[str, str | int] = {"asked": said, "given": nodes}
+            notes.append(LaunchNote(host, LaunchNoteKind.NODES, numbers))
         elif nodes > most:
-            spares = f"{nodes - most} of the {nodes} nodes {'is a' if nodes - most == 1 else 'are'}"
-            notes.append(f"--nnodes {said}: {spares} spare{'s' if nodes - most > 1 else ''}")
+            numbers = {"asked": said, "spares": nodes - most, "nodes": nodes}
+            notes.append(LaunchNote(host, LaunchNoteKind.SPARES, numbers))
         if fewest < nodes and slurm.ends_with_a_node(environ):
-            notes.append(
-                "a node that Slurm finds down ends this step: add --no-kill to srun, and to sbatch"
-            )
+            notes.append(LaunchNote(host, LaunchNoteKind.NO_KILL))
     return notes
 
 
-def _seen_by_first_task(options: argparse.Namespace, where: Allocation) -> list[str]:
+def _seen_by_first_task(options: argparse.Namespace, where: Allocation) -> list[LaunchNote]:
     name, leads = where.places[where.index].host, where.places[HEAD].host
     option, host, _ = _meeting_point(options)
     if not host or _is_here(host, name) or host.partition(".")[0] == leads.partition(".")[0]:
         return []
-    return [f"{option} {host} is not the first node of this step: using {name}"]
+    return [LaunchNote(name, LaunchNoteKind.ENDPOINT, {"option": option, "asked": host})]
 
 
 def _meeting_point(options: argparse.Namespace) -> tuple[str, str, int]:
@@ -122,12 +125,9 @@ def _is_here(host: str, name: str) -> bool:
     return host in known or machines.is_local(host)
 
 
-def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, list[str]]:
+def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, list[LaunchNote]]:
     fewest, most = options.nnodes
     backend = options.rdzv_backend or "static"
-    notes = []
-    if fewest < most:
-        notes.append(f"--nnodes {fewest}:{most}: waiting for {most} machines, but not for long")
     run_id = options.rdzv_id or "none"
     name = f"local-{unique}" if options.rdzv_id is None else f"{plain(run_id)}-{unique}"
     if backend == "static":
@@ -156,7 +156,12 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
             f"--rdzv-backend {backend} is not needed and not supported: give --rdzv-backend c10d "
             "and --rdzv-endpoint HOST:PORT, with HOST one of the machines"
         )
-    return where, notes if where.index == HEAD else []
+    note = LaunchNote(
+        where.places[where.index].host,
+        LaunchNoteKind.MACHINES,
+        {"asked": f"{fewest}:{most}", "most": most},
+    )
+    return where, [note] if fewest < most and where.index == HEAD else []
 
 
 def _host_and_port(endpoint: str, default: int) -> tuple[str, int]:

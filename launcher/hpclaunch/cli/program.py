@@ -143,8 +143,7 @@ def _without_python(said: str, args: tuple[str, ...], python: str, on_stdin: boo
         _check_module(rest[1])
     elif not rest[0].startswith("-"):
         _check_script(rest[0])
-    note = f"{said} before the script is not needed: hpclaunch starts the interpreter itself"
-    return Program((python, "-u", *rest), python, note, _why_cold(python), on_stdin)
+    return Program((python, "-u", *rest), python, said, _why_cold(python), on_stdin)
 
 
 def _check_standard_input() -> None:

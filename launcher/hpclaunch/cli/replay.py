@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpclaunch.core.ledger.entries import LATEST
+from hpclaunch.core.member.moments import LATEST
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_USAGE
 from hpclaunch.core.protocol.wording import count, for_console

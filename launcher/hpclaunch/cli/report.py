@@ -25,7 +25,7 @@ from . import launch_ledgers, log_directories, say, write
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from hpclaunch.core.ledger.summing import Launch
+    from hpclaunch.observe.launches import Launch
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -36,7 +36,7 @@ def prepare_parser(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
-    from hpclaunch.core.ledger.job_report import report
+    from hpclaunch.observe.job_report import report
     from hpclaunch.system.shared import packing
 
     from .report_text import text

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpclaunch import __version__
-from hpclaunch.core.ledger.job_report import JobReport
-from hpclaunch.core.ledger.summing import Launch, round_ends
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.views.job_page import JobPage, job_page
+from hpclaunch.observe.job_page import JobPage, job_page
+from hpclaunch.observe.job_report import JobReport
+from hpclaunch.observe.launches import Launch, round_ends
 from hpclaunch.system.logs import history_files, stack_files
 
 from . import launch_ledgers
 
 if TYPE_CHECKING:
-    from hpclaunch.core.history.launch_past import LaunchPast
-    from hpclaunch.core.history.moment import AgentHistory
-    from hpclaunch.core.views.job_page import HangStacks
+    from hpclaunch.core.hangs.tracebacks import HangStacks
+    from hpclaunch.core.member.moments import AgentHistory
+    from hpclaunch.observe.launch_past import LaunchPast
 
 PAGE = "report.html"
 SCRIPTS = ("echarts/echarts.min.js", "report.js")

@@ -6,10 +6,10 @@ import textwrap
 import time
 from collections.abc import Callable
 
-from hpclaunch.core.ledger.job_report import EndReport, JobOutcome, JobReport
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.wording import count, plain, signal_name, some
-from hpclaunch.core.views.text_style import seat_time
+from hpclaunch.observe.job_report import EndReport, JobOutcome, JobReport
+from hpclaunch.observe.text_style import seat_time
 
 WIDTH = 80
 MOST_ENDS = 3  # shown ends of rounds; others are counted

@@ -18,12 +18,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.wording import harmless_json
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.core.views.job_list import job_line, job_list
-from hpclaunch.core.views.job_screen import job_screen
-from hpclaunch.core.views.text_style import TextStyle
+from hpclaunch.observe.job_list import job_line, job_list
+from hpclaunch.observe.job_screen import job_screen
+from hpclaunch.observe.text_style import TextStyle
 
 from . import say, write
 from .parser import Parser

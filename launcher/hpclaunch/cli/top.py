@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.core.views.top_screen import TopState, top_screen
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
+from hpclaunch.observe.top_screen import TopState, top_screen
 
 from . import status
 from .parser import Parser

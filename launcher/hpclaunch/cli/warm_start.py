@@ -19,14 +19,14 @@ AUTO, NONE = "auto", "none"
 def start(
     options: argparse.Namespace, what: Program, environ: Mapping[str, str], *, head: bool
 ) -> tuple[Start, str]:
-    """Return how to start the workers, and a line for a user who may have expected a warm start."""
+    """Return how to start the workers, and why cold if the user may have expected otherwise."""
     if options.no_python:  # the program may use torch in any language
         return Start(warm=False, ahead=head), ""
     look = look_at(what, environ)
     if options.cold or not look.may_have_torch:
         return Start(warm=False, ahead=head and look.may_have_torch), ""
     if look.cold:
-        return Start(warm=False, ahead=head), f"cold start: {look.cold}"
+        return Start(warm=False, ahead=head), look.cold
     modules = tuple(name for name in options.preload if name not in (AUTO, NONE))
     if NONE in options.preload:
         return Start(True, ahead=True, modules=modules), ""

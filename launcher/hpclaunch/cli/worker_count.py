@@ -12,6 +12,7 @@ from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.placement.worker_environment import CUDA, HIP
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation
+from hpclaunch.core.protocol.node_facts import LaunchNote, LaunchNoteKind
 from hpclaunch.core.protocol.values import value
 from hpclaunch.system.gpus import inventory
 
@@ -27,7 +28,7 @@ class Count:
     selector: str = CUDA
     cuda: tuple[int, int] = (0, 0)  # the newest version that the driver supports
     broken: tuple[Finding, ...] = ()  # GPUs that did not answer
-    notes: tuple[str, ...] = ()
+    notes: tuple[LaunchNote, ...] = ()
 
 
 def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.GpuSurvey:
@@ -80,7 +81,8 @@ def count_workers(
     found = survey(environ)
     if found.wrong:
         raise UsageError(found.wrong)
-    notes: list[str] = []
+    notes: list[LaunchNote] = []
+    host = where.places[where.index].host
     tasks, selector = where.tasks_here, CUDA
     number = int(nproc) if nproc is not None and nproc.isdecimal() else 0
     matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
@@ -96,10 +98,7 @@ def count_workers(
     if number:
         count = number
         if tasks > 1 and number > 1:
-            notes.append(
-                f"{tasks} tasks on {where.places[where.index].host}, each with --nproc {nproc}: "
-                "leave --nproc out for one worker per task"
-            )
+            notes.append(LaunchNote(host, LaunchNoteKind.NPROC, {"tasks": tasks, "nproc": number}))
     elif nproc == "cpu":
         count = cpus
     elif nproc == "xpu":
@@ -112,7 +111,7 @@ def count_workers(
         count = models
     elif nproc == "auto":
         count = cpus
-        notes.append(f"no GPU here: one worker for each of the {cpus} CPUs of this task")
+        notes.append(LaunchNote(host, LaunchNoteKind.NO_GPU, {"cpus": cpus}))
     else:
         count = 1
     return Count(count, found.gpus, selector, version(found), _broken(found, environ), tuple(notes))

@@ -44,8 +44,8 @@ from .protocol.values import replace
 from .stragglers.clock_offset import ClockOffset
 
 if TYPE_CHECKING:
-    from .history.moment import WorkersMoment
-    from .snapshot.job_snapshot import JobSnapshot
+    from .member.moments import WorkersMoment
+    from .protocol.job_snapshot import JobSnapshot
 
 # The share of the loss timeout, at most a beat, by which a renewal must extend a worker lease that
 # holds for longer than a beat.

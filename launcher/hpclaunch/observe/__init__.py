@@ -1,1 +1,1 @@
-"""Views of a job, made of facts. No decision is made here, and no text is parsed."""
+"""What people see of a job, made of facts and snapshots. Nothing is decided here."""

@@ -1,11 +1,11 @@
-"""The words of each fact, as the user reads them on the console."""
+"""The messages of the console: the words of each fact."""
 
 from __future__ import annotations
 
 import shlex
 
+from ..core.head.last_lines import advise
 from ..core.head.restarts import how
-from ..core.ledger.last_lines import advise
 from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import Failure, Leftover, Request
@@ -13,23 +13,23 @@ from ..core.protocol.wording import NAMES, count, plain, some
 from .node_console import who, words_of_node
 
 OWN_GPUS_ONLY = (
-    "each worker sees its own only, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "
+    "each worker sees only its own, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "
     "number on the node"
 )
 GRANTED = {
-    Request.RESTART: "hpclaunch restart: the workers go on from the newest checkpoint",
+    Request.RESTART: "hpclaunch restart: the workers start again from the newest checkpoint",
     Request.NOTICE: "hpclaunch notice: the workers are to have notice",
 }
 
 
 class Console:
-    """The console of one agent. A piece of advice is given once."""
+    """The console of one agent. It shows each piece of advice once."""
 
     def __init__(self) -> None:
         self._advised = {""}
 
     def lines(self, fact: facts.Fact) -> list[str]:
-        """Return the messages; [] for a fact that is only counted."""
+        """Return the messages of a fact, for a failure with advice."""
         found = messages(fact)
         return found + self._advice(fact.cause) if isinstance(fact, facts.RestartDecided) else found
 
@@ -43,21 +43,22 @@ class Console:
 
 
 def messages(fact: facts.Fact) -> list[str]:
-    """Return the messages without advice; most facts have one."""
+    """Return the messages of a fact without advice; most facts have one message."""
     match fact:
         # The rounds
         case facts.RoundBegan():
             return _round_began(fact)
-        case facts.RoundEnded() | facts.NodeArrived():
+        # What only reports and screens show
+        case facts.RoundEnded() | facts.NodeArrived() | facts.SeatUse() | facts.NodesAllocated():
             return []
-        case facts.SeatUse() | facts.NodesAllocated() | facts.CheckpointSaved():  # for reports
+        case facts.CheckpointSaved() | facts.CheckpointGone():
             return []
         case facts.RestartDecided():
             return [_restart(fact)]
         case facts.RequestGranted(request=request):
             return [GRANTED[request]]
         case facts.NodesJoin(hosts=hosts):
-            return [f"ending the round, to go on with {some(hosts, NAMES)}"]
+            return [f"ending the round, to continue with {some(hosts, NAMES)}"]
         # The workers
         case facts.HangFound():
             return [_hang(fact)]
@@ -75,7 +76,7 @@ def messages(fact: facts.Fact) -> list[str]:
         case facts.NodesCordoned():
             return [] if fact.alone else [_cordoned(fact)]
         case facts.DrainFound(hosts=hosts):
-            then = "once they have saved, the job goes on with a spare"
+            then = "once they have saved, the job continues with a spare"
             return [f"Slurm drains {some(hosts, NAMES)}: the workers are given notice, and {then}"]
         case facts.NodeLost(why=why):
             return [why]
@@ -94,23 +95,23 @@ def messages(fact: facts.Fact) -> list[str]:
             there = f"{here} of {fewest} nodes are here"
             return [f"waiting for {some(hosts, NAMES)}: {there}; {left:.0f} s more"]
         case facts.QuorumAwaited(hosts=hosts, left=left):
-            why = "too few are left to go on without them"
-            return [f"waiting for {some(hosts, NAMES)}: {why}; {left:.0f} s more"]
+            names = some(hosts, NAMES)
+            return [f"waiting for {names}: no quorum without them; {left:.0f} s more"]
         case facts.CheckpointSought(waited=waited):
             return [f"looking for a complete checkpoint ({waited:.0f} s so far)"]
         case facts.ReadersAwaited(hosts=hosts, path=path, waited=waited):
-            return [f"waiting for {some(hosts, NAMES)} to look at {path} ({waited:.0f} s so far)"]
+            return [f"waiting for {some(hosts, NAMES)} to see {path} ({waited:.0f} s so far)"]
         # The head
         case facts.HeadChanged(lost=lost, head=head):
             return [f"the head on {lost} was lost: {head} leads now"]
         case facts.HeadDeposed(host=host, head=head):
             them = f"with the agents that {host} could not reach"
-            return [f"{host} leads no more: {head} does, {them}"]
+            return [f"{host} no longer leads: {head} does, {them}"]
         case facts.HeadLeaves(host=host, why=why):
             return [f"on {host}, which leads: {why}: {host} leaves, and another leads"]
         case facts.HeadAwaited(host=host, head=head, waited=waited, why=why):
             if not head:
-                return [f"{host} was started anew, and has waited {waited:.0f} s for a head"]
+                return [f"{host} was started again, and has waited {waited:.0f} s for a head"]
             known = f": {why}" if why else ""
             return [f"{host} has waited {waited:.0f} s for the head on {head}{known}"]
         case facts.HeadSilent(head=head, silent=silent, left=left):
@@ -157,9 +158,9 @@ def _round_began(fact: facts.RoundBegan) -> list[str]:
         lines.append(f"the nodes have different numbers of workers: {fact.layout}")
     lines += map(_isolated, fact.isolated)
     if fact.came or fact.gone:
-        said = [f"with {some(fact.came, NAMES)}"] if fact.came else []
-        said += [f"without {some(fact.gone, NAMES)}"] if fact.gone else []
-        lines.append(f"going on {' and '.join(said)}: {count(fact.nodes, 'node')}")
+        change = [f"with {some(fact.came, NAMES)}"] if fact.came else []
+        change += [f"without {some(fact.gone, NAMES)}"] if fact.gone else []
+        lines.append(f"continuing {' and '.join(change)}: {count(fact.nodes, 'node')}")
     lines += [f"passing over checkpoint {plain(text)}" for text in fact.passed_over]
     if fact.checkpoint:
         rule = f" ({plain(fact.rule)})" if fact.rule else ""
@@ -174,11 +175,11 @@ def _isolated(gpus: facts.IsolatedGpus) -> str:
     if gpus.workers:
         shared = count(gpus.gpus, "GPU")
         return f"{gpus.workers} workers share {shared} on {hosts}; {OWN_GPUS_ONLY}"
-    return f"GPUs on {hosts} are dealt out: {OWN_GPUS_ONLY}"
+    return f"GPUs on {hosts}: {OWN_GPUS_ONLY}"
 
 
 def _no_checkpoint(fact: facts.RoundBegan) -> list[str]:
-    """Say why the round begins without a checkpoint, and what can be done about it."""
+    """Return why the round begins without a checkpoint, and what to do about it."""
     if not fact.saves:
         if fact.begins > 2:
             return []
@@ -213,7 +214,7 @@ def _hang(fact: facts.HangFound) -> str:
     lines = [f"no step for {fact.still:.0f} s{usual}: the workers hang", *fact.account]
     lines.append(f"where all of them are: round-{fact.round}/evidence in the log directory")
     if fact.ends_in is not None:
-        left = f"unless they go on, the job ends in {fact.ends_in:.0f} s"
+        left = f"unless they make a step, the job ends in {fact.ends_in:.0f} s"
         lines.append(f"no restart is left: {left}")
     return "\n  ".join(lines)
 
@@ -237,7 +238,7 @@ def _leftover(leftover: Leftover) -> str:
 
 
 def _cordoned(fact: facts.NodesCordoned) -> str:
-    """Return the message, of a node that is unfit with a command for the administrator."""
+    """Return the message; for an unfit node also a command for the administrator."""
     hosts = some(fact.hosts, NAMES)
     match fact.kind:
         case facts.CordonKind.FAILING:
@@ -269,7 +270,7 @@ def for_administrator(host: str, why: str, job: str) -> str:
 
 
 def _job_ended(fact: facts.JobEnded) -> list[str]:
-    """Remind the user of a long job of each node that was cordoned, if the job is done."""
+    """Return a line for each node that was cordoned, at the end of a successful job."""
     if fact.verdict.code:
         return []
     return [

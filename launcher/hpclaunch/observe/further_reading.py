@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.ledger.last_lines import advise
+from ..core.head.last_lines import advise
 from ..core.protocol.model import Culprit, Origin, Verdict
 
 PAGE = "docs/messages.md"

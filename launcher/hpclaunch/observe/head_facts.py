@@ -1,4 +1,4 @@
-"""The facts of the heads of a launch in the order of time, of which its past is made."""
+"""The facts of all heads of a launch in the order of time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from ..core.ledger.entries import LATEST
+from ..core.member.moments import LATEST
 from ..core.protocol.facts import Fact, HeadChanged, HeadDeposed, RoundBegan, RoundShares, SeatUse
 from ..core.protocol.values import is_value, names
 
@@ -14,8 +14,8 @@ DatedFact = tuple[float, Fact]  # with the time when it was recorded
 
 
 def facts_of_heads(runs: Iterable[Sequence[DatedFact]]) -> list[DatedFact]:
-    """Return what the heads of a launch have recorded, of all that its agents have, each in its own
-    run. A head's facts count until a head of a later term begins to lead.
+    """Return the facts that agents of a launch recorded while they led. Each of `runs` has the
+    facts of one start of an agent. A head's facts count until a head of a later term leads.
     """
     tenures = defaultdict[int, list[DatedFact]](list)
     for run in runs:
@@ -37,16 +37,16 @@ def facts_of_heads(runs: Iterable[Sequence[DatedFact]]) -> list[DatedFact]:
 
 
 def _on_one_clock(heads: Iterable[Sequence[DatedFact]]) -> list[list[DatedFact]]:
-    """Return the facts of each head, in the order in which it has recorded them, with times that
-    never decrease.
+    """Return the facts of each head in the order in which it recorded them, with times that never
+    decrease.
 
-    No head begins to lead while a round runs under an earlier one. If it seems so, its clock is
-    behind.
+    No head begins to lead while a round runs under an earlier head. If it seems so, its clock is
+    behind, and is set right here.
     """
     found = []
-    ran = 0.0  # when a round ran last, as far as it is known
+    ran = 0.0  # when a round is last known to have run
     for head in heads:
-        # A fact is no later than those after it, also if the clock was ahead for a while.
+        # A fact is no later than those after it, even if the clock was ahead for a while.
         times = [*itertools.accumulate((at for at, _ in reversed(head)), min)][::-1]
         behind = max(0.0, ran - times[0])
         dated = [(at + behind, fact) for at, (_, fact) in zip(times, head, strict=True)]
@@ -60,7 +60,7 @@ def _is_running(fact: Fact) -> bool:
 
 
 def is_sound(at: float, fact: Fact) -> bool:
-    """Whether an agent may have recorded this. If not, it is damaged."""
+    """Return whether the values are possible. If not, the line of the file is damaged."""
     return 0 <= at < LATEST and _is_possible(fact)
 
 

@@ -1,20 +1,57 @@
-"""The past of a launch: what its nodes did, and what happened to them and was saved."""
+"""The past of a launch for the page of its job: its nodes, its checkpoints, and what happened."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 
-from ..core.history.launch_past import Happening, HappeningKind, LaunchPast, Save
 from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
+from ..core.protocol.values import value
 from ..core.protocol.wording import plain
-from ..core.snapshot.job_snapshot import CheckpointSnapshot
 from .head_facts import DatedFact
 from .node_console import who
 
 
+class HappeningKind(str, Enum):
+    FAULT = "fault"
+    CHANGE = "change"  # a round ended on purpose
+    SAVE = "save"
+    NODE = "node"
+    STRAGGLER = "straggler"
+
+
+@value(frozen=True)
+class Happening:
+    """Something that happened at one time."""
+
+    at: float  # seconds since the epoch
+    kind: HappeningKind
+    text: str
+    host: str = ""
+    rank: int | None = None
+    link: str = ""  # an anchor of the page with more about it
+
+
+@value(frozen=True)
+class Save:
+    """A complete checkpoint."""
+
+    at: float  # seconds since the epoch
+    step: int | None
+
+
+@value(frozen=True)
+class LaunchPast:
+    """The past of a launch, in the order of time."""
+
+    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: what it did from each time on
+    saves: tuple[Save, ...] = ()
+    happenings: tuple[Happening, ...] = ()
+
+
 class Past:
-    """A fold: `note` is to have the facts of the heads of a launch, in the order of time."""
+    """A fold over the facts of the heads of a launch, in the order of time."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, list[tuple[float, Category]]] = {}
@@ -73,14 +110,8 @@ class Past:
 
 
 def past_of(dated: Iterable[DatedFact]) -> LaunchPast:
-    """Return the past by the facts of the heads of a launch, in the order of time."""
+    """Return the past of a launch by the facts of its heads, in the order of time."""
     past = Past()
     for at, fact in dated:
         past.note(fact, at)
     return past.past()
-
-
-def newest_checkpoint(at: float, saved: facts.CheckpointSaved, now: float) -> CheckpointSnapshot:
-    """Return the checkpoint of a fact that was recorded at `at`, as it is seen `now`."""
-    age = None if saved.age is None else saved.age + now - at
-    return CheckpointSnapshot(saved.path, saved.step, saved.size, age)

@@ -1,22 +1,13 @@
-"""The ledger of a launch: on what its seats spent their time, by the facts that were recorded.
+"""The ledger of a launch: how its seats spent their time, by the facts that were recorded.
 
-The same for a job that runs and for one that is over. All times are seconds since the epoch.
+It is the same fold for a running job and afterwards. All times are seconds since the epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..core.ledger.entries import (
-    NEVER_SAVED,
-    LedgerEntry,
-    cut_off,
-    joined,
-    rewind,
-    scaled,
-    sums,
-)
-from ..core.ledger.summing import Launch
+from ..core.head.round_shares import sums
 from ..core.protocol import host_lists
 from ..core.protocol.facts import (
     Category,
@@ -33,8 +24,17 @@ from ..core.protocol.facts import (
 from ..core.protocol.model import Verdict
 from ..core.protocol.values import field, replace, value
 from .head_facts import DatedFact, facts_of_heads
+from .launches import Launch
+from .ledger_entries import (
+    NEVER_SAVED,
+    LedgerEntry,
+    cut_off,
+    joined,
+    rewind,
+    scaled,
+)
 
-MOST_ENTRIES = 400  # of a ledger; then the oldest ones are put together
+MOST_ENTRIES = 400  # of a ledger; the oldest ones of more are joined
 MOST_ENDS = 50
 NAMED = 64  # nodes
 SHORTEST = 0.001  # seconds, or seat seconds, that something is divided by
@@ -43,20 +43,20 @@ KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocat
 
 @value()
 class Ledger:
-    """A fold: `note` is to have all facts of the heads of a launch, in the order of time."""
+    """A fold over all facts of the heads of a launch, in the order of time."""
 
-    entries: list[LedgerEntry] = field(default_factory=list)  # one after the other, without a gap
+    entries: list[LedgerEntry] = field(default_factory=list)  # consecutive
     ends: list[RoundEnded] = field(default_factory=list)  # of rounds that ended early
-    use: SeatUse | None = None  # what the seats do since then, as far as it is known:
+    use: SeatUse | None = None  # what the seats do since then:
     since: float = 0.0
-    # The round that has begun, and has not ended yet. What its workers did is UNKNOWN in it.
+    # The round that has begun and not ended. The time of its workers is UNKNOWN in it.
     running: LedgerEntry | None = None
-    stopping: list[LedgerEntry] = field(default_factory=list)  # what came after it
-    last: RoundEnded | None = None  # how it would have ended, as far as it is known
-    resumed: float | None = None  # when the checkpoint was saved that it began with
+    stopping: list[LedgerEntry] = field(default_factory=list)  # the time since it ran
+    last: RoundEnded | None = None  # the end of the round if it ended now
+    resumed: float | None = None  # when its checkpoint was saved
     ended: int = -1  # the last round that has ended
-    allocated: float | None = None  # since when the job has its nodes
-    hosts: dict[str, None] = field(default_factory=dict)  # of nodes that were heard, each once
+    allocated: float | None = None  # when the job got its nodes
+    hosts: dict[str, None] = field(default_factory=dict)  # of nodes that reported, each once
     verdict: Verdict | None = None
 
     def note(self, fact: Fact, at: float) -> None:
@@ -76,7 +76,7 @@ class Ledger:
                     seats = sum(fact.seats.values())
                     self.running = LedgerEntry(at, at, seats, {}, fact.round, None, self.resumed)
             case RoundBegan(round=number, checkpoint=checkpoint, age=age):
-                if self.running is not None:  # of a head that was killed, and started anew
+                if self.running is not None:  # its head was killed and started again
                     self._close(at)
                     self._end_round(self.last)
                 self.verdict = None
@@ -84,7 +84,7 @@ class Ledger:
                 never = fact.saves and not checkpoint
                 known = None if age is None or not fact.saves else at - age
                 self.resumed = NEVER_SAVED if never else known
-            case RoundEnded(round=number):  # the seats do something else from the next fact on
+            case RoundEnded(round=number):  # the next fact says what the seats do then
                 self.last, self.ended = fact.moved(at), max(self.ended, number)
             case HeadChanged():
                 self._change_head(fact, at)
@@ -95,15 +95,15 @@ class Ledger:
                 self.verdict = verdict.moved(at)
 
     def launch(self, name: str, now: SeatUse | None = None, at: float = 0.0) -> Launch | None:
-        """Return the launch until the last fact, or until it does this `now`; None if nothing is
-        known of its time.
+        """Return the launch until the last fact, or until `at`, when its seats do this `now`; None
+        if nothing is known of its time.
         """
         whole = replace(self, entries=[*self.entries], ends=[*self.ends], stopping=[*self.stopping])
         if now is not None:
             whole.note(now, at)
         use, last = whole.use, whole.last
         if use is not None and use.round is not None and last and last.round > self.ended:
-            last = replace(last, reasons=())  # it goes on
+            last = replace(last, reasons=())  # it still runs
         whole._end_round(last)
         if use is None or not whole.entries:
             return None
@@ -124,7 +124,7 @@ class Ledger:
                 self.hosts = {**self.hosts, **dict.fromkeys(host_lists.read(hosts))}
 
     def _close(self, at: float) -> None:
-        """The seats did until now what was recorded last."""
+        """Add an entry for the time since the last fact."""
         if self.use is None or at <= self.since:
             return
         lasted, number = at - self.since, self.use.round
@@ -139,7 +139,7 @@ class Ledger:
             self.stopping.append(entry)
 
     def _end_round(self, end: RoundEnded | None) -> None:
-        """The round has ended like this; None if it is not known how."""
+        """Add the entries of the round that has ended like this; None if that is not known."""
         running, stopping = self.running, self.stopping
         self.running, self.stopping, self.last = None, [], None
         if running is not None:
@@ -155,9 +155,9 @@ class Ledger:
                 del self.ends[1]  # the first one stays
 
     def _change_head(self, fact: HeadChanged, at: float) -> None:
-        """Another agent leads from now on. The round that has ended with the head before lasted
-        until now, unless that head has recorded its end, or that it was being stopped. Else nobody
-        led since that head was heard last.
+        """Note that another agent leads from now on. The round of the head before lasted until now,
+        unless that head has recorded its end, or that it was being stopped. Otherwise nobody led
+        since that head was last heard.
         """
         ended = None if fact.ended is None else fact.ended.moved(at)
         is_running = self.use is not None and self.use.round is not None
@@ -167,7 +167,7 @@ class Ledger:
         if ended is not None and is_running and self.use and self.use.round == ended.round:
             self._close(at)
             self._end_round(ended)
-        elif ended is not None:  # nothing was recorded of it
+        elif ended is not None:  # nothing was recorded of this round
             self._close(at)
             self._end_round(None)
             self._insert(ended, at)
@@ -181,7 +181,7 @@ class Ledger:
         self.use, self.since, self.verdict = None, at, None
 
     def _insert(self, end: RoundEnded, at: float) -> None:
-        """Note a round that has just ended in place of what was noted since its begin."""
+        """Put a round that has just ended in place of all entries since it began."""
         shares = end.shares
         if shares is not None and self.entries and shares.elapsed >= SHORTEST:
             begin = max(self.entries[0].begin, at - shares.elapsed)
@@ -205,7 +205,7 @@ class Ledger:
 
 
 def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
-    """Return the entry of a round with what its workers did in place of what is UNKNOWN."""
+    """Return the entry of a round with the time of its workers in place of UNKNOWN."""
     whole = 0.0 if shares is None else sum(shares.spent.values())
     unknown = entry.spent.get(Category.UNKNOWN, 0.0)
     if shares is None or whole < SHORTEST or unknown <= 0:
@@ -221,7 +221,7 @@ def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
 
 
 def ledger_of(runs: Iterable[Sequence[DatedFact]]) -> Ledger:
-    """Return the ledger of a launch by what its agents have recorded, each in its own run."""
+    """Return the ledger of a launch; each of `runs` has all facts of one start of an agent."""
     ledger = Ledger()
     for at, fact in facts_of_heads(runs):
         ledger.note(fact, at)

@@ -1,4 +1,4 @@
-"""The words of the facts of one node, as the user reads them on the console."""
+"""The messages of the console on one node."""
 
 from __future__ import annotations
 
@@ -6,18 +6,51 @@ import shlex
 
 from ..core.protocol import node_facts as facts
 from ..core.protocol.model import NO_RANK
+from ..core.protocol.node_facts import LaunchNoteKind
 from ..core.protocol.process_kinds import NAMES, ProcessKind
 from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
 
 NAMED = 3  # GPUs named in one message
-LOST_WITH = {  # what may be lost with a process that has ended
+LOST_WITH = {  # possible losses with a process that has ended
     ProcessKind.LOGS: "lines may be missing here, and are in the files; the journal may have a gap",
-    ProcessKind.GPUS: "look at nvidia-smi on this host",
+    ProcessKind.GPUS: "check nvidia-smi on this host",
 }
 WITHOUT_MPS = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
     "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
 )
+
+NOUNS = {"cores": "core", "cpus": "CPU", "nodes": "node", "spares": "spare", "tasks": "task"}
+NOUNS |= {"workers": "worker"}  # numbers of these are written with the noun
+LAUNCH_NOTES = {
+    LaunchNoteKind.NODES: "--nnodes {asked}, but Slurm says {given}: using {given}",
+    LaunchNoteKind.SPARES: "--nnodes {asked}: {spares} among the {nodes}",
+    LaunchNoteKind.NO_KILL: "a node that Slurm finds down ends this step: add --no-kill to srun, "
+    "and to sbatch",
+    LaunchNoteKind.NODE_RANK: "--node-rank {asked} on {host}, but Slurm says {given}: using "
+    "{given}",
+    LaunchNoteKind.LOCAL_ADDR: "--local-addr {asked} is no address of {host} for others: not used",
+    LaunchNoteKind.ENDPOINT: "{option} {asked} is not the first node of this step: using {host}",
+    LaunchNoteKind.MACHINES: "--nnodes {asked}: waiting for {most} machines, but not for long",
+    LaunchNoteKind.STANDALONE: "--standalone: each of the {tasks} of this step trains on its own",
+    LaunchNoteKind.NO_VARIABLES: "the task of step {step} on {host} has none of Slurm's variables, "
+    "so it trains without the other tasks: keep the variables (start the container without "
+    "--cleanenv), or add --standalone",
+    LaunchNoteKind.NPROC: "{tasks} on {host}, each with --nproc {nproc}: leave --nproc out for one "
+    "worker per task",
+    LaunchNoteKind.NO_GPU: "no GPU here: one worker for each of the {cpus} of this task",
+    LaunchNoteKind.CPUS: "{workers} on {host} share {cpus}: ask Slurm for more with "
+    "--cpus-per-task=N, on the #SBATCH line and on srun",
+    LaunchNoteKind.CORES: "a worker has {cores}: its data loaders share it with the training, and "
+    "the GPU waits. #SBATCH --cpus-per-task=N gives a task more (from Slurm 22.05 to 23.02 srun "
+    "--cpus-per-task=N too)",
+    LaunchNoteKind.PYTHON: "{command} before the script is not needed: hpclaunch starts the "
+    "interpreter itself",
+    LaunchNoteKind.LOGS_IN_USE: "the log directory {asked} is in use: this launch's is {directory}",
+    LaunchNoteKind.LOGS_FOREIGN: "hpclaunch-logs belongs to another user: the logs are in "
+    "{directory}",
+    LaunchNoteKind.LOGS_TEMPORARY: "{why}: those of {host} are in {directory}",
+}
 
 
 def who(host: str, rank: int) -> str:
@@ -26,8 +59,10 @@ def who(host: str, rank: int) -> str:
 
 
 def words_of_node(fact: facts.NodeFact) -> str:
-    """Return the message."""
+    """Return the message of a fact."""
     match fact:
+        case facts.LaunchNote():
+            return words_of_launch(fact)
         # The processes beside the agent
         case facts.HelperEnded():
             return _helper_ended(fact)
@@ -40,6 +75,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
             option = f"--checkpoint-dir {shlex.quote(where)}"
             newest = "would give all workers the newest of these at every start"
             return f"the script has saved {path} itself: {option} {newest}"
+        case facts.LogTrouble():
+            return _log_trouble(fact)
         # The start of workers
         case facts.OutputMoved(host=host, round=number, directory=directory, why=why):
             return f"the output of round {number} is in {directory} on {host}: {why}"
@@ -90,6 +127,18 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"on {fact.host}: {words_of_mps(fact)}"
 
 
+def words_of_launch(note: facts.LaunchNote) -> str:
+    """Return the message of a note on the command line."""
+    if note.kind is LaunchNoteKind.WITHOUT_EFFECT:
+        options = (f"{option} ({why})" if why else option for option, why in note.details.items())
+        return f"without effect here: {'; '.join(options)}"
+    written = {
+        name: count(number, NOUNS[name]) if isinstance(number, int) and name in NOUNS else number
+        for name, number in note.details.items()
+    }
+    return LAUNCH_NOTES[note.kind].format(host=note.host, **written)
+
+
 def words_of_mps(note: facts.MpsNote) -> str:
     """Return the message without the host."""
     match note:
@@ -109,6 +158,20 @@ def words_of_mps(note: facts.MpsNote) -> str:
             )
 
 
+def words_of_another_run(fact: facts.AnotherRun) -> str:
+    match fact.kind:
+        case facts.AnotherRunKind.LINGERS:
+            return f"job {fact.job} waits for its preemption, to be started again by Slurm"
+        case facts.AnotherRunKind.BY_SCRIPT:
+            return f"job {fact.job} is to be requeued by its script: there is no scontrol here"
+        case facts.AnotherRunKind.FOLLOWS:
+            return f"job {fact.job} is requeued: run {fact.run} follows"
+        case facts.AnotherRunKind.REFUSED:
+            return f"job {fact.job} was not requeued: {fact.why}"
+        case facts.AnotherRunKind.CHAIN_STAYS:
+            return f"the rest of array {fact.job} was not cancelled: {fact.why}"
+
+
 def _helper_ended(fact: facts.HelperEnded) -> str:
     done = "was killed" if fact.was_killed else "failed"
     replaced = "and replaced" if fact.was_killed else "and was replaced"
@@ -117,11 +180,23 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
     return f"the {NAMES[fact.kind]} on {fact.host} {how}{lost}"
 
 
+def _log_trouble(fact: facts.LogTrouble) -> str:
+    match fact.kind:
+        case facts.LogTroubleKind.FILES:
+            return f"cannot write {fact.what}: {fact.why}"
+        case facts.LogTroubleKind.DISK:
+            return f"{fact.what}: the disk is full, what workers write now is lost"
+        case facts.LogTroubleKind.DUPLICATES:
+            return f"lines are no longer duplicated to {fact.what}: {fact.why}"
+        case facts.LogTroubleKind.STALLED:
+            return f"{fact.what} lines that were to be here are lost: the log directory has stalled"
+
+
 def _turned_cold(fact: facts.WorkerTurnedCold) -> str:
     reason = changed_too_early(fact.file, fact.name, fact.line)
     if fact.cause is facts.ColdCause.MODULE:
         module = f"another module {fact.name} than hpclaunch has loaded"
-        reason = f"line {fact.line} of {fact.file} leads to {module}"
+        reason = f"line {fact.line} of {fact.file} imports {module}"
     if fact.is_impossible:
         return f"warning: {reason}, in a process that a worker has forked: start with --cold"
     return f"cold start: {reason}"

@@ -1,4 +1,4 @@
-"""Notifications: which facts somebody learns of who does not watch the job (`--notify`)."""
+"""Notifications: the facts that the command of `--notify` gets."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from enum import Enum
 from ..core.ending.table import ENDS
 from ..core.head.restarts import how
 from ..core.head.roster import CORDONED
-from ..core.ledger.end_causes import of_job, of_round
-from ..core.ledger.job_report import OF_NODES
 from ..core.protocol import facts
 from ..core.protocol.model import NO_RANK, EndCause
 from ..core.protocol.values import value
 from ..core.protocol.wording import count
 from .console import words
+from .end_causes import of_job, of_round
+from .job_report import OF_NODES
 
-STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds within this time are a storm
+STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds in so many seconds are a storm
 
 Detail = str | int | float
 
@@ -26,14 +26,14 @@ class Topic(str, Enum):
     """A kind of notification."""
 
     ROUND_BEGAN = "round_began"
-    ROUND_ENDED = "round_ended"  # before its workers were done
+    ROUND_ENDED = "round_ended"  # early
     HANG = "hang"
     STRAGGLER = "straggler"
     NODE_CORDONED = "node_cordoned"
     NOTICE = "notice"  # the workers are given notice of the end
     RESTART_STORM = "restart_storm"
     SPARES_EXHAUSTED = "spares_exhausted"
-    JOB_REQUEUED = "job_requeued"  # it is over, and goes on in another run
+    JOB_REQUEUED = "job_requeued"  # another run continues it
     JOB_OVER = "job_over"
 
 
@@ -46,7 +46,7 @@ class Notification:
 
 
 class Notifications:
-    """A fold over the facts that this agent records while it leads: anew in each tenure."""
+    """A fold over the facts that this agent records while it leads; each tenure begins afresh."""
 
     def __init__(self) -> None:
         self._begin()
@@ -56,40 +56,41 @@ class Notifications:
         self._nodes = 0  # of the round
         self._keeps_spares = False
         self._spares: set[str] = set()
-        self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds did
+        self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds failed
 
     def note(self, fact: facts.Fact, now: float) -> list[Notification]:
         """Return what is to be sent because of a fact that was recorded now, in seconds."""
         if isinstance(fact, facts.HeadChanged | facts.HeadDeposed):
             self._begin()
-        return [Notification(*each) for each in self._note(fact, now)]
+        return list(self._note(fact, now))
 
-    def _note(
-        self, fact: facts.Fact, now: float
-    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+    def _note(self, fact: facts.Fact, now: float) -> Iterator[Notification]:
         match fact:
             case facts.HeadChanged(was_running=True, ended=facts.RoundEnded(round=number)):
                 self._round = number
                 lost: dict[str, Detail] = {"cause": EndCause.LOST.value}
-                yield Topic.ROUND_ENDED, words(fact), number, lost
+                yield Notification(Topic.ROUND_ENDED, words(fact), number, lost)
             case facts.RoundBegan():
                 yield from self._exhausted(set(fact.spares), fact.round, fact.nodes)
                 self._round, self._nodes = fact.round, fact.nodes
                 self._keeps_spares = fact.keeps_spares
-                yield Topic.ROUND_BEGAN, _began(fact), fact.round, _details_of_begin(fact)
+                yield _began(fact)
             case facts.RoundEnded() if fact.is_early:
                 yield from self._round_ended(fact, now)
             case facts.HangFound(ends_in=None):
-                yield Topic.HANG, words(fact), fact.round, _who(fact.host, fact.rank)
+                about = _who(fact.host, fact.rank)
+                yield Notification(Topic.HANG, words(fact), fact.round, about)
             case facts.StragglerNamed(host=host, rank=rank):
-                yield Topic.STRAGGLER, words(fact), self._round, _who(host, rank)
+                about = _who(host, rank)
+                yield Notification(Topic.STRAGGLER, words(fact), self._round, about)
             case facts.NoticeGiven(left=left):
-                yield Topic.NOTICE, words(fact), fact.round, {"seconds_left": round(left, 1)}
+                details: dict[str, Detail] = {"seconds_left": round(left, 1)}
+                yield Notification(Topic.NOTICE, words(fact), fact.round, details)
             case facts.NodesCordoned(round=number, kind=kind, why=unfit):
                 why = unfit or CORDONED[kind]
                 for host in fact.hosts:
-                    text, about = f"{host} is cordoned: {why}", {"node": host, "reason": why}
-                    yield Topic.NODE_CORDONED, text, number, {**about}
+                    text, node = f"{host} is cordoned: {why}", {"node": host, "reason": why}
+                    yield Notification(Topic.NODE_CORDONED, text, number, {**node})
                 if kind is facts.CordonKind.UNFIT:
                     yield from self._exhausted(self._spares.difference(fact.hosts))
             case facts.NodeLost(host=host):
@@ -102,17 +103,18 @@ class Notifications:
 
     def _exhausted(
         self, spares: set[str], number: int | None = None, nodes: int = 0
-    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
-        """From now on, these are the spares; of the round `number`, or of the one that runs."""
+    ) -> Iterator[Notification]:
+        """Set the spares, of the round `number` or of the one that runs. Yield a notification if
+        the last one is gone.
+        """
         had, self._spares = self._spares, spares
         if had and not spares:
             text = "no spare is left: the next node that is lost will not be replaced"
             number = self._round if number is None else number
-            yield Topic.SPARES_EXHAUSTED, text, number, {"nodes": nodes or self._nodes}
+            details: dict[str, Detail] = {"nodes": nodes or self._nodes}
+            yield Notification(Topic.SPARES_EXHAUSTED, text, number, details)
 
-    def _round_ended(
-        self, fact: facts.RoundEnded, now: float
-    ) -> Iterator[tuple[Topic, str, int, dict[str, Detail]]]:
+    def _round_ended(self, fact: facts.RoundEnded, now: float) -> Iterator[Notification]:
         found = of_round(fact)
         details: dict[str, Detail] = {"cause": found.cause.value}
         text, has_failed = found.text, fact.has_failed
@@ -121,7 +123,7 @@ class Notifications:
             text = how(first)
             details |= _who(first.host, first.rank) | {"exit_code": first.code}
             details |= {"detail": found.text} if found.text else {}
-        yield Topic.ROUND_ENDED, text, fact.round, details
+        yield Notification(Topic.ROUND_ENDED, text, fact.round, details)
         if not has_failed or fact.lost:
             return
         self._failed.append(now)
@@ -129,20 +131,18 @@ class Notifications:
         if len(self._failed) == STORM and lasted <= STORM_SECONDS:
             self._failed.clear()
             text = f"{STORM} rounds have failed within {lasted:.0f} s, the last one: {text}"
-            yield Topic.RESTART_STORM, text, fact.round, details
+            yield Notification(Topic.RESTART_STORM, text, fact.round, details)
 
 
-def _began(fact: facts.RoundBegan) -> str:
+def _began(fact: facts.RoundBegan) -> Notification:
     text = f"round {fact.round} begins: {count(fact.nodes, 'node')}, {count(fact.ranks, 'rank')}"
-    return f"{text}, from {fact.checkpoint}" if fact.checkpoint else text
-
-
-def _details_of_begin(fact: facts.RoundBegan) -> dict[str, Detail]:
     details: dict[str, Detail] = {"nodes": fact.nodes, "ranks": fact.ranks}
-    return details | ({"checkpoint": fact.checkpoint} if fact.checkpoint else {})
+    if fact.checkpoint:
+        text, details["checkpoint"] = f"{text}, from {fact.checkpoint}", fact.checkpoint
+    return Notification(Topic.ROUND_BEGAN, text, fact.round, details)
 
 
-def _job_ended(fact: facts.JobEnded) -> tuple[Topic, str, int, dict[str, Detail]]:
+def _job_ended(fact: facts.JobEnded) -> Notification:
     verdict = fact.verdict
     topic = Topic.JOB_REQUEUED if verdict.sequel.goes_on else Topic.JOB_OVER
     details: dict[str, Detail] = {
@@ -151,7 +151,8 @@ def _job_ended(fact: facts.JobEnded) -> tuple[Topic, str, int, dict[str, Detail]
         "cause": of_job(verdict).cause.value,
         "restarts": verdict.restarts,
     }
-    return topic, f"{verdict.reason} (exit code {verdict.code})", fact.round, details
+    text = f"{verdict.reason} (exit code {verdict.code})"
+    return Notification(topic, text, fact.round, details)
 
 
 def _who(host: str, rank: int) -> dict[str, Detail]:

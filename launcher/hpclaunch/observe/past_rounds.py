@@ -1,4 +1,4 @@
-"""The last rounds that ended before their workers were done, as `hpclaunch status` shows them."""
+"""The past in a snapshot: the last rounds that ended early, and the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -6,39 +6,50 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
-from ..core.protocol.facts import EndReason, RoundEnded
+from ..core.protocol.facts import CheckpointGone, CheckpointSaved, Fact, RoundEnded
 
 if TYPE_CHECKING:
-    from ..core.snapshot.job_snapshot import PastRound
+    from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
 
 MOST = 8  # rounds
-REASONS = {
-    EndReason.FAILURE: "a worker or the store has failed",
-    EndReason.VERDICT: "the job is about to end",
-    EndReason.LOSS: "a node with workers was lost, or is cordoned",
-    EndReason.QUORUM: "the leader lease is over",
-    EndReason.GROWTH: "a larger round can begin",
-    EndReason.TIME: "Slurm is about to end the job",
-    EndReason.ASKED: "the user has asked for a restart",
-}
+
+
+class NewestCheckpoint:
+    """The newest complete checkpoint. `note` gets the facts of one agent with their times."""
+
+    def __init__(self) -> None:
+        self._saved: tuple[float, CheckpointSaved] | None = None
+
+    def note(self, fact: Fact, at: float) -> None:
+        match fact:
+            case CheckpointSaved():
+                self._saved = at, fact
+            case CheckpointGone():
+                self._saved = None
+
+    def at(self, now: float) -> CheckpointSnapshot | None:
+        """Return it with its age; None if there is none."""
+        from ..core.protocol.job_snapshot import CheckpointSnapshot
+
+        if self._saved is None:
+            return None
+        at, saved = self._saved
+        age = None if saved.age is None else saved.age + now - at
+        return CheckpointSnapshot(saved.path, saved.step, saved.size, age)
 
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
-    """Return the last of these, the newest last. All times are of one clock."""
-    from ..core.snapshot.job_snapshot import PastRound  # no start of an agent pays for it
+    """Return the last of these for a snapshot, the newest last."""
+    from ..core.protocol.job_snapshot import PastRound  # no start of an agent pays for these
+    from .end_causes import of_round
+
+    def why(end: RoundEnded) -> str:
+        if end.is_programs_fault:
+            return how(end.failures[0])
+        lost = (f"{e.host} is cordoned: {e.why}" if e.is_unfit else e.why for e in end.lost)
+        return "; ".join(lost) or of_round(end).text
 
     return tuple(
-        PastRound(end.round, now - end.seen, end.ranks, _why(end), is_fault=end.is_programs_fault)
+        PastRound(end.round, now - end.seen, end.ranks, why(end), is_fault=end.is_programs_fault)
         for end in ends[-MOST:]
     )
-
-
-def _why(end: RoundEnded) -> str:
-    if end.is_programs_fault:
-        return how(end.failures[0])
-    if EndReason.LOSS in end.reasons and end.lost:
-        return "; ".join(
-            f"{lost.host} is cordoned: {lost.why}" if lost.is_unfit else lost.why
-            for lost in end.lost
-        )
-    return "; ".join(sorted(REASONS[reason] for reason in end.reasons))

@@ -23,7 +23,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from hpclaunch.core.views.job_metrics import MetricFamily, MetricKind
+from hpclaunch.core.protocol.metrics import MetricFamily, MetricKind
 from hpclaunch.worker import private_files
 
 READABLE = 0o644

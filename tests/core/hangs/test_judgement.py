@@ -101,12 +101,12 @@ def test_a_rank_that_has_ended_is_waited_for_in_vain():
 
 
 @pytest.mark.parametrize(
-    ("state", "said"), [("D", ", in the kernel"), ("T", ", stopped by a signal")]
+    ("state", "text"), [("D", ", in the kernel"), ("T", ", stopped by a signal")]
 )
-def test_a_process_that_cannot_go_on(state, said):
+def test_a_process_that_cannot_run(state, text):
     found = judged(*(elsewhere(rank, "a.py:1, f") for rank in (0, 1)), elsewhere(2, state=state))
     assert found.culprits == (2,)
-    assert found.lines == (f"rank 2 on n1 is in loader.py:88, next_batch{said}",)
+    assert found.lines == (f"rank 2 on n1 is in loader.py:88, next_batch{text}",)
 
 
 def test_the_one_that_is_in_another_place_than_most():
@@ -124,7 +124,7 @@ def test_where_all_are_if_none_stands_out():
     assert found.lines == (
         "rank 0 on n1 is in a.py:1, f",
         "rank 1 on n1 is in loader.py:88, next_batch",
-        "rank 4 on n2 did not tell where it is",
+        "rank 4 on n2 did not report where it is",
     )
 
 

@@ -120,7 +120,7 @@ def a_stuck_head(hosts, **settings):
 def test_a_worker_that_cannot_be_killed_costs_its_node_where_there_is_a_spare():
     head, lines = a_stuck_head("n0 n1 n2 n3", most=3)
     assert f"n2 is cordoned: {STUCK}" in lines
-    assert "going on with n3 and without n2: 3 nodes" in lines
+    assert "continuing with n3 and without n2: 3 nodes" in lines
     tell(head, 60.0, *(report(i, RUNNING, 1) for i in (0, 1, 3)))
     effects = tell(head, 70.0, *(report(i, DONE, 1) for i in (0, 1, 3)))
     assert said(effects) == [f"the job has ended without n2, which was cordoned: {STUCK}"]
@@ -209,7 +209,7 @@ def test_hosts_that_share_gpus_alike_are_one_line():
     own = Shares((Share((0,)), Share((1,))), isolated=True)
     alike = [("n0", a_part(shares=shared)), ("n1", a_part(shares=shared))]
     line = worded(isolation(alike, asked=False))
-    assert line.startswith("2 workers share 1 GPU on n0, n1; each worker sees its own only")
+    assert line.startswith("2 workers share 1 GPU on n0, n1; each worker sees only its own")
     line = worded(isolation([("n0", a_part(shares=own))], asked=False))
-    assert line.startswith("GPUs on n0 are dealt out: each worker sees its own only")
+    assert line.startswith("GPUs on n0: each worker sees only its own")
     assert isolation([("n0", a_part(shares=own))], asked=True) == ()

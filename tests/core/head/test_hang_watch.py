@@ -5,9 +5,9 @@ from __future__ import annotations
 from crew import Crew
 from story import seen
 
-from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.protocol.events import WorkerExited, WorkersGone
 from hpclaunch.core.protocol.model import EXIT_HUNG, RankState
+from hpclaunch.observe.job_report import report
 
 LOOK = 0.5
 
@@ -75,7 +75,7 @@ def test_an_agent_that_does_not_answer_is_not_waited_for():
     del crew.where[1]
     stand_still(crew, 17.0)
     assert rounds(crew) == [0, 1]
-    assert "  ranks 2-3 on n1 did not tell where they are" in crew.said[-3].splitlines()
+    assert "  ranks 2-3 on n1 did not report where they are" in crew.said[-3].splitlines()
     assert "rank 2 on n1 hung; restart 1 of 3" in crew.said
 
 
@@ -127,7 +127,7 @@ def test_the_last_round_is_given_more_time():
     crew = training(max_restarts=0)
     stand_still(crew, 12.0)
     assert crew.said[-1].splitlines()[-1] == (
-        "  no restart is left: unless they go on, the job ends in 90 s"
+        "  no restart is left: unless they make a step, the job ends in 90 s"
     )
     stand_still(crew, 99.0)
     assert not crew.verdicts

@@ -7,12 +7,12 @@ import math
 import pytest
 from crew import Crew
 
-from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.protocol.events import Requested, WorkerExited
 from hpclaunch.core.protocol.facts import HeadChanged, SeatUse
 from hpclaunch.core.protocol.model import EndCause, Request
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.observe.job_report import report
 
 
 def training(hosts="n0 n1 n2"):

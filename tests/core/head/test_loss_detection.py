@@ -79,7 +79,7 @@ def test_a_spare_takes_the_ranks_of_a_lost_node():
     assert head.next_deadline() == 1.1 + DEFAULTS.killing
     assert ChooseCheckpoint() in tell(head, 1.1 + DEFAULTS.killing, Tick())
     effects = tell(head, 1.7, CheckpointChosen("/c/1.pt"))
-    assert "going on with n2 and without n1: 2 nodes" in said(effects)
+    assert "continuing with n2 and without n1: 2 nodes" in said(effects)
     assert {i: (p.first_rank, p.restarts) for i, p in parts(effects).items()} == {
         0: (0, 0),
         2: (2, 0),
@@ -240,7 +240,7 @@ def test_those_who_are_silent_may_follow_another():
     tell(head, 3.2, Tick())
     assert not head.state.lease.holds(0.1 + head.job.timing.vote_lease)
     assert said(tell(head, 8.0, report(0, IDLE, 0), Tick())) == []
-    words = "waiting for n1, n2: too few are left to go on without them; 30 s more"
+    words = "waiting for n1, n2: no quorum without them; 30 s more"
     assert said(tell(head, 11.0, Tick())) == [words]
     assert head.stage is Stage.RENDEZVOUS
     tell(head, 41.0, Tick())

@@ -119,7 +119,7 @@ def test_the_next_in_order_leads():
     assert crew.agents[1].head.state.orders.term == 1
     assert crew.said[:2] == [
         "the head on n0 was lost: n1 leads now",
-        "going on without n0: 2 nodes",
+        "continuing without n0: 2 nodes",
     ]
     assert [line.partition(",")[0] for line in crew.said[2:]] == ["training begins again"]
     # the old head may have begun round 1 without having told anybody
@@ -392,7 +392,7 @@ def test_a_head_without_a_majority_waits_and_ends():
     crew.until(20.0)
     assert crew.running == {1: 2, 2: 2}
     assert not crew.clashes
-    words = "waiting for n1, n2: too few are left to go on without them; 30 s more"
+    words = "waiting for n1, n2: no quorum without them; 30 s more"
     assert words in crew.said
     crew.until(50.0)
     assert crew.verdicts[0].reason.startswith("no quorum without n1, n2: ")
@@ -409,7 +409,7 @@ def test_a_head_that_was_cut_off_steps_down():
     crew.until(15.0)
     assert crew.heads == [1]
     assert crew.follows(0) == 1
-    words = ["n0 is back", "n0 leads no more: n1 does, with the agents that n0 could not reach"]
+    words = ["n0 is back", "n0 no longer leads: n1 does, with the agents that n0 could not reach"]
     assert set(words) <= set(crew.said)
     assert crew.running == {1: 2, 2: 2}  # it takes part from the next round on
     crew.tell(1, WorkerExited(2, 137, 9))

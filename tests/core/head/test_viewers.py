@@ -19,9 +19,9 @@ from hpclaunch.core.protocol.events import (
     WorkersGone,
 )
 from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.job_snapshot import AgentState
 from hpclaunch.core.protocol.model import Answer, QueryKind, RankVitals, Request, Vitals
 from hpclaunch.core.protocol.stages import Stage
-from hpclaunch.core.snapshot.job_snapshot import AgentState
 
 GPU = GpuUse(0.5, 1, 2, 60, 300.0)
 

@@ -1,4 +1,4 @@
-"""What speaks against a GPU or a host, and what is told of it, once."""
+"""Findings about a GPU or a host, each of which is reported once."""
 
 import shlex
 from dataclasses import replace
@@ -82,9 +82,9 @@ def test_a_fault(change, grade, found):
         ([replace(OURS, dead=True)], 2, True, "process 70 (python) of the last round still holds"),
         ([Process(7, 2 * GIB)], 2, True, "process 7, which cannot be seen from here, holds 2.0"),
         ([Process(7, 2 * GIB)], 2, False, ""),  # in a container all processes look so
-        ([], 5, True, "5.0 GiB are in use that no process owns"),
+        ([], 5, True, "5.0 GiB are in use by no visible process"),
         ([], 5, False, ""),  # a container hides processes, ours as well
-        ([Process(7)], 5, True, ""),  # the driver does not tell who holds it
+        ([Process(7)], 5, True, ""),  # the driver does not report who holds it
     ],
 )
 def test_whose_memory_it_is(processes, used, idle, found):
@@ -151,7 +151,7 @@ def test_a_fatal_xid_speaks_against_all_later_rounds():
     history = History()
     (finding,) = history.xid("GPU 1", 79)
     assert (finding.grade, finding.found) == (Grade.FAIL, "Xid 79, GPU has fallen off the bus")
-    assert history.xid("GPU 1", 79) == []  # told
+    assert history.xid("GPU 1", 79) == []  # reported already
     assert history.answer([WELL]) == history.answer([WELL]) == [finding]
 
 
@@ -210,7 +210,7 @@ ENOUGH = Disk("/data", free=50 * GIB, files=10**6)
     ("found", "expected", "grade"),
     [
         (3, None, Grade.FAIL),  # one of several
-        (0, None, Grade.WARN),  # of a driver that nobody has asked for
+        (0, None, Grade.WARN),  # a driver that was not asked for
         (2, 2, Grade.WARN),  # another job's
         (1, 2, Grade.FAIL),
         (0, 0, Grade.WARN),

@@ -58,7 +58,7 @@ def test_clocks():
     ahead = clocks([("n2", 0.02), ("n3", 71.26)])
     assert (ahead.grade, ahead.found) == (
         Grade.WARN,
-        "that of n3 is 71.3 s ahead of the first host's",
+        "the clock of n3 is 71.3 s ahead of the first host's",
     )
     behind = clocks([("n2", -2.0), ("n3", 0.1)])
-    assert behind.found == "that of n2 is 2.0 s behind the first host's"
+    assert behind.found == "the clock of n2 is 2.0 s behind the first host's"

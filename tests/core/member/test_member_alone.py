@@ -51,7 +51,7 @@ def test_a_first_agent_that_is_started_anew_does_not_know_for_whom_it_waits():
     tell(member, 0.0, Started(), StoreListening(4001))
     assert Diagnose() in tell(member, 10.0, Tick())
     lines = said(tell(member, 10.0, Diagnosed("n1 refuses the connection")))
-    assert lines == ["n0 was started anew, and has waited 10 s for a head"]
+    assert lines == ["n0 was started again, and has waited 10 s for a head"]
 
 
 def test_a_diagnosis_that_comes_too_late_is_not_said():

@@ -14,7 +14,6 @@ from hpclaunch.core.placement.binding import (
     Cpu,
     Locality,
     Mode,
-    advice,
     bind,
     cpus_each,
     describe,
@@ -279,11 +278,6 @@ def test_what_a_worker_can_count_on(mode, localities, cores, cpus):
     bindings = bind(mode, TWO_SOCKETS, TWO_SOCKETS, localities)
     assert threads(bindings, TWO_SOCKETS) == cores
     assert cpus_each(bindings) == cpus
-
-
-def test_one_core_and_a_gpu():
-    assert "--cpus-per-task" in advice(1)
-    assert advice(2) == ""
 
 
 def test_the_map():

@@ -37,9 +37,9 @@ def test_what_it_does_more_than_others(more, why):
 @pytest.mark.parametrize(
     ("clock", "others", "cpu", "why"),
     [
-        (1.2, 3.0, 0.95, "its CPU runs at 1.2 GHz, those of others at 3.0 GHz: it is throttled"),
+        (1.2, 3.0, 0.95, "its CPU runs at 1.2 GHz, the others' at 3.0 GHz: it is throttled"),
         (2.8, 3.0, 0.95, "it computes for 25%"),
-        (0.0, 3.0, 0.95, "it computes for 25%"),  # its node does not tell
+        (0.0, 3.0, 0.95, "it computes for 25%"),  # its node does not report it
         (3.0, 0.0, 0.95, "it computes for 25%"),
         (1.2, 3.0, 0.72, UNKNOWN),  # it is idle, and saves power
     ],
@@ -104,7 +104,7 @@ NEAR, FAR = 0.0002, 0.02
         (between(a_b=FAR, b_c=NEAR, c_a=NEAR), None),  # one way only, by chance
         (between(a_b=0.0008, b_c=0.0008, c_a=0.0001), None),  # it is not much
         (between(a_b=FAR, b_c=FAR, c_a=FAR), None),
-        (between(a_b=FAR, b_a=FAR), None),  # which end it is, nobody knows
+        (between(a_b=FAR, b_a=FAR), None),  # either end may be at fault
         (between(a_b=NEAR, b_c=NEAR, c_d=0.05, d_a=0.04), "d"),
         ({}, None),
         ({"a": {}}, None),

@@ -72,6 +72,6 @@ def test_answers_that_are_lost_late_or_come_twice():
         offset.report_sent(serial, float(serial))
     offset.hear(HEAD, 3, 103.001, 3.002)
     assert abs(offset.of(HEAD, 3.002).seconds - 100.0) < 1e-9
-    offset.hear(HEAD, 3, 150.0, 3.5)  # again, with what was said since
+    offset.hear(HEAD, 3, 150.0, 3.5)  # a second answer to the same report
     offset.hear(HEAD, 1, 103.5, 3.5)
     assert abs(offset.of(HEAD, 3.5).seconds - 100.0) < 1e-9

@@ -21,7 +21,7 @@ def sampled(
     """Samples of all agents: in each step all begin `each` collectives, some seconds late.
 
     `late` is a function of rank and step. `groups` has the process group of each rank. With `waits`
-    all leave a collective together, so that nobody is late to the next one.
+    all leave a collective together, so that no rank is late to the next one.
     """
     rng = Random(3)
     samples = {}
@@ -94,7 +94,7 @@ def test_lateness_that_carries_over_counts_once():
 @pytest.mark.parametrize("each", [1, 3, 4, 8, 20, 50])
 @pytest.mark.parametrize("steps", [12, 100])
 def test_lateness_that_only_the_first_collective_of_a_step_shows(each, steps):
-    """Of many collectives, agents tell of some only; but not of each second one, for instance."""
+    """Of many collectives, agents report only some, but not every second one, for instance."""
     apart = 0.5 / each
     late = find(sampled(one(3, 0.3), steps=steps, each=each, apart=apart, waits=True)).late
     assert late is not None
@@ -112,7 +112,7 @@ def test_lateness_that_carries_over_counts_once_among_many(steps):
 def test_clocks_that_are_known_to_some_extent():
     samples = sampled(one(2, 0.3))
     ahead = {0: 0.0, 1: 77.0, 2: -5.0}
-    told = {
+    samples = {
         agent: replace(
             sample,
             arrivals=tuple(replace(a, base=a.base - ahead[agent]) for a in sample.arrivals),
@@ -121,8 +121,8 @@ def test_clocks_that_are_known_to_some_extent():
         )
         for agent, sample in samples.items()
     }
-    assert find(told).late.rank == 2
-    unsure = {agent: replace(sample, error=0.2) for agent, sample in told.items()}
+    assert find(samples).late.rank == 2
+    unsure = {agent: replace(sample, error=0.2) for agent, sample in samples.items()}
     assert find(unsure).late is None
 
 

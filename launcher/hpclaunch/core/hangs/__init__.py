@@ -1,1 +1,1 @@
-"""Hangs: when workers are suspected of one, where they are, and which one is at fault."""
+"""Hangs: when they are suspected, where the workers are then, and which rank is at fault."""

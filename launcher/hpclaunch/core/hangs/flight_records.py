@@ -1,9 +1,9 @@
-"""Reads torch's flight recorder: the collectives that a rank has begun and that are not yet done.
+"""Read torch's flight recorder: the collectives that a rank has begun and not finished.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch 2.8 on for every backend, and
-before that for NCCL. Of gloo's entries only "retired" tells that one is done. Of several operations
-that NCCL does as one, only the last entry tells it. Messages from rank to rank, such as "recv
-0<-1", have numbers of their own; gloo records none.
+before that for NCCL. In gloo's entries, only "retired" shows that one is done. If NCCL does several
+operations as one, only the last entry shows it. Messages from rank to rank, such as "recv 0<-1",
+have numbers of their own; gloo records none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Collective = tuple[str, int, str]  # (process group as torch names it, number, n
 
 
 def awaited(records: Mapping[str, Any] | None) -> Collective | None:
-    """The first collective or message of a rank that is not done; None if all are, or nothing is
-    recorded.
+    """Return the first collective or message of a rank that is not done; None if all are done, or
+    nothing is recorded.
 
-    A group does one collective after the other, so what comes before one that is done is done as
-    well. Messages of different pairs of ranks overtake one another.
+    A group does one collective after the other, so all before one that is done are done as well.
+    Messages of different pairs of ranks overtake one another.
     """
     done: dict[str, int] = {}
     delivered: set[tuple[str, int]] = set()
@@ -45,12 +45,12 @@ def awaited(records: Mapping[str, Any] | None) -> Collective | None:
 
 
 def is_silent(records: Mapping[str, Any] | None) -> bool:
-    """Whether the worker has answered, but torch has recorded nothing."""
+    """Return whether the worker has answered although torch has recorded nothing."""
     return records is not None and not _entries(records)
 
 
 def _entries(records: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The oldest first."""
+    """Return the entries, the oldest first."""
     found = (records or {}).get("entries")
     some = found if isinstance(found, list) else ()
     return [entry for entry in some if isinstance(entry, dict)]

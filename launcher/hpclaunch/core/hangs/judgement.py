@@ -1,8 +1,8 @@
-"""Which rank is at fault when all of them stand still.
+"""The judgement of which rank is at fault for a hang.
 
-Ranks that wait in a collective wait for those that have not begun it. If all have, the one that is
-in another collective is at fault, and otherwise none is: then it is the network, or the backend. A
-rank that waits for a message waits for the other end of it.
+Ranks in a collective wait for those that have not begun it. If all have begun one, a rank that is
+in another collective is at fault. If there is none, the network or the backend is. A rank that
+waits for a message waits for the rank at the other end of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..protocol.model import RankState
 from ..protocol.values import value
 from ..protocol.wording import count, plain
 
-MOST_LINES = 4  # of those who wait, and again of those at fault
+MOST_LINES = 4  # of ranks that wait, and as many of ranks at fault
 IN_THE_KERNEL, STOPPED = "D", "T"  # states of processes, as in proc(5)
 WORLD = "0"  # the group of all ranks, as torch names it: its ranks are those of the job
 _MESSAGE = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
@@ -24,17 +24,17 @@ _MESSAGE = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 @value(frozen=True)
 class Judgement:
-    culprits: tuple[int, ...]  # () if it is nobody's fault, as far as can be told
+    culprits: tuple[int, ...]  # () if no rank is known to be at fault
     lines: tuple[str, ...]  # what the ranks do, in words
-    may_take_long: bool  # a culprit uses the CPU, or a rank that nothing is known of
-    is_debugged: bool  # some rank is: the others wait for it
+    may_take_long: bool  # a culprit, or a rank without data, uses the CPU
+    is_debugged: bool  # a debugger stops a rank, and the others wait for it
 
 
 def judge(
     states: Mapping[int, RankState], ended: Collection[int], host: Callable[[int], str]
 ) -> Judgement:
-    """`states` by rank, without a `state` for those that nothing is known of; `ended` are the ranks
-    that are done. `host` names the host of a rank.
+    """Judge the ranks by their states; `state` is "" where nothing is known. `ended` are the ranks
+    that are done, and `host` returns the host of a rank.
     """
     at_fault = [states[rank] for rank in _culprits(states, ended)]
     known = {state.rank for state in at_fault}
@@ -42,7 +42,7 @@ def judge(
     lines = [
         f"{_ranks(those)} {_wait(those)}" for those in _alike(waiters, lambda state: state.waits)
     ]
-    shown = at_fault if at_fault or waiters else states.values()  # of all if none stands out
+    shown = at_fault if at_fault or waiters else states.values()  # all of them if none is at fault
     for those in _alike(shown, lambda state: (state.waits, state.place, state.state)):
         does = _does(those, awaited=bool(waiters))
         lines.append(f"{_ranks(those)} on {_hosts(those, host)} {does}")
@@ -65,14 +65,14 @@ def judge(
 
 
 def _doubtful(states: Mapping[int, RankState], at_fault: Collection[RankState]) -> list[RankState]:
-    """Those that may do something that takes long: if no rank waits for another, all may."""
+    """Return the ranks that may be busy with something long: all, if no rank waits for another."""
     nobody_waits = not any(state.waits for state in states.values())
     return [s for s in states.values() if s in at_fault or not s.state or nobody_waits]
 
 
 def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[int]:
     waits = {rank: s.waits for rank, s in states.items() if s.waits is not None}
-    if len(states) == 1 and not (waits and ended):  # it waits for nobody else
+    if len(states) == 1 and not (waits and ended):  # there is nobody else
         return list(states)
     if not waits:
         return _apart(states)
@@ -82,7 +82,7 @@ def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[i
     ends = {rank: end for rank in waits if (end := _other_end(*waits[rank])) is not None}
     if ends:
         return [rank for rank in states if rank in ends.values() and rank not in ends]
-    # All wait. They may do so in different groups, and else in different collectives of one group.
+    # All wait: in different groups, in different collectives of one group, or in the same one.
     groups = {rank: group for rank, (group, _, _) in waits.items()}
     numbers = {rank: number for rank, (_, number, _) in waits.items()}
     if len(set(groups.values())) > 1:
@@ -93,13 +93,15 @@ def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[i
 
 
 def _other_end(group: str, _number: int, name: str) -> int | None:
-    """The rank that is to send or to receive a message, where the name tells; else None."""
+    """Return the rank at the other end of a message, if the name has it."""
     found = _MESSAGE.fullmatch(name) if group == WORLD else None
     return int(found[1]) if found else None
 
 
 def _apart(states: Mapping[int, RankState]) -> list[int]:
-    """No one waits in a collective: those that cannot go on, or else are where few others are."""
+    """Return the culprits if no rank waits in a collective: ranks that cannot run, or else those at
+    another place than most.
+    """
     stuck = [rank for rank, s in states.items() if s.state in (IN_THE_KERNEL, STOPPED)]
     if stuck and len(stuck) < len(states):
         return stuck
@@ -107,7 +109,7 @@ def _apart(states: Mapping[int, RankState]) -> list[int]:
 
 
 def _minority(values: Mapping[int, object]) -> list[int]:
-    """The keys with other values than most have; [] if there is no such majority."""
+    """Return the keys whose values differ from those of more than half; [] without a majority."""
     if not values:
         return []
     ((most, times),) = Counter(values.values()).most_common(1)
@@ -120,7 +122,7 @@ def _minority(values: Mapping[int, object]) -> list[int]:
 def _alike(
     states: Iterable[RankState], key: Callable[[RankState], object]
 ) -> list[list[RankState]]:
-    """Those that do the same, the largest groups first."""
+    """Return groups of ranks with the same key, the largest first."""
     found: dict[object, list[RankState]] = {}
     for state in sorted(states, key=lambda state: state.rank):
         found.setdefault(key(state), []).append(state)
@@ -129,7 +131,7 @@ def _alike(
 
 def _wait(states: list[RankState]) -> str:
     waits = states[0].waits
-    assert waits is not None, "the caller has chosen those that do"
+    assert waits is not None, "the caller passes only ranks that wait"
     _, number, name = waits
     numbered = f" number {number:,}" if number else ""
     return f"{'wait' if len(states) > 1 else 'waits'} in {name}{numbered}"
@@ -140,7 +142,7 @@ def _does(states: list[RankState], *, awaited: bool) -> str:
     if first.waits is not None:
         return _wait(states) + (f", in {plain(first.place)}" if first.place else "")
     if not first.state:
-        return f"did not tell where {'they are' if len(states) > 1 else 'it is'}"
+        return f"did not report where {'they are' if len(states) > 1 else 'it is'}"
     how = {IN_THE_KERNEL: ", in the kernel", STOPPED: ", stopped by a signal"}.get(first.state, "")
     where = f"in {plain(first.place) or 'an unknown place'}{how}"
     if len(states) > 1:

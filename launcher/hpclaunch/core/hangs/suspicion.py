@@ -1,7 +1,7 @@
-"""When the workers of an agent are suspected of a hang.
+"""The suspicion that the workers of an agent hang.
 
-They are if none of them has made a step for much longer than steps take, and has done nothing else
-but use the CPU: an agent cannot tell whether they wait for workers of other agents.
+They are suspected if none of them has made a step for much longer than steps take, and has shown no
+sign of life but the use of a CPU. Workers that wait for another agent's look the same.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ..protocol.events import WorkersSeen
 from ..protocol.model import Progress
 from ..protocol.timing import LEARNED, Timing
 
-TIMES = 5  # the longest step lately
+TIMES = 5  # the limit, in multiples of the longest recent step
 LEARNED_AFTER = 5  # steps
-PATIENCE = 10  # times the limit: for what may take much longer than a step
-RECENT = 64  # of the longest gaps between steps, as they are told
+PATIENCE = 10  # multiples of the limit, for what may take much longer than a step
+RECENT = 64  # reports of the longest gap between steps
 
 
 class Suspicion:
-    """Of the workers of one round."""
+    """Suspicion of an agent's workers in one round."""
 
     def __init__(self, timing: Timing, *, trained: bool = False) -> None:
-        """`trained`: workers of an earlier round did."""
+        """`trained`: whether workers of an earlier round made steps."""
         self._timing = timing
         self.trained = trained
         self._seen: WorkersSeen | None = None
@@ -55,13 +55,13 @@ class Suspicion:
 
     @property
     def awaited(self) -> tuple[float, ...]:
-        """The times without a sign of life after which somebody decides, in seconds."""
+        """Return the times without a sign of life at which the head decides, in seconds."""
         progress = self.report()
         limit = 0.0 if progress is None else progress.limit
         return (limit, PATIENCE * limit) if limit else ()
 
     def forget(self) -> None:
-        """The workers stand still, by no fault of theirs."""
+        """Discard what was seen: the workers were stopped from outside."""
         self._seen = None
 
     def _limit(self, seen: WorkersSeen, usual: float) -> float:
@@ -71,7 +71,7 @@ class Suspicion:
         if timing.hang != LEARNED:
             limit = timing.hang
         elif not (seen.trains or seen.meets or (self.trained and not any(seen.steps))):
-            return 0.0  # nothing to learn from: it may well be a server, which waits for requests
+            return 0.0  # perhaps a server, which waits for requests
         elif min(seen.steps) < LEARNED_AFTER:
             return timing.early_hang
         else:

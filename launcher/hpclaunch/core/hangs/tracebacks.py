@@ -1,4 +1,4 @@
-"""Reads what Python's faulthandler writes: the stacks of all threads, innermost frame first."""
+"""Read the stacks that Python's faulthandler writes: of all threads, innermost frame first."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..protocol.values import value
+
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen ")
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
-# Waits for messages of other stages of a pipeline, which it has begun to send or receive before.
+# Waits for messages of other pipeline stages, which it has begun to send or receive before.
 _PIPELINES = ("/torch/distributed/pipelining/schedules.py", "_wait_batch_p2p")
-# Where collectives are begun in C++: for gradients, and by DDP as it begins and in forward().
+# C++ code begins collectives here: for gradients, and for DDP in its constructor and in forward().
 _BACKWARD = ("/torch/autograd/graph.py", "_engine_run_backward")
 _SYNCHRONIZES = ("/torch/nn/parallel/distributed.py", "/torch/distributed/utils.py")
-# Methods and functions of torch that wait for a GPU: until it is done, or for a value from there.
+# Methods and functions of torch that wait until a GPU is done, or for a value from it.
 _WAITS_FOR_GPUS = {
     *("synchronize", "_cuda_synchronize", "_accelerator_synchronizeDevice"),
     *("item", "tolist", "cpu", "cuda", "to"),
 }
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|ipdb)\.py$|/(?:debugpy|pydevd|IPython)/")
-# What a collective's own function calls on the way to the one that waits.
+# Functions between a collective's own and the one that waits.
 _INNER = {"wrapper", "wait", "_wait", "__exit__"}
 LONGEST = 120  # characters of a place
 
@@ -32,8 +34,18 @@ class Frame(NamedTuple):
     function: str
 
 
+@value(frozen=True)
+class HangStacks:
+    """The stacks of the workers of a round that hung."""
+
+    round: int
+    at: float  # seconds since the epoch
+    where: str  # the directory of the files
+    files: tuple[tuple[str, str], ...]  # names and texts
+
+
 def main_thread(text: str) -> Sequence[Frame]:
-    """The frames of the main thread, which comes last."""
+    """Return the frames of the main thread, which is written last."""
     blocks = _THREAD.split(text)[1:]
     return frames(blocks[-1]) if blocks else ()
 
@@ -43,8 +55,8 @@ def frames(block: str) -> Sequence[Frame]:
 
 
 def place(stack: Sequence[Frame]) -> str:
-    """The innermost line of the user's own code, or else the innermost of all: such as
-    "loader.py:88, next_batch"; "" for no frames.
+    """Return the innermost line of the user's own code, or else the innermost of all, such as
+    "loader.py:88, next_batch"; "" without frames.
     """
     own = next((f for f in stack if not _LIBRARIES.search(f.file)), None)
     innermost = own or next(iter(stack), None)
@@ -55,7 +67,7 @@ def place(stack: Sequence[Frame]) -> str:
 
 
 def collective(stack: Sequence[Frame]) -> str:
-    """The collective that the stack is in, such as "all_reduce"; "" for none."""
+    """Return the collective that the stack is in, such as "all_reduce"; "" for none."""
     if any(f.file.endswith(_PIPELINES[0]) and f.function == _PIPELINES[1] for f in stack):
         return "batch_isend_irecv"
     inside = [f.function for f in stack if f.file.endswith(_COLLECTIVES)]
@@ -63,7 +75,7 @@ def collective(stack: Sequence[Frame]) -> str:
 
 
 def implied_collective(stack: Sequence[Frame]) -> str:
-    """Where a rank that stands still most likely waits for the others though no collective is in
+    """Return the place where a rank most likely waits for the others although no collective is in
     the stack: "backward" or "broadcast"; "" if it is elsewhere.
     """
     if not stack:
@@ -74,8 +86,8 @@ def implied_collective(stack: Sequence[Frame]) -> str:
 
 
 def waits_for_gpu(call: str) -> bool:
-    """Whether the main thread waits for a GPU, by the name of the function that it is in. A CUDA
-    program that waits uses a CPU all the time, so that this says nothing of whether it goes on.
+    """Return whether the main thread waits for a GPU, by the function that it is in. A CUDA program
+    uses a CPU all the time while it waits, so CPU time is no sign of life then.
     """
     return call in _WAITS_FOR_GPUS
 

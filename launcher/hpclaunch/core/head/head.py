@@ -44,7 +44,7 @@ from .stages.stopping import Stopping
 from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
-    from ..snapshot.job_snapshot import JobSnapshot
+    from ..protocol.job_snapshot import JobSnapshot
 
 BEAT_SLACK = 0.1  # the share of a beat by which a beat may be late
 STAGES: dict[Stage, type[JobStage]] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..protocol.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Doing, Origin, Phase, Query, Vitals
 from ..protocol.values import replace
-from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from .roster import Peer
 from .round import IN_ROUND
 from .straggler_watch import Straggler

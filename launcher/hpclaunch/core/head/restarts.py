@@ -7,7 +7,6 @@ import signal
 from collections.abc import Collection, Iterable
 
 from ..ending.table import verdict
-from ..ledger.last_lines import may_pass
 from ..protocol.crc import checksum
 from ..protocol.effects import ChooseCheckpoint
 from ..protocol.events import CheckpointChosen
@@ -24,6 +23,7 @@ from ..protocol.model import (
 )
 from ..protocol.values import replace
 from ..protocol.wording import signal_name
+from .last_lines import may_pass
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 SUSPECT_AFTER = 2  # failures in a row, all on one node

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from ..ledger.round_shares import RoundPart, together
 from ..protocol.facts import (
     NOT_THE_PROGRAMS_FAULT,
     EndReason,
@@ -19,6 +18,7 @@ from ..protocol.stages import Stage
 from ..protocol.values import field, value
 from . import restarts
 from .roster import Peer
+from .round_shares import RoundPart, together
 
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may have workers
 MOST_FAILURES = 9  # of a round that a fact names, the cause among them

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..ledger.round_shares import Holder, seats_of
 from ..protocol import host_lists
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import Category, SeatUse
 from ..protocol.stages import Stage
 from .roster import Peer
 from .round import IN_ROUND
+from .round_shares import Holder, seats_of
 
 if TYPE_CHECKING:
     from .head_state import HeadState

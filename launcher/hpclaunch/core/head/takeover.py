@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..consensus.election import Election
-from ..ledger.round_shares import together
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import (
@@ -19,6 +18,7 @@ from ..protocol.model import Job
 from .restarts import failed, failure, in_order
 from .roster import Roster
 from .round import ELAPSED, MOST_FAILURES, part_of
+from .round_shares import together
 from .seat_use import seats_of_agents
 
 # Added to the last round that is known: the old head may have begun one that no voter knows of.

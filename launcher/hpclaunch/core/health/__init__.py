@@ -1,1 +1,1 @@
-"""Whether a host and its GPUs are fit for training: takes readings, and returns findings."""
+"""Health rules: they judge readings of a host and its GPUs, and return findings."""

@@ -1,4 +1,4 @@
-"""Findings: the results of checking a host and its GPUs, for the health checks and the doctor."""
+"""Findings: what the health checks and the doctor have found on a host and its GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Grade(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check on one host. `advice` says what to do, for warn and FAIL."""
+    """The result of one check on one host, for WARN and FAIL with `advice`."""
 
     check: str
     found: str

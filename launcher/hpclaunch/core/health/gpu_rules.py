@@ -1,8 +1,8 @@
-"""Whether a GPU is fit for training: takes readings, and returns findings.
+"""Health rules for GPUs: they judge readings, and return findings.
 
 FAIL means that the training would break or compute wrong numbers: the node is cordoned. WARN is
-reported once. A finding's `check` names the GPU and the kind of trouble without figures, so that
-the same trouble is recognised when it is found again.
+reported once. A finding's `check` names the GPU and the kind of trouble, without figures, so that
+the same trouble is recognised later.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from .findings import Finding, Grade
 from .problems import Problem
 from .xids import REBOOT, RESET, Fault, xid
 
-# A CUDA context takes 0.3 to 0.6 GiB, and is freed within a moment when its process ends. If more
-# than this stays in use, a model that fills the GPU does not fit any more.
+# A CUDA context takes 0.3 to 0.6 GiB, and is freed shortly after its process has ended. If more
+# stays in use, a model that fills the GPU no longer fits.
 MEMORY_LEFT = GIB
-MPS = "nvidia-cuda-mps"  # how the names of MPS's own processes begin; they hold a context
+MPS = "nvidia-cuda-mps"  # the beginning of the names of MPS's processes, which hold a context
 
 
 class Slowdown(str, Enum):
-    """Why a GPU runs slower than it could. A power cap is not listed, because it is normal."""
+    """The reason why a GPU runs slower than it could. A power cap is normal, and is none."""
 
     THERMAL = "it is too hot"  # NVML's software and hardware thermal slowdown
     POWER_BRAKE = "the power supply asks for it (power brake)"
 
 
 class Recovery(Enum):
-    """What a GPU needs according to its driver (since 565): NVML_GPU_RECOVERY_ACTION_*."""
+    """The action that a GPU needs by its driver (since 565): NVML_GPU_RECOVERY_ACTION_*."""
 
     NONE = 0
     RESET = 1
@@ -55,7 +55,7 @@ class Process:
     """A process that has a context on the GPU."""
 
     pid: int
-    memory: int | None = None  # bytes; None if the driver does not tell
+    memory: int | None = None  # bytes; None if the driver does not report it
     user: str = ""  # its owner; "" for a process that is not visible from here
     command: str = ""
     ours: bool = False  # it belongs to the agent's user
@@ -64,7 +64,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    """None: the GPU did not tell."""
+    """An NVLink. None stands for a value that the GPU does not report."""
 
     up: bool | None
     errors: int | None = 0  # replays and recoveries since the driver was loaded
@@ -72,8 +72,8 @@ class NvLink:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU. A value that the GPU or its driver does not tell has its default here,
-    which means that all is well.
+    """One reading of a GPU. The defaults, which mean that all is well, stand for values that the
+    GPU or its driver does not report.
     """
 
     name: str
@@ -93,9 +93,8 @@ class GpuReading:
 
     @property
     def contained(self) -> bool:
-        """Whether the driver says that its memory errors have damaged nothing else: it names what
-        is to be done, and no reset is needed before the GPU is used again; or, before 565, it has
-        off-lined the page and will remap the row.
+        """Whether its memory errors have damaged nothing else, by its driver: since 565 the driver
+        needs no reset before the GPU is used again; before 565 it is to remap the row.
         """
         if self.rows_failed or self.recovery in _UNUSABLE:
             return False
@@ -107,7 +106,7 @@ class GpuReading:
 
     @property
     def unowned(self) -> int:
-        """Bytes in use that no process holds; 0 if the driver does not tell what each holds."""
+        """Bytes in use that no process holds; 0 if the memory of a process is not known."""
         held = [p.memory for p in self.processes]
         return max(0, self.used - sum(m for m in held if m)) if None not in held else 0
 
@@ -122,10 +121,10 @@ def judge(now: GpuReading, first: GpuReading | None = None) -> list[Finding]:
 def _memory_errors(now: GpuReading) -> Iterable[Finding]:
     # From NVIDIA's "GPU memory error management". An uncorrected error ends the process that read
     # the memory. If it was contained, nothing else is damaged, and the driver no longer hands out
-    # the page. If not, nobody knows what else is damaged until the GPU is reset.
+    # the page. If not, it is not known what else is damaged until the GPU is reset.
     if now.uncorrected and now.contained:
         found = f"{now.uncorrected} uncorrected memory errors, which were contained"
-        advice = "the GPU can be used; if there are more, tell the administrator"
+        advice = "the GPU can be used; if there are more, report it to the administrator"
         yield Finding(f"{now.name} ECC", found, Grade.WARN, advice)
     elif now.uncorrected:
         found = f"{now.uncorrected} uncorrected memory errors since the driver was loaded"
@@ -173,7 +172,7 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
     grown = sum(b - a for a, b in counts if a is not None and b is not None and b > a)
     if grown:
         found = f"{grown} NVLink transfers were repeated during this job"
-        advice = "collectives may be slow; if it goes on, nvidia-smi nvlink -e for the vendor"
+        advice = "collectives may be slow; if it continues, report nvidia-smi nvlink -e"
         yield Finding(f"{now.name} NVLink errors", found, Grade.WARN, advice)
 
 
@@ -184,7 +183,7 @@ def _slow(now: GpuReading) -> Iterable[Finding]:
         found = f"runs slower, since {reason.value}"
         if reason is Slowdown.THERMAL and now.temperature:
             found += f", {now.temperature} C"
-        advice = "look at its cooling" if reason is Slowdown.THERMAL else "look at the node's power"
+        advice = "check its cooling" if reason is Slowdown.THERMAL else "check the node's power"
         advice += "; every step of the training waits for the slowest GPU"
         yield Finding(f"{now.name} slowdown {reason.name}", found, Grade.WARN, advice)
 
@@ -197,7 +196,7 @@ def _processes(now: GpuReading) -> Iterable[Finding]:
         holds = "is on it" if p.memory is None else f"holds {size(p.memory)} of it"
         if p.user and not p.ours:
             found = f"{p.user}'s {who} {holds}"
-            advice = "ask Slurm for GPUs of your own, or tell the administrator"
+            advice = "ask Slurm for exclusive GPUs, or report it to the administrator"
             yield Finding(f"{now.name} user {p.user}", found, Grade.WARN, advice)
         elif now.idle and p.dead:
             found = f"{who} of the last round still {holds}"
@@ -210,7 +209,7 @@ def _processes(now: GpuReading) -> Iterable[Finding]:
             advice = advice or "another container or job is on the same GPU"
             yield Finding(f"{now.name} process {p.pid}", found, Grade.WARN, advice)
     if now.idle and now.unowned >= MEMORY_LEFT:
-        found = f"{size(now.unowned)} are in use that no process owns, as far as can be seen"
+        found = f"{size(now.unowned)} are in use by no visible process"
         advice = f"left by a dead process, or held in another container; else {RESET}"
         yield Finding(f"{now.name} memory", found, Grade.WARN, advice)
 
@@ -218,9 +217,9 @@ def _processes(now: GpuReading) -> Iterable[Finding]:
 def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]:
     """Judge a GPU that did not answer when the GPUs were counted.
 
-    `broken` says what went wrong, and `found` is the number of GPUs that did answer. `expected` is
-    how many this task was given, None if that is not known. If all of them did answer, then the
-    broken one belongs to another job.
+    `broken` is the fault, `found` the number of GPUs that answered, and `expected` the number that
+    this task was given, None if that is not known. If so many answered, the broken one belongs to
+    another job.
     """
     fail = found > 0 if expected is None else found < expected
     return [Problem.GPU_SILENT.finding(broken, Grade.FAIL if fail else Grade.WARN)]
@@ -228,8 +227,8 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """An error that the driver has reported, and the processes that were on the GPU then. The
-    report does not say which of them caused it.
+    """An error that the driver has reported, and the processes that were on the GPU then. Which of
+    them caused it is not known.
     """
 
     uuid: str
@@ -239,7 +238,7 @@ class XidSeen:
 
     @property
     def of_program(self) -> bool:
-        """Whether it is the program's fault. Any other Xid is also a finding about the GPU."""
+        """Whether it is the program's fault. Every other Xid is a finding about the GPU."""
         return xid(self.number).fault is Fault.PROGRAM
 
     @property
@@ -252,17 +251,17 @@ class XidSeen:
 
 
 class History:
-    """What was read from the GPUs in this job, and what was reported. Decides what is new."""
+    """All readings and findings of the GPUs in this job, by which new ones are recognised."""
 
     def __init__(self) -> None:
         self.last: dict[str, GpuReading] = {}  # by name
         self._first: dict[str, GpuReading] = {}
-        self._reported: set[str] = set()  # the `check` of each finding that is reported
-        # Fatal Xids. The driver reports each only once, but they hold until the end of the job.
+        self._reported: set[str] = set()  # the `check` of each reported finding
+        # Fatal Xids, which the driver reports once, and which hold until the end of the job.
         self._fatal: dict[str, Finding] = {}
 
     def answer(self, readings: Iterable[GpuReading]) -> list[Finding]:
-        """Return all FAIL findings, and those of the others that are not reported yet."""
+        """Return all FAIL findings, and the others that are not reported yet."""
         findings = [*self._judge(readings), *self._fatal.values()]
         fresh = self._fresh(findings)
         return [f for f in findings if f.grade is Grade.FAIL or f in fresh]
@@ -284,8 +283,8 @@ class History:
         return self._fresh([finding])
 
     def may_be_given_back(self, reading: GpuReading) -> bool:
-        """Whether to wait because memory may yet be freed: a dead worker is still on the GPU, or
-        memory has no owner and was not reported yet, after waiting in vain.
+        """Return whether memory may yet be freed: a dead worker is still on the GPU, or memory
+        without an owner is not reported yet, as it is once it was waited for.
         """
         unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._reported
         return unowned or any(p.dead for p in reading.processes)

@@ -1,7 +1,7 @@
-"""Whether a host, apart from its GPUs, is fit for training: takes readings, and returns findings.
+"""Health rules for a host apart from its GPUs: they judge readings, and return findings.
 
-Only what would surely break the training is a FAIL. An ordinary machine or container has no
-findings at all, so that a warning is worth reading. `hpclaunch doctor` says more.
+FAIL is only what would surely break the training. An ordinary machine or container has no findings
+at all, so that each warning is worth reading. `hpclaunch doctor` reports more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One reading of a host. None stands for a value that was not read, or is not known."""
+    """One reading of a host. None stands for a value that is not known."""
 
     workers: int  # how many this agent is about to start
     logs: Disk | None = None
@@ -49,20 +49,21 @@ class Host:
 
 
 def files_needed(agents: int, workers: int) -> int:
-    """Return how many files one agent may have open: a connection from each other agent, should it
-    become the head, and two files of each of its workers.
+    """Return how many files one agent may have open: a connection to each other agent, as the head
+    has, and two files of each of its workers.
     """
     return FILES_OF_AGENT + agents + 2 * workers
 
 
 def judge_host(now: Host) -> list[Finding]:
+    """Judge one reading of a host."""
     return [*_logs(now.logs), *_memory(now), *_rest(now)]
 
 
 def _logs(disk: Disk | None) -> Iterable[Finding]:
     if disk is None:
         return
-    if disk.silent:  # that may pass
+    if disk.silent:  # this may pass
         yield Problem.LOGS_SILENT.finding(f"{disk.path}: its file system does not answer")
     elif disk.error or not disk.writable:
         found = f"{disk.path}: {disk.error or 'is not writable'}"
@@ -99,7 +100,7 @@ def _rest(now: Host) -> Iterable[Finding]:
     if now.load is not None and now.load > LOAD_MOST * now.cpus + LOAD_SPARE:
         found = f"{now.load:.0f} on {now.cpus} CPUs, before the training has begun"
         yield Problem.LOADED.finding(found)
-    # This harms no training, and we never compare clocks. It is a note for those who compare the
-    # logs of several hosts. The doctor measures how far the clocks are apart.
+    # This harms no training, since we never compare clocks. It is a note for people who compare the
+    # logs of several hosts. The doctor measures the difference.
     if now.synchronised is False:
         yield Problem.CLOCK_FREE.finding("not synchronised", Grade.OK)

@@ -1,10 +1,9 @@
-"""Measuring the nodes: which pairs of ranks exchange data, and which figures mean a slow device or
-link.
+"""Rules for measurements of nodes: which pairs of ranks exchange data, and which figures are slow.
 
 Each figure is measured in many short windows of time, and has a best and a usual value. A device or
-link is slow if even its best value is far below the usual value of others like it. Noise raises the
-best values and lowers the usual ones. So it may hide something slow, but it never accuses something
-that is not.
+link is slow if even its best value is far below the usual value of others of its kind. Noise raises
+the best values and lowers the usual ones. So it may hide a slow device, but never accuses a good
+one.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from .findings import Finding, Grade
 from .problems import COMPUTE, LINKS, MEMORY_SPEED, Problem
 from .task_reports import Row
 
-# With up to this many players, each meets every other. With more, the number of meetings grows with
-# the logarithm.
+# Up to this many players all meet each other; of more, each meets a number that grows with the
+# logarithm.
 ALL_PAIRS = 8
 # GPUs of one model differ by a few percent. A throttled one is slower by far more than 20 %.
 SLOW = 0.8
@@ -51,7 +50,7 @@ class FaultKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason why something could not be measured, with a text for the user."""
+    """The reason why something could not be measured."""
 
     kind: FaultKind
     text: str
@@ -59,7 +58,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class RankMeasurement:
-    """A rank, and what was measured on it alone."""
+    """The measurement of one rank alone."""
 
     rank: int
     node: int
@@ -91,7 +90,7 @@ Figure = tuple[Ends, Speed]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProblem:
-    """Something wrong or slow, and who is at fault: a rank, or the ranks at the ends of a link."""
+    """Something wrong or slow: on a rank, or on the link between two."""
 
     problem: Problem
     ranks: tuple[int, ...]
@@ -157,7 +156,7 @@ _SLOW = (Problem.SLOW_COMPUTE, Problem.SLOW_MEMORY, Problem.SLOW_LINK)
 
 
 def judge(ranks: Sequence[RankMeasurement], links: Sequence[Link]) -> list[MeasuredProblem]:
-    """Return what is wrong or slow, with what is wrong first."""
+    """Return the problems, wrong results before low speeds."""
     found = [
         MeasuredProblem(_OF_RANK[r.fault.kind], (r.rank,), f"{r.name}: {r.fault.text}")
         for r in ranks
@@ -240,8 +239,8 @@ def _slow_links(
 ) -> list[MeasuredProblem]:
     """Return a finding for each slow link, or one for a node or rank whose links are all slow.
 
-    What a third of the links attain counts as usual. The median would not do: with three or four
-    ends, at least half of the links lead to a single bad end, so the median would be slow itself.
+    The speed that a third of the links attain counts as usual. With three or four ends, at least
+    half of the links lead to a single bad end, so the median would be slow itself.
     """
     usual = reference((speed.usual for _, speed in links), rank=3)
     slow = [(ends, speed) for ends, speed in links if speed.best < SLOW_LINK * usual]
@@ -330,7 +329,7 @@ def report(
     if missing := planned - len(links):
         why = "one of their ranks had failed or was silent"
         text = f"{missing} of {planned} pairs not measured: {why}"
-        advice = "mend what failed, and measure again"
+        advice = "repair what failed, and measure again"
         rows.append(Row(Finding(LINKS, text, Grade.WARN, advice), everywhere))
     for each in found:
         is_slow = each.problem in _SLOW

@@ -1,9 +1,8 @@
-"""The problems of a host or a device: the name of the check that finds each, and what to do about
-it.
+"""The table of problems of a host or a device: for each the name of the check, and the advice.
 
-A launch and the doctor take both from this table. They differ in what they consider too little: a
-launch reports what is about to break the training, the doctor also what may slow it down. The
-problems that the driver of a GPU reports are in `gpu_rules.py` and `xids.py`.
+A launch and the doctor share it, with different limits: a launch reports what is about to break the
+training, the doctor also what may slow it down. Problems that the driver of a GPU reports are in
+`gpu_rules.py` and `xids.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LINKS = "links"
 RANKS = "ranks"
 
 _ROOM = "make room, or give --log-dir"
-_WAITS = "every step of a training waits for the slowest"
+_WAITS = "every step of a training waits for the slowest rank"
 _NETWORK = (
     "nvidia-smi nvlink --status, ibstat, or ethtool; "
     "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose another network"
@@ -35,7 +34,7 @@ _NETWORK = (
 
 @unique
 class Problem(Enum):
-    """The name of the check, and the advice."""
+    """A problem: the name of its check, and the advice."""
 
     LOGS_SILENT = (LOGS, "wait, or give --log-dir")
     LOGS_NOT_WRITABLE = (LOGS, "start the job in a directory that you can write, or give --log-dir")
@@ -53,27 +52,30 @@ class Problem(Enum):
         "look for files that a job has left (ls -l /dev/shm); a container needs --shm-size",
     )
     MEMORY_SHORT = (MEMORY, "#SBATCH --mem=...; --mem=0 is all of a node")
-    LOADED = (LOAD, f"look with top who else computes on this host: {_WAITS}")
+    LOADED = (LOAD, f"look for other processes on this host (top): {_WAITS}")
     CLOCK_FREE = (
         CLOCK,
-        "start chronyd or the like on this host: times in logs and of files mislead",
+        "start a time service on this host (chronyd): times in logs and of files mislead",
     )
-    GPU_SILENT = (GPUS, "tell the administrator, with what nvidia-smi and dmesg say on this host")
+    GPU_SILENT = (
+        GPUS,
+        "report it to the administrator, with nvidia-smi's and dmesg's output",
+    )
     # Measured by `hpclaunch doctor --measure`.
-    WRONG_RESULTS = (RESULTS, "do not train on it, and tell the administrator")
+    WRONG_RESULTS = (RESULTS, "do not train on it, and report it to the administrator")
     FAILED_COMPUTE = (
         COMPUTE,
         "look for other processes on the device (nvidia-smi), and at the rows GPUs and torch of "
         "hpclaunch doctor",
     )
-    SILENT_RANK = (RANKS, "look with top, nvidia-smi and dmesg at its host")
+    SILENT_RANK = (RANKS, "check its host with top, nvidia-smi and dmesg")
     SLOW_COMPUTE = (
         COMPUTE,
         f"look for other processes (top, nvidia-smi) and for throttling: {_WAITS}",
     )
     SLOW_MEMORY = (MEMORY_SPEED, f"look for other processes (top, nvidia-smi): {_WAITS}")
-    SLOW_LINK = (LINKS, f"look at its rate and errors: {_NETWORK}")
-    FAILED_LINK = (LINKS, f"look for a firewall, and whether the link is up: {_NETWORK}")
+    SLOW_LINK = (LINKS, f"check its rate and errors: {_NETWORK}")
+    FAILED_LINK = (LINKS, f"check for a firewall, and whether the link is up: {_NETWORK}")
 
     def finding(self, found: str, grade: Grade = Grade.WARN) -> Finding:
         check, advice = self.value

@@ -1,4 +1,4 @@
-"""One table from what the tasks of `hpclaunch doctor` have found on many hosts."""
+"""The table of `hpclaunch doctor`, made of the findings of its tasks on many hosts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from .findings import Finding, Grade
 
 SAME_EVERYWHERE = ("hpclaunch", "torch")  # checks that should find the same on all hosts
-SHOWN = 4  # how many different findings of one check are shown; the rest is only counted
+SHOWN = 4  # different findings of one check; the rest is only counted
 MAX_SKEW = 1.0  # seconds between two clocks
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The findings of one task of the step."""
+    """The findings of one task."""
 
     host: str
     findings: tuple[Finding, ...]
@@ -44,8 +44,8 @@ def rows(reports: Sequence[TaskReport]) -> list[Row]:
 
 
 def _shortened(check: str, found: list[Row]) -> list[Row]:
-    """Sort the rows of one check, the worst first. If there are many of one grade, show only a few:
-    a check may find something different on each of a thousand hosts.
+    """Return the rows of one check, the worst first, and of many of one grade only a few: a check
+    may find something different on each of a thousand hosts.
     """
     order = (Grade.FAIL, Grade.WARN, Grade.OK)
     found = sorted(found, key=lambda row: order.index(row.finding.grade))
@@ -61,7 +61,7 @@ def _shortened(check: str, found: list[Row]) -> list[Row]:
 
 
 def differences(reports: Sequence[TaskReport]) -> list[Finding]:
-    """Return a finding for each check that should find the same everywhere and does not."""
+    """Return a finding for each check that differs between hosts and should not."""
     findings = []
     for check in SAME_EVERYWHERE:
         seen: dict[str, str] = {}  # finding -> the first host that has it
@@ -71,14 +71,14 @@ def differences(reports: Sequence[TaskReport]) -> list[Finding]:
                     seen.setdefault(f.found, report.host)
         if len(seen) > 1:
             examples = "; ".join(f"{host}: {found}" for found, host in list(seen.items())[:SHOWN])
-            advice = "activate one environment, that all nodes see, before srun"
+            advice = "activate one environment that all nodes see, before srun"
             findings.append(Finding(check, f"differs: {examples}", Grade.WARN, advice))
     return findings
 
 
 def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
-    """Judge the clocks. `skews` has, for each host, the seconds by which its clock was ahead of the
-    first task's when its report arrived. The way of a report takes far less than MAX_SKEW.
+    """Judge the clocks. `skews` has for each host the seconds by which its clock was ahead of the
+    first task's when its report arrived, which takes far less than MAX_SKEW.
     """
     host, most = max(skews, key=lambda entry: abs(entry[1]))
     if abs(most) < MAX_SKEW:
@@ -86,8 +86,8 @@ def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
     way = "ahead of" if most > 0 else "behind"
     return Finding(
         "clocks",
-        f"that of {host} is {abs(most):.1f} s {way} the first host's",
+        f"the clock of {host} is {abs(most):.1f} s {way} the first host's",
         Grade.WARN,
-        "mend its time service (chronyc tracking): logs and times of files mislead. hpclaunch "
+        "repair its time service (chronyc tracking): logs and times of files mislead. hpclaunch "
         "itself never compares clocks",
     )

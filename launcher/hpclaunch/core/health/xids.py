@@ -1,10 +1,9 @@
-"""Xids, the NVIDIA driver's numbers for GPU errors: what each means, whose fault it is, and what to
-do.
+"""The table of Xids, the NVIDIA driver's numbers for GPU errors: meaning, fault and advice.
 
-From NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, October 2025). The catalog's immediate
+The source is NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, October 2025). Its immediate
 action decides whether an error is fatal: with RESTART_APP and IGNORE the GPU stays usable, with
 RESET_GPU and RESTART_BM it does not. Where the catalog has a flow chart instead (48, 74, 144 to
-150), a comment gives the reason for what is said here.
+150), a comment gives our reason.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class Xid:
 
 
 RESET = "the GPU must be reset (nvidia-smi --gpu-reset, by the administrator)"
-REBOOT = "the node must be started again; if it comes back, the GPU or its slot is faulty"
+REBOOT = "the node must be rebooted; if the error comes back, the GPU or its slot is faulty"
 CODE = "an error of the program: compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows where"
-SEEN = "harmless alone; if it comes back, tell the administrator"
-LINKS = "look at nvidia-smi nvlink --status and at the fabric manager's log"
+SEEN = "harmless alone; if it comes back, report it to the administrator"
+LINKS = "check nvidia-smi nvlink --status and the fabric manager's log"
 ENGINE = "mostly the program, or a library of it; on one GPU alone, that GPU"
 
 
@@ -43,7 +42,7 @@ def _table(*rows: Xid) -> dict[int, Xid]:
 
 
 _COPY = {39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)}  # one per copy engine
-_LINK5 = {  # NVLink 5; NVML does not pass on the details that tell which of them are fatal
+_LINK5 = {  # NVLink 5; NVML does not report the details that show which are fatal
     144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE",
 }  # fmt: skip
 
@@ -63,11 +62,11 @@ XIDS = _table(
     Xid(44, "graphics engine fault during a context switch", Fault.UNCLEAR, advice=SEEN),
     # A consequence: the driver cleans up when a process dies while its work is under way.
     Xid(45, "work was removed (the process was killed, or failed before)", Fault.PROGRAM,
-        advice="look at what came before it"),
+        advice="check the errors before it"),
     Xid(46, "GPU stopped processing", Fault.GPU, True, RESET),
     # Followed by 94 if the fault could be contained, and by 95 if not. Without either, the count of
     # uncorrected errors decides, which stays until the driver is loaded again.
-    Xid(48, "double bit ECC error", Fault.GPU, advice="what comes with it tells whether to reset"),
+    Xid(48, "double bit ECC error", Fault.GPU, advice="the errors with it show whether to reset"),
     Xid(54, "auxiliary power is not connected", Fault.GPU, True, "check the GPU's power cable"),
     Xid(61, "internal micro-controller breakpoint", Fault.UNCLEAR, advice=SEEN),
     Xid(62, "internal micro-controller halt", Fault.GPU, True, RESET),
@@ -97,7 +96,7 @@ XIDS = _table(
     Xid(121, "error of the link to the CPU (C2C)", Fault.LINK, advice=SEEN),
     Xid(136, "NVLink training failed", Fault.LINK, True, RESET),
     # A process on another GPU wrote to memory here that it must not write, or that GPU has failed.
-    Xid(137, "NVLink privilege error", Fault.UNCLEAR, advice="look at the other GPUs of the node"),
+    Xid(137, "NVLink privilege error", Fault.UNCLEAR, advice="check the other GPUs of the node"),
     Xid(140, "unrecovered ECC error", Fault.GPU, True, RESET),
     Xid(141, "CUDA fast path error", Fault.UNCLEAR, advice=SEEN),
     Xid(143, "GPU initialisation error", Fault.GPU, True, RESET),
@@ -116,7 +115,7 @@ XIDS = _table(
 
 
 def xid(number: int) -> Xid:
-    """Look up an Xid. One that is not in the table is new, or is never reported by training GPUs:
-    it counts as an unclear error that is not fatal.
+    """Look up an Xid. One that is not in the table is new or belongs to other GPUs: it counts as an
+    unclear error that is not fatal.
     """
     return XIDS.get(number) or Xid(number, "an error of the GPU", Fault.UNCLEAR, advice=SEEN)

@@ -66,7 +66,7 @@ from .spending import Spending
 from .stopping import Stopping
 
 if TYPE_CHECKING:
-    from ..history.moment import WorkersMoment
+    from .moments import WorkersMoment
 
 # Which phase may follow which.
 PHASES = {
@@ -118,7 +118,7 @@ class WorkerGroup:
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
         """See `Control.workers_moment`."""
-        from ..history.moment import of_workers  # no start of an agent pays for it
+        from .moments import of_workers  # no start of an agent pays for it
 
         part = self.part
         if part is None:

@@ -301,19 +301,6 @@ def _counted(sets: Sequence[set[int]]) -> list[int]:
     return [max(1, sum(whole // users[member] for member in s) // whole) for s in sets]
 
 
-def advice(cores: int) -> str:
-    """Return advice for a user whose workers have a GPU and this many cores each; "" if they are
-    enough.
-    """
-    if cores >= FEW_CORES:
-        return ""
-    return (
-        f"a worker has {cores} core: its data loaders share it with the training, and the GPU "
-        "waits. #SBATCH --cpus-per-task=N gives a task more (from Slurm 22.05 to 23.02 srun "
-        "--cpus-per-task=N too)"
-    )
-
-
 def remarks(
     bindings: Sequence[Binding], localities: Sequence[Locality], cpus: Iterable[int]
 ) -> tuple[str, ...]:

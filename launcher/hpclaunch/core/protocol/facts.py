@@ -345,6 +345,13 @@ class CheckpointSaved:
 
 
 @value(frozen=True)
+class CheckpointGone:
+    """The newest checkpoint was removed or damaged, and there is no other one to resume from."""
+
+    path: str
+
+
+@value(frozen=True)
 class CheckpointSought:
     """The search for a complete checkpoint takes long."""
 
@@ -497,6 +504,7 @@ Fact = (
     | NodesAwaited
     | QuorumAwaited
     | CheckpointSaved
+    | CheckpointGone
     | CheckpointSought
     | ReadersAwaited
     | HeadChanged

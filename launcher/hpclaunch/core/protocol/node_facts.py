@@ -8,7 +8,42 @@ from __future__ import annotations
 from enum import Enum
 
 from .process_kinds import ProcessKind
-from .values import value
+from .values import field, value
+
+# The command line
+
+
+class LaunchNoteKind(str, Enum):
+    """What the user may not expect of a launch. The comment names the details."""
+
+    NODES = "nodes"  # --nnodes asked for other numbers than Slurm has given: asked, given
+    SPARES = "spares"  # it asked for fewer nodes than there are: asked, spares, nodes
+    NO_KILL = "no kill"  # a node that fails ends the whole step
+    NODE_RANK = "node rank"  # --node-rank is not Slurm's: asked, given
+    LOCAL_ADDR = "local address"  # --local-addr is no address of this host: asked
+    ENDPOINT = "endpoint"  # the meeting point is not on the first node: option, asked
+    MACHINES = "machines"  # without Slurm, several machines are waited for: asked, most
+    STANDALONE = "standalone"  # each task of the step trains on its own: tasks
+    NO_VARIABLES = "no variables"  # a task of a step has none of Slurm's variables: step
+    NPROC = "nproc"  # several tasks of a node start several workers each: tasks, nproc
+    NO_GPU = "no gpu"  # the number of workers is that of the CPUs: cpus
+    CPUS = "cpus"  # there are fewer CPUs than workers: workers, cpus
+    CORES = "cores"  # a worker with a GPU has few cores: cores
+    PYTHON = "python"  # an interpreter was named before the script: command
+    WITHOUT_EFFECT = "without effect"  # options, each with the reason
+    LOGS_IN_USE = "logs in use"  # another launch uses the log directory: asked, directory
+    LOGS_FOREIGN = "logs foreign"  # it belongs to somebody else: directory
+    LOGS_TEMPORARY = "logs temporary"  # nothing can be written there: why, directory
+
+
+@value(frozen=True)
+class LaunchNote:
+    """Something that the user may not expect, as the command line and Slurm have it."""
+
+    host: str
+    kind: LaunchNoteKind
+    details: dict[str, str | int] = field(default_factory=dict)
+
 
 # The processes beside the agent
 
@@ -46,6 +81,26 @@ class CheckpointDirSuggested:
     host: str
     where: str  # what --checkpoint-dir could be
     path: str  # of the checkpoint
+
+
+# The log directory
+
+
+class LogTroubleKind(str, Enum):
+    FILES = "files"  # the launcher's own files cannot be written: names, reason
+    DISK = "disk"  # the disk is full, and what workers write is lost: directory
+    DUPLICATES = "duplicates"  # lines are no longer duplicated to a file: its path, reason
+    STALLED = "stalled"  # so many lines of the console were dropped
+
+
+@value(frozen=True)
+class LogTrouble:
+    """Something could not be written, or not shown."""
+
+    host: str
+    kind: LogTroubleKind
+    what: str
+    why: str = ""
 
 
 # The start of workers
@@ -263,14 +318,37 @@ class FewConnections:
     most: int  # the largest value that costs no clients
 
 
+# Another run
+
+
+class AnotherRunKind(str, Enum):
+    LINGERS = "lingers"  # Slurm starts the job again once it has preempted it
+    BY_SCRIPT = "by script"  # there is no scontrol, so the job's script asks for it
+    FOLLOWS = "follows"  # Slurm is asked
+    REFUSED = "refused"
+    CHAIN_STAYS = "chain stays"  # the rest of an array could not be cancelled
+
+
+@value(frozen=True)
+class AnotherRun:
+    """What becomes of the next run. It is only shown: the log service has ended by then."""
+
+    kind: AnotherRunKind
+    job: str  # as Slurm's commands take it
+    run: int = 0  # FOLLOWS: the number of the run that follows
+    why: str = ""  # REFUSED, CHAIN_STAYS: Slurm's reason
+
+
 # What is known before any daemon is started, and so to `hpclaunch doctor` as well
 MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused | FewConnections
 
 NodeFact = (
-    HelperEnded
+    LaunchNote
+    | HelperEnded
     | ProcessContinued
     | CheckpointSearchStalled
     | CheckpointDirSuggested
+    | LogTrouble
     | OutputMoved
     | TemplateReplaced
     | ColdStart

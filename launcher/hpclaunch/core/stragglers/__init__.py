@@ -1,1 +1,1 @@
-"""Stragglers: ranks for which the others wait, step after step, and why they are late."""
+"""Stragglers: ranks for which the others wait in every step, and why they are late."""

@@ -1,4 +1,4 @@
-"""The times at which the workers of one agent began their collectives, in short."""
+"""Arrivals: when the workers of one agent began their collectives, as its samples report it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..protocol.model import Arrivals
 from .medians import lower_median
 
-# When a rank began each collective that it remembers, in ns: by process group, and its number.
+# When a rank began each collective that it remembers, in ns: by process group and number.
 Trace = Mapping[str, Mapping[int, int]]
 
 IN_ALL, MOST, LEAST = 16384, 256, 64  # collectives of a group that the head compares, by agent
@@ -54,9 +54,9 @@ def _of_group(
 
 
 def _thinned(numbers: set[int], most: int) -> list[int]:
-    """Return runs of them that all agents choose alike. A step has several collectives, and a rank
-    that is late to the first of them is not late to the next ones: each second one might never show
-    it.
+    """Return consecutive runs of the numbers, which all agents choose alike. A step has several
+    collectives, and a rank that is late to the first one is not late to the others: every second
+    number might leave out the first ones of all steps.
     """
     every, run = 1, most // 4
     while len(numbers) > most:

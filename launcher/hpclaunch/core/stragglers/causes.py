@@ -1,4 +1,4 @@
-"""Why a straggler is late, as far as its agent can see."""
+"""The cause for which a straggler is late, as far as its own node can see it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from ..protocol.model import NO_RANK, Load, Sample
 from ..protocol.values import value
 from .medians import lower_median
 
-MORE = 0.05  # of the time
-SLOW = 0.9  # of the clock of others
-FAR = 5.0  # times the usual way to other nodes
+MORE = 0.05  # share of the time
+SLOW = 0.9  # share of the others' clock rate
+FAR = 5.0  # multiples of the usual delay to other nodes
 LEAST_FAR = 0.001  # seconds
 
-OUTER = ("throttled", "queued", "blocked")  # such a rank is late whatever the others do
-SPINS = 0.9  # of one CPU: ranks that wait for GPUs use as much
-UNSEEN = "why, its node cannot see: it uses the CPU as the others do"
+OUTER = ("throttled", "queued", "blocked")  # such a rank is late by no fault of its program
+SPINS = 0.9  # share of a CPU: ranks that wait for a GPU use as much
+UNSEEN = "the cause is not visible on its node: it uses the CPU as the others do"
 WORDS = {
     "throttled": "the CPU quota of its cgroup stops it for {:.0%} of the time",
     "queued": "it waits for a CPU for {:.0%} of the time: other processes use them",
     "blocked": "it waits for storage for {:.0%} of the time",
     "cpu": "it computes for {:.0%} of the time more: more work, or a slower processor",
 }
-SLOWED = (
-    "its CPU runs at {:.1f} GHz, those of others at {:.1f} GHz: it is throttled, or an older one"
-)
+SLOWED = "its CPU runs at {:.1f} GHz, the others' at {:.1f} GHz: it is throttled, or an older model"
 UNKNOWN = (
-    "it waits, but not for a CPU or a disk: for a data loader, a lock, or another machine, perhaps"
+    "it waits, but not for a CPU or a disk: perhaps for a data loader, a lock or another machine"
 )
 
 
 @value(frozen=True)
 class Cause:
     words: str  # "" if nothing is known
-    outer: bool = False  # something else keeps it from running
+    outer: bool = False  # other processes, a quota or storage keep it from running
 
 
 def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
-    """What the rank of this agent does more than others; all of the agent's, for NO_RANK."""
+    """Return what a rank of this agent does more than others; with NO_RANK, all of its ranks."""
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
     own = {load.rank for load in samples[agent].loads}
     late = own if rank == NO_RANK else own & {rank}
@@ -47,7 +45,7 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
     more = _more(loads, late, others)
     shares = {
         "throttled": more.throttled,
-        "queued": more.queued - more.throttled,  # a thread that a quota stops waits as well
+        "queued": more.queued - more.throttled,  # a thread that a quota stops is queued as well
         "blocked": more.blocked,
         "cpu": more.cpu,
     }
@@ -61,7 +59,7 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
 
 
 def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> Load:
-    """By how much the shares of these ranks are above those of the others."""
+    """Return by how much the shares of these ranks exceed those of the others."""
 
     def by(name: str) -> float:
         mine = lower_median(getattr(loads[rank], name) for rank in late)
@@ -72,17 +70,17 @@ def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[i
 
 
 def _slowed(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> str:
-    """Whether the clocks of these ranks' CPUs are slower than others', in words."""
+    """Return the message that these ranks' CPUs are slower than others'; "" if they are not."""
     mine, theirs = (lower_median(loads[rank].clock for rank in ranks) for ranks in (late, others))
     return SLOWED.format(mine, theirs) if 0.0 < mine < SLOW * theirs else ""
 
 
 @value(frozen=True)
 class FarNode:
-    """A node to which the way is long from all others."""
+    """A node that is far from all others."""
 
     address: str
-    delay: float  # seconds, there and back
+    delay: float  # seconds of a round trip
     usual: float  # the same between others
 
     @property
@@ -94,8 +92,8 @@ class FarNode:
 
 
 def far_node(ways: Mapping[str, Mapping[str, float]]) -> FarNode | None:
-    """`ways` are the seconds from each address to others, and back. Of two nodes, nobody knows
-    whose fault a long way is; nor if an address is not known.
+    """Return the node that is far from all others. `ways` has the seconds of the round trips from
+    each address to others. Of two nodes, none is known to be at fault.
     """
     pairs = [
         (one, other, delay) for one, way in ways.items() for other, delay in way.items() if delay

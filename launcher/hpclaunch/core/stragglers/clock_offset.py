@@ -1,8 +1,8 @@
-"""How far the head's clock is ahead of an agent's.
+"""The offset of the head's clock from an agent's.
 
-An agent knows when it has sent a report, and when the order that answers it has come. In between,
-the head has read its clock: the shorter the round trip, the better is it known when (as in the
-Network Time Protocol, RFC 5905).
+An agent knows when it sent a report and when the order that answers it arrived. The head read its
+clock in between: the shorter the round trip, the smaller the error, as in the Network Time Protocol
+(RFC 5905).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from ..protocol.values import value
 
 REMEMBERED = 64  # reports, and round trips
-DRIFT = 1e-3  # seconds a second: twice what NTP corrects at most
+DRIFT = 1e-3  # seconds per second: twice the largest correction of NTP
 
 
 @value(frozen=True)
@@ -22,7 +22,7 @@ class Offset:
 
 
 class ClockOffset:
-    """Of the agent that this one reports to: the head, as a rule."""
+    """The offset of the agent that this one reports to, usually the head."""
 
     def __init__(self) -> None:
         self._agent: int | None = None
@@ -33,8 +33,8 @@ class ClockOffset:
         self._sent.append((serial, now))
 
     def hear(self, agent: int, answers: int, clock: float, now: float) -> None:
-        """An order has come that answers the report `answers`, when that agent's clock was `clock`.
-        A second order that answers the same report tells no more.
+        """Note an order that answers the report `answers`; the sender's clock was `clock`. Only the
+        first order that answers a report counts.
         """
         if agent != self._agent:
             self._agent = agent
@@ -49,11 +49,11 @@ class ClockOffset:
         if known is not None:
             apart = abs(offset.seconds - known.seconds)
             if apart > offset.error + known.error:
-                self._known.clear()  # one of the machines has slept, and its clock with it
+                self._known.clear()  # one of the machines was suspended, and its clock with it
         self._known.append((offset, now))
 
     def of(self, agent: int, now: float) -> Offset | None:
-        """None: not known yet."""
+        """Return the offset of an agent's clock; None if it is not known yet."""
         known = [
             Offset(offset.seconds, offset.error + DRIFT * (now - when))
             for offset, when in self._known

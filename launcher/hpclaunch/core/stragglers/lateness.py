@@ -1,8 +1,8 @@
-"""The rank that arrives last at the collectives, and the time that this costs the others.
+"""Lateness: the rank that arrives last at the collectives, and the time that this costs the others.
 
-All ranks leave a collective at the same time, so all of them take equally long for a step. Who is
-slow shows only in when they begin a collective. What a step loses is how late the last rank is
-there: in a step, lateness carries over from one collective to the next, so that its longest counts.
+All ranks leave a collective at the same time, so their steps take equally long. Only the times at
+which they begin a collective show which rank is slow. A step loses the time by which the last rank
+is late. Lateness carries over from one collective of a step to the next, so the largest one counts.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from ..protocol.values import value
 from .arrivals import RUN
 from .medians import lower_median
 
-LEAST = 0.1  # of the time, that is lost
-MOSTLY = 0.7  # of the lost time, that one agent costs
+LEAST = 0.1  # share of the time that is lost
+MOSTLY = 0.7  # share of the lost time that is due to one agent
 PARTS = 5  # of a sample
-SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be better
-LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
+SPREAD = 0.6  # share of the parts in which at least half of LEAST is lost
+LEAST_WANTED = 0.15  # share of the time by which a rank wants a CPU or storage more than others
 
 
 @value(frozen=True)
 class Late:
     agent: int
-    rank: int  # NO_RANK: several of this agent
-    seconds: float  # a step
+    rank: int  # NO_RANK: several ranks of this agent
+    seconds: float  # lost in each step
     pace: float  # seconds for a step
     on_gpus: bool = False  # only their hosts are known to be late
 
 
 @value(frozen=True)
 class Lateness:
-    steps: int  # that were looked at; 0: nothing can be said
-    late: Late | None  # nobody is late
+    steps: int  # that were compared; 0: too little data
+    late: Late | None  # None: no rank is late
 
 
 @value(frozen=True)
 class LastArrival:
-    """A collective, as all have begun it."""
+    """A collective that all ranks have begun, and the last one of them."""
 
     at: float  # on the head's clock
     group: str
     number: int  # of the collective in its group
-    agent: int  # of the last one
-    rank: int  # NO_RANK: half of this agent's are about as late
-    late: float  # seconds after half of the ranks
+    agent: int  # of the last rank
+    rank: int  # NO_RANK: half of this agent's ranks are about as late
+    late: float  # seconds after half of the ranks had begun it
     on_gpus: bool  # only its host is known to be late
 
 
@@ -73,11 +73,11 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     begun = last_arrivals[0].at
     worst: dict[int, LastArrival] = {}  # of each step
     for each in last_arrivals:
-        number = int((each.at - begun) / pace + 0.5)  # what comes together counts as one
+        number = int((each.at - begun) / pace + 0.5)  # close collectives count as one
         if number not in worst or each.late > worst[number].late:
             worst[number] = each
     if last := max(worst):
-        del worst[last]  # it was not looked at as a whole
+        del worst[last]  # the last step is incomplete
     steps = max(1, len(worst), int(_watched(last_arrivals) / pace + 0.5))
     costs: dict[int, float] = {}
     for each in worst.values():
@@ -97,8 +97,8 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
 
 
 def _watched(last_arrivals: Iterable[LastArrival]) -> float:
-    """Return the seconds of which all collectives are known, in the group with the most of them.
-    Agents report runs of collectives.
+    """Return the seconds in which all collectives are known, in the group with the most such
+    seconds. Agents report runs of consecutive collectives.
     """
     last: dict[str, LastArrival] = {}
     seconds: dict[str, float] = {}
@@ -111,7 +111,7 @@ def _watched(last_arrivals: Iterable[LastArrival]) -> float:
 
 
 def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
-    """Return whether it is late again and again: not once, for a save. `late` is by step."""
+    """Return whether it is late repeatedly, not only once for a save. `late` is by step."""
     parts = min(PARTS, len(late))
     costs = [0.0] * parts
     for i, seconds in enumerate(late):
@@ -121,8 +121,8 @@ def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
 
 
 def _mostly(steps: Iterable[LastArrival]) -> int | None:
-    """Return the rank that most of the lateness is from, NO_RANK if it is from all ranks of the
-    agent, or None.
+    """Return the rank that causes most of the lateness, NO_RANK if all ranks of the agent do, or
+    None.
     """
     costs: dict[int, float] = {}
     for step in steps:
@@ -154,7 +154,7 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
                     at, whose, i = half + arrivals.late[place] / 1e6, row, place
             agent, arrivals, *_ = whose
             late = at - lower_median(halves)
-            # One agent's times are on one clock. Of two agents, the head's own is in no doubt.
+            # The times of one agent are on one clock. The head's own clock has no error.
             others = [error for other, error in errors.items() if other != agent]
             error = errors[agent] + lower_median(others) if others else 0.0
             alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
@@ -168,7 +168,7 @@ def _places(arrivals: Arrivals) -> dict[int, int]:
 
 
 def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
-    """Without a flight recorder: ranks that wait for another neither use a CPU nor want one."""
+    """Return who is late without flight records: ranks that wait neither use nor want a CPU."""
     wanted = {
         (agent, load.rank): min(1.0, load.cpu) + load.queued + load.blocked
         for agent, sample in samples.items()

@@ -87,16 +87,12 @@ def _check_job(environ: Mapping[str, str]) -> None:
         )
 
 
-def missing_variables_notes() -> list[str]:
-    """Return a warning if this process is a task of a step but has no variables of Slurm."""
+def step_without_variables() -> str:
+    """Return the step of which this process is a task although it has no variables of Slurm; "" if
+    it is none.
+    """
     mine = own_step()
-    if mine is None or not mine.step.isdecimal():
-        return []
-    return [
-        f"the task of step {mine.job}.{mine.step} on {socket.gethostname()} has none of Slurm's "
-        "variables, so it trains without the other tasks: keep the variables (start the container "
-        "without --cleanenv), or add --standalone"
-    ]
+    return "" if mine is None or not mine.step.isdecimal() else f"{mine.job}.{mine.step}"
 
 
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hpclaunch import __version__
-from hpclaunch.core.history.moment import AgentHistory, AgentMoment, is_sound
+from hpclaunch.core.member.moments import AgentHistory, AgentMoment, is_sound
 from hpclaunch.core.protocol.values import value
 from hpclaunch.worker import private_files
 

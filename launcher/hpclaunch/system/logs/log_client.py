@@ -60,13 +60,15 @@ class LogServiceClient(Helper):
         return bool(self._waiting) and not self.lost
 
     def flush(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it takes nothing for now, or is gone: see receive()
             self._send()
-        except OSError:  # it takes nothing for now, or is gone, as receive() will notice
-            return
-        if self._unsaid:
-            lines, self._unsaid = self._unsaid, 0
-            self.say(f"{lines} messages were dropped here, because the log directory has stalled")
+
+    def dropped(self) -> int:
+        """Return once, when lines are accepted again, how many were dropped."""
+        if self._waiting:
+            return 0
+        lines, self._unsaid = self._unsaid, 0
+        return lines
 
     def _send(self) -> None:
         while self._waiting:
@@ -106,19 +108,24 @@ class LogServiceClient(Helper):
     def finish(self) -> None:
         self.send(messages.Finish())
 
-    def close(self) -> None:
-        """End the process once everything is shown, nobody reads it, or the file system hangs."""
+    def close(self) -> list[messages.Complaint]:
+        """End the process once everything is shown, nobody reads it, or the file system hangs.
+        Return what could not be written at the end.
+        """
+        complaints: list[messages.Complaint] = []
         try:
             while self._waiting and self._is_alive(select.POLLOUT):
                 with contextlib.suppress(BlockingIOError):
                     self._send()
             self._socket.shutdown(socket.SHUT_WR)
-            while self._is_alive(select.POLLIN) and self._socket.recv(1 << 16):
-                pass  # it shows what is left, and says so
+            while self._is_alive(select.POLLIN):  # it shows what is left, and reports that
+                replies = [decode(messages.REPLIES, reply) for reply in self._lines.receive()]
+                complaints += [r for r in replies if isinstance(r, messages.Complaint)]
+        except EOFError:
+            self.end(GONE_LIMIT)
         except OSError:  # it hangs, or was killed
             self.abandon()
-        else:
-            self.end(GONE_LIMIT)
+        return complaints
 
     def _is_alive(self, event: int) -> bool:
         """Wait for a sign of life. Raises TimeoutError without one."""

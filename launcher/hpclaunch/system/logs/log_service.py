@@ -70,7 +70,7 @@ class LogService:
                 if now >= self._room_at:
                     self._room_at = now + ROOM
                     self._look_for_room()
-                self._complain()
+                self._complain_of_duplicates()
                 self.consoles[2].draw()
         except AgentGoneError:
             self.drain()
@@ -121,6 +121,10 @@ class LogService:
 
     def _reply(self, reply: messages.Reply) -> None:
         self._channel.send(reply.encoded())
+
+    def _complain(self, kind: str, what: str, why: str = "") -> None:
+        with contextlib.suppress(AgentGoneError):  # what is left is shown all the same
+            self._reply(messages.Complaint(kind, what, why))
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         try:
@@ -203,7 +207,7 @@ class LogService:
         why = f"{error.strerror or error}: {error.filename or directory}"
         if why not in self._unkept:  # some files are written again and again
             self._unkept.add(why)
-            self._say(f"cannot write {names}: {why}")
+            self._complain("files", names, why)
 
     def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
         from . import fact_files  # needed only after a takeover
@@ -234,7 +238,7 @@ class LogService:
             return
         full = found.f_bavail == 0 and found.f_blocks > 0
         if full and not self._full:
-            self._say(f"{self._directory}: the disk is full, what workers write now is lost")
+            self._complain("disk", self._directory)
         self._full = full
 
     # Duplicates
@@ -245,16 +249,16 @@ class LogService:
             if not self.mirror.feeds(duplicates):
                 duplicates.close()
                 del self._duplicates[path]
-                self._complain_of(duplicates)
+                self._complain_of(path, duplicates)
 
-    def _complain(self) -> None:
-        for duplicates in self._duplicates.values():
-            self._complain_of(duplicates)
+    def _complain_of_duplicates(self) -> None:
+        for path, duplicates in self._duplicates.items():
+            self._complain_of(path, duplicates)
 
-    def _complain_of(self, duplicates: Duplicates) -> None:
-        """Say what is no longer duplicated, and why; once."""
-        if complaint := duplicates.complaint():
-            self._say(complaint)
+    def _complain_of(self, path: str, duplicates: Duplicates) -> None:
+        """Report once that lines are no longer duplicated, and why."""
+        if why := duplicates.complaint():
+            self._complain("duplicates", path, why)
 
     # The end
 
@@ -276,7 +280,7 @@ class LogService:
                     return
             with contextlib.suppress(AgentGoneError):
                 self._reply(messages.Draining())
-        self._complain()
+        self._complain_of_duplicates()
         for console in self.consoles.values():
             console.flush(STALLED)
 

@@ -131,6 +131,16 @@ class Facts(Message):
     lines: str
 
 
+class Complaint(Message):
+    """Something could not be written: the fields of a LogTrouble (`core/protocol/node_facts.py`).
+    It answers no request.
+    """
+
+    kind: str
+    what: str
+    why: str = ""
+
+
 class Draining(Message):
     """Sign of life at the end, while there is more to show."""
 
@@ -138,6 +148,6 @@ class Draining(Message):
 Request: TypeAlias = (
     Prepare | ReadTail | LookAtDisk | Keep | Append | ReadFacts | Say | Live | Remove | Finish
 )
-Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Draining
+Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Draining
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -50,7 +50,6 @@ class Duplicates:
     room = CHUNK
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._fd: int | None = None
         self._complaint = ""
         try:
@@ -66,7 +65,7 @@ class Duplicates:
                 self._give_up(e)
 
     def complaint(self) -> str:
-        """Return why nothing is written any longer, and "" from then on."""
+        """Return once why nothing is written any longer, otherwise ""."""
         complaint, self._complaint = self._complaint, ""
         return complaint
 
@@ -78,7 +77,7 @@ class Duplicates:
 
     def _give_up(self, error: OSError) -> None:
         self.close()
-        self._complaint = f"no more duplicates of lines in {self._path}: {error.strerror}"
+        self._complaint = error.strerror or str(error)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from hpclaunch.core.views.job_page import HangStacks
+from hpclaunch.core.hangs.tracebacks import HangStacks
 from hpclaunch.worker import private_files
 
 from .log_directory import EVIDENCE, rounds

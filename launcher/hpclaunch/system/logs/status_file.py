@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.worker import private_files
 
 from ..shared import packing

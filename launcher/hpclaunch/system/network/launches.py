@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.values import field, value
-from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 
 from ..shared import packing, slurm_steps
 from ..shared.slurm_steps import SlurmJob

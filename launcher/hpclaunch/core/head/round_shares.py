@@ -1,0 +1,141 @@
+"""The shares of a round: how its seats spent it, by the reports of all agents on their workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..protocol.facts import Category, RoundShares, SeatSeconds
+from ..protocol.model import Doing, Spent
+from ..protocol.values import value
+
+CATEGORIES = {
+    Doing.START: Category.START,
+    Doing.IMPORTS: Category.IMPORTS,
+    Doing.RENDEZVOUS: Category.RENDEZVOUS,
+    Doing.LOADING: Category.LOADING,
+    Doing.TRAINING: Category.TRAINING,
+    Doing.SAVING: Category.SAVING,
+}
+LAST_FIRST = (
+    *(Category.END, Category.TRAINING, Category.SAVING, Category.LOADING),
+    *(Category.RENDEZVOUS, Category.IMPORTS, Category.START),
+)
+BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING)
+
+
+@value(frozen=True)
+class RoundPart:
+    """One agent in a round."""
+
+    spent: Spent  # () if the agent has reported nothing
+    seats: float
+    done: bool = False  # all its workers have ended with 0
+    left: tuple[float, ...] = ()  # when some of them ended, in seconds after the round's begin
+    workers: int = 1
+
+    def idle(self, until: float) -> float:
+        """Return for how many seconds its workers had ended, as their mean; 0 once all have ended,
+        since `spent` then has everything.
+        """
+        left = () if self.done else self.left
+        return sum(max(0.0, until - at) for at in left) / self.workers
+
+
+def sums(spent: Iterable[Mapping[Category, float]]) -> SeatSeconds:
+    found: SeatSeconds = {}
+    for each in spent:
+        for category, seconds in each.items():
+            found[category] = found.get(category, 0.0) + seconds
+    return found
+
+
+def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
+    """Return how one seat spent the `elapsed` seconds of a round. Its cause of end occurred `cut`
+    seconds after its begin, and was detected later. The sum is `elapsed`.
+    """
+    seconds = [milliseconds / 1000 for milliseconds in part.spent[: Doing.NOTHING]]
+    doing = Doing(part.spent[Doing.NOTHING]) if part.spent else Doing.START
+    spent = {CATEGORIES[Doing(i)]: s for i, s in enumerate(seconds)}
+    rest = Category.END if part.done else Category.DETECTION
+    now = CATEGORIES.get(doing, rest)
+    idle = part.idle(elapsed)
+    spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(seconds)
+    # A sum that is too large was reported late, or measured on a faster clock.
+    spent[now] = max(0.0, spent[now])
+    spent.pop(Category.DETECTION, None)
+    until = elapsed if part.done else cut - part.idle(cut)
+    _take(spent, dict.fromkeys((now, *LAST_FIRST)), sum(spent.values()) - until)
+    if idle:
+        spent[Category.END] = idle
+    if not part.done:
+        spent[Category.DETECTION] = max(0.0, elapsed - sum(spent.values()))
+    return spent
+
+
+def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None:
+    """Take so many seconds away, in this order of categories."""
+    for category in order:
+        taken = min(max(0.0, seconds), spent.get(category, 0.0))
+        if taken:
+            spent[category] -= taken
+            seconds -= taken
+
+
+def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundShares:
+    """Return how all agents of a round spent its `elapsed` seconds; the cause of its end occurred
+    `cut` seconds after its begin.
+
+    Agents without data are assumed to match the others. While one agent saves, all others wait.
+    """
+    cut = min(elapsed, max(0.0, cut))
+    known = [part for part in parts if part.spent]
+    if not known:
+        spent = split(RoundPart((), 1.0), elapsed, cut)
+        return RoundShares(elapsed, _times(spent, sum(part.seats for part in parts)))
+    splits = [(part, split(part, elapsed, cut)) for part in known]
+    saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)
+    begins = []
+    for _, spent in splits:
+        waits = min(saving - spent.get(Category.SAVING, 0.0), spent.get(Category.TRAINING, 0.0))
+        if waits > 0:
+            spent[Category.TRAINING] -= waits
+            spent[Category.SAVING] = spent.get(Category.SAVING, 0.0) + waits
+        if spent.get(Category.TRAINING, 0.0) > 0:
+            begins.append(sum(spent.get(category, 0.0) for category in BEFORE_STEPS))
+    found = sums(_times(spent, part.seats) for part, spent in splits)
+    total, there = sum(part.seats for part in parts), sum(part.seats for part in known)
+    found = _times(found, total / there)
+    return RoundShares(elapsed, found, (min(begins), cut) if begins else None)
+
+
+def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
+    return {category: seconds * seats for category, seconds in spent.items() if seconds * seats}
+
+
+@value(frozen=True)
+class Holder:
+    """The seats of an agent. Without `workers`, it has not reported."""
+
+    node: int
+    gpus: tuple[str, ...] = ()  # UUIDs
+    workers: int = 0
+
+
+def seats_of(agents: Sequence[Holder]) -> list[float]:
+    """Return the number of seats of each agent. A GPU that several agents see is divided among
+    them. An agent that has not reported counts like the others; it has none if it shares those of
+    its node.
+    """
+    seen = Counter(gpu for agent in agents for gpu in agent.gpus)
+    share = any(count > 1 for count in seen.values())
+    nodes = {agent.node for agent in agents if agent.workers}
+    found: list[float | None] = []
+    for agent in agents:
+        if not agent.workers:
+            found.append(0.0 if share and agent.node in nodes else None)
+        else:
+            found.append(sum(1 / seen[g] for g in agent.gpus) if seen else float(agent.workers))
+    counts = [seats for seats, agent in zip(found, agents, strict=True) if agent.workers]
+    mean = sum(seats or 0.0 for seats in counts) / len(counts) if counts else 1.0
+    return [mean if seats is None else seats for seats in found]

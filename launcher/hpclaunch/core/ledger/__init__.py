@@ -1,1 +1,0 @@
-"""The ledger: on what every second of every GPU went, and why rounds and jobs ended."""

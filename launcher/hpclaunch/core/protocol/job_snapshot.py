@@ -1,0 +1,158 @@
+"""A snapshot: a job at one moment, as its head knows it.
+
+All times are seconds before or until the moment of the snapshot.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .gpu_use import GpuUse
+from .model import RankVitals
+from .stages import Stage
+from .values import value
+
+FORMAT = 1  # of what `status --json` prints
+
+
+class AgentState(str, Enum):
+    """The state of a node's agent in the job."""
+
+    ABSENT = "not here yet"
+    PREPARING = "preparing"
+    READY = "ready"  # for the next round
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"  # its workers have ended with 0
+    SPARE = "spare"
+    CORDONED = "cordoned"
+    LOST = "lost"
+    LEFT = "left"  # it has the verdict
+
+
+@value(frozen=True)
+class AgentSnapshot:
+    """One agent, with its workers in the current round."""
+
+    index: int
+    node: int
+    host: str
+    state: AgentState
+    why: str = ""  # why it is lost or cordoned
+    heard: float | None = None  # its last message; None for the head, and for an agent without one
+    first_rank: int = 0
+    ranks: int = 0  # their number; 0 outside of a round
+    steps: tuple[int, ...] = ()  # of each rank, or one number if all are equal
+    still: float = 0.0  # time without a sign of life but CPU time
+    hang: float = 0.0  # so long without a sign of life means a hang; 0: never
+    doing: str = ""  # a name of `Doing`; "" if not known
+    workers: tuple[RankVitals, ...] = ()  # () until the agent has reported
+    gpus: tuple[GpuUse, ...] = ()
+    gpus_of: tuple[tuple[int, ...], ...] = ()  # for each worker the positions of its GPUs in `gpus`
+
+
+@value(frozen=True)
+class CheckpointSnapshot:
+    """The newest complete checkpoint that is known."""
+
+    path: str
+    step: int | None
+    size: int  # bytes
+    age: float | None
+
+
+@value(frozen=True)
+class PastRound:
+    """A round that ended early, and why."""
+
+    round: int
+    ended: float
+    ranks: int  # 0 if not known: the round was another head's
+    why: str
+    is_fault: bool  # it counts as a restart
+
+
+@value(frozen=True)
+class JobSnapshot:
+    stage: Stage
+    entered: float  # when this stage began
+    head: str  # the host of the agent that leads
+    term: int
+    round: int
+    begun: float | None  # when the round began; None outside of one
+    resumed: str  # the checkpoint that the round resumed from
+    fewest: int  # nodes of a round
+    most: int
+    restarts: int
+    max_restarts: int
+    agents: tuple[AgentSnapshot, ...]  # in Slurm's order
+    checkpoint: CheckpointSnapshot | None = None
+    pace: float | None = None  # seconds for a step, over the last minute
+    straggler: str = ""  # the rank or host that the others wait for
+    straggler_host: str = ""
+    end: float | None = None  # when Slurm ends the job; None if not known
+    is_preempted: bool = False
+    notice: str = ""  # of the end, or of a signal: "offered" or "given", and before which step
+    is_notice_given: bool = False
+    past: tuple[PastRound, ...] = ()  # the newest last
+    verdict: str = ""  # the reason for the end of the job
+    code: int | None = None  # its exit code
+    goodput: float | None = None  # of the launch so far; None if not known
+    is_complete: bool = True  # all agents have reported the vitals that a viewer asks for
+
+    @property
+    def running(self) -> tuple[AgentSnapshot, ...]:
+        """The agents with ranks."""
+        return tuple(agent for agent in self.agents if agent.ranks)
+
+    @property
+    def ranks(self) -> int:
+        return sum(agent.ranks for agent in self.agents)
+
+    @property
+    def step(self) -> int:
+        """The furthest step as the script counts; 0 if it does not report it."""
+        return max((step_of(agent) for agent in self.running), default=0)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the furthest rank in this round."""
+        return max((steps_of(agent) for agent in self.running), default=0)
+
+
+def step_of(agent: AgentSnapshot) -> int:
+    """Return the furthest step of an agent's ranks as the script counts."""
+    return max((worker.step for worker in agent.workers), default=0)
+
+
+def steps_of(agent: AgentSnapshot) -> int:
+    """Return the number of steps of an agent's furthest rank in this round."""
+    return max((*(worker.steps for worker in agent.workers), *agent.steps), default=0)
+
+
+@value(frozen=True)
+class NodeGpu:
+    """A GPU of the agent that answers."""
+
+    index: int  # NVML's number
+    uuid: str
+    use: GpuUse
+
+
+@value(frozen=True)
+class LaunchSnapshot:
+    """A launch, as one of its agents knows it."""
+
+    name: str  # "<job>.<step>", or "local-<time>-<pid>"
+    slurm_id: str  # "" without Slurm
+    host: str  # of the agent that answers
+    pid: int
+    program: str  # the script
+    logs: str  # the log directory
+    time: float  # Unix time of the snapshot
+    age: float  # since this agent was started
+    job: JobSnapshot | None  # None: the agent does not lead
+    head: str = ""  # in that case the host of the agent that leads; "" if unknown
+    old: float | None = None  # its age in seconds, if it is from a file because no agent answers
+    gpus: tuple[NodeGpu, ...] = ()  # of this agent; () where they are not read
+    format: int = FORMAT

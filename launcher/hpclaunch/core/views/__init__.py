@@ -1,1 +1,0 @@
-"""Screens: pure text made of snapshots. Whoever shows them decides on width and colours."""

@@ -1,0 +1,213 @@
+"""The curves of a page: figures of a job over time."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, pairwise
+
+from ..core.head.round_shares import BEFORE_STEPS, sums
+from ..core.member.moments import AgentHistory, GpusMoment, WorkersMoment
+from ..core.protocol.facts import Category, SeatSeconds
+from ..core.protocol.model import Doing
+from ..core.protocol.values import value
+from .ledger_entries import LedgerEntry
+from .time_axis import TimeAxis
+
+MOST_POINTS = 400  # of a curve
+LEAST = 15.0  # seconds over which steps are counted: an agent learns their number every five
+SAME = 1.0  # seconds: moments that are no further apart have seen the workers once
+GAP = 3  # times the usual distance of two moments: the curve is interrupted
+FEWEST = 10.0  # seconds that become one point
+
+OVERHEAD = (*BEFORE_STEPS, Category.SAVING)
+FAULTS = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.LOST)
+IDLE = (Category.SCRIPT, Category.WAITING, Category.SPARE, Category.END, Category.UNKNOWN)
+
+# A round goes through BEFORE_STEPS, WHILE and AFTER in this order, beside the other categories.
+WHILE = (Category.TRAINING, Category.SAVING)
+AFTER = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.END)
+
+Point = tuple[float, float]  # time, value
+Curve = list[list[Point]]  # pieces, with gaps between them
+
+
+@value(frozen=True)
+class Loss:
+    """Seat seconds until a time that were no training, and the share of training."""
+
+    at: float
+    overhead: float
+    faults: float
+    idle: float
+    goodput: float
+
+
+def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
+    """Return the losses until the end of each entry, and until the begin and the end of the
+    training of each round. Without `steps_seen`, all time after the rendezvous is training.
+    """
+    found: list[Loss] = []
+    spent: SeatSeconds = {}
+    for entry in entries:
+        if not found:
+            found.append(Loss(entry.begin, 0.0, 0.0, 0.0, 0.0))
+        for at, part in _parts(entry):
+            spent = sums((spent, part))
+            training = spent.get(Category.TRAINING, 0.0)
+            if not steps_seen:
+                spent[Category.TRAINING] = training = training + spent.pop(Category.LOADING, 0.0)
+            overhead, faults, idle = (
+                sum(spent.get(category, 0.0) for category in family)
+                for family in (OVERHEAD, FAULTS, IDLE)
+            )
+            total = sum(spent.values())
+            goodput = training / total if total > 0 else 0.0
+            found.append(Loss(at, overhead, faults, idle, goodput))
+    return found
+
+
+def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
+    """Return the parts of an entry, each with its end: before the training of a round, during it,
+    and after what is kept of it. Categories beside it are divided evenly.
+    """
+    length = entry.end - entry.begin
+    if entry.trained is None or length <= 0:
+        return [(entry.end, dict(entry.spent))]
+    begin, end = (min(entry.end, max(entry.begin, at)) for at in entry.trained)
+    edges = (entry.begin, begin, end, entry.end)
+    parts: list[SeatSeconds] = [{}, {}, {}]
+    for category, seconds in entry.spent.items():
+        if category in BEFORE_STEPS and begin > entry.begin:
+            parts[0][category] = seconds
+        elif category in WHILE and end > begin:
+            parts[1][category] = seconds
+        elif category in AFTER and entry.end > end:
+            parts[2][category] = seconds
+        else:
+            for part, (since, until) in zip(parts, pairwise(edges), strict=True):
+                part[category] = seconds * (until - since) / length
+    return list(zip(edges[1:], parts, strict=True))
+
+
+def step_rates(histories: Iterable[AgentHistory]) -> Curve:
+    """Return the steps per second of rank 0's agent, with a piece for each round."""
+    found: Curve = []
+    for history in histories:
+        moments = [m for m in history.moments if m.workers.first == 0]
+        for _, same in groupby(moments, key=lambda m: m.round):
+            steps = {
+                m.at - m.workers.elapsed + m.workers.seen: m.workers.steps
+                for m in same
+                if _train(m.workers)
+            }
+            if piece := _rates(list(steps.items())):
+                found.append(piece)
+    return sorted(found, key=lambda piece: piece[0][0])
+
+
+def _train(workers: WorkersMoment) -> bool:
+    """Return whether they have not ended."""
+    return workers.spent[-1:] != (Doing.NOTHING,)
+
+
+def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
+    """Return the rates since the first step of a round, or over the last LEAST seconds."""
+    made = [(at, number) for at, number in steps if number > 0]
+    found, i = list[Point](), 0
+    for at, number in made[1:]:
+        while made[i + 1][0] <= at - LEAST:
+            i += 1
+        since, before = made[i]
+        if at > since + SAME:
+            found.append((at, (number - before) / (at - since)))
+    return found
+
+
+def farthest(histories: Iterable[AgentHistory]) -> int:
+    """Return the furthest step as the script counts; 0 if it does not say."""
+    return max((m.workers.step for history in histories for m in history.moments), default=0)
+
+
+@value(frozen=True)
+class Gathered:
+    """Moments of several agents at about the same time, for one point of a curve."""
+
+    at: float
+    apart: float  # seconds to the moments before
+    workers: tuple[WorkersMoment, ...]
+
+
+def gathered(histories: Iterable[AgentHistory], axis: TimeAxis) -> list[Gathered]:
+    """Return all moments with vitals of workers or GPUs, in the order of time."""
+    width = max(FEWEST, axis.length / MOST_POINTS)
+    workers = defaultdict[int, list[WorkersMoment]](list)
+    apart = defaultdict[int, float](float)
+    for history in histories:
+        before = math.inf
+        for moment in history.moments:
+            seen = moment.workers
+            if seen.memory or seen.gpus:
+                place = int((moment.at - axis.begin) // width)
+                workers[place].append(seen)
+                apart[place] = max(apart[place], moment.at - before)
+                before = moment.at
+    return [
+        Gathered(axis.begin + (i + 0.5) * width, max(width, apart[i]), tuple(workers[i]))
+        for i in sorted(workers)
+    ]
+
+
+def curve(
+    points: Iterable[Gathered],
+    value: Callable[[WorkersMoment], float | None],
+    together: Callable[[Sequence[float]], float],
+) -> Curve:
+    """Return the curve of one figure, with gaps where nothing was noted for long."""
+    found: Curve = []
+    last = -math.inf
+    for point in points:
+        values = [each for workers in point.workers if (each := value(workers)) is not None]
+        if not values:
+            continue
+        if point.at - last > GAP * point.apart or not found:
+            found.append([])
+        found[-1].append((point.at, together(values)))
+        last = point.at
+    return found
+
+
+def of_gpus(value: Callable[[GpusMoment], float | None]) -> Callable[[WorkersMoment], float | None]:
+    return lambda workers: None if workers.gpus is None else value(workers.gpus)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def points(pieces: Curve, axis: TimeAxis, factor: float) -> tuple[tuple[int, float | None], ...]:
+    """Return (x, value times `factor`), with (x, None) between two pieces."""
+    found: list[tuple[int, float | None]] = []
+    for piece in filter(None, pieces):
+        if found:
+            found.append((found[-1][0], None))
+        found += [(axis.x(at), _short(value * factor)) for at, value in thinned(piece)]
+    return tuple(found)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Return the points, or of too many the highest and the lowest of each few."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    size = math.ceil(2 * len(points) / MOST_POINTS)
+    found = [points[0]]
+    for i in range(0, len(points), size):
+        few = points[i : i + size]
+        ends = {min(few, key=lambda p: p[1]), max(few, key=lambda p: p[1])}
+        found += sorted(ends)
+    return [*found, points[-1]]

@@ -1,0 +1,137 @@
+"""The metrics of a launch."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from test_screens import LAUNCHES, SAVED, a_job, a_launch, an_agent
+
+from hpclaunch.core.protocol.facts import Category
+from hpclaunch.core.protocol.gpu_use import GpuUse
+from hpclaunch.core.protocol.job_snapshot import NodeGpu
+from hpclaunch.core.protocol.metrics import MetricKind
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.observe.job_metrics import job_metrics
+from hpclaunch.observe.job_report import report
+from hpclaunch.observe.launches import Launch
+from hpclaunch.observe.ledger_entries import LedgerEntry
+
+UNITS = ("_seconds", "_bytes", "_ratio", "_celsius", "_watts")
+GPU = NodeGpu(3, "GPU-5fd4f087", GpuUse(0.5, 40 << 30, 80 << 30, 61, 512.0))
+SPENT = {Category.TRAINING: 75.0, Category.RESTART: 25.0}
+REPORT = report([Launch("71.0", (LedgerEntry(10.0, 60.0, 2.0, SPENT),))])
+
+
+def values_of(launch, **more):
+    """{(name, labels but for those of the launch): value}"""
+    found = job_metrics(launch, REPORT, {"hang": 2}, "1.2.3", **more)
+    values = {}
+    for family in found:
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
+            key = (family.name.removeprefix("hpclaunch_"), *sorted(labels.values()))
+            assert key not in values
+            values[key] = sample.value
+    return values
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_names_and_units_are_by_the_conventions(launch):
+    families = job_metrics(replace(launch, gpus=(GPU,)), REPORT, {}, "1.2.3", ranks=True)
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+    for family in families:
+        assert re.fullmatch(r"hpclaunch(_[a-z]+)*", family.name)
+        assert not family.name.endswith(("_total", "_info"))  # these are added
+        assert not family.unit or family.name.endswith(f"_{family.unit}")
+        assert bool(family.unit) == family.name.endswith(UNITS)
+        assert family.help.endswith(".")
+        assert family.samples
+        labels = {frozenset(sample.labels) for sample in family.samples}
+        assert len(labels) == 1, "all samples of a metric have the same labels"
+        assert len({tuple(s.labels.items()) for s in family.samples}) == len(family.samples)
+
+
+def test_an_agent_that_does_not_lead_tells_of_its_node_alone():
+    launch = replace(a_launch(None), gpus=(GPU,))
+    values = values_of(launch, ranks=True)
+    assert values["leads",] == 0
+    assert values["gpu_busy_ratio", "3", "GPU-5fd4f087", "n1"] == 0.5
+    assert {name for name, *_ in values if not name.startswith("gpu_")} == {
+        "leads",
+        "snapshot_timestamp_seconds",
+    }
+
+
+def test_a_running_job():
+    launch = LAUNCHES["two-ranks"]
+    values = values_of(launch)
+    assert values["leads",] == 1
+    assert values["hpclaunch", "1.2.3", "n1"] == 1
+    assert values["stage", "running"] == 1
+    assert values["stage", "stopping"] == 0
+    assert (values["round",], values["world_size",], values["round_steps",]) == (1, 2, 1204)
+    assert values["nodes", "running"] == 2
+    assert values["nodes", "lost"] == 0
+    assert values["step_duration_seconds",] == 0.43
+    assert values["checkpoint_step",] == 1200
+    assert values["checkpoint_timestamp_seconds",] == pytest.approx(1.7e9 - 131)
+    assert values["end_timestamp_seconds",] == pytest.approx(1.7e9 + 11400)
+    assert values["round_ends", "hang"] == 2
+    assert values["round_ends", "node lost"] == 0
+    assert values["seat_seconds", "training"] == 75
+    assert values["seat_seconds", "saving"] == 0
+    assert values["goodput_ratio",] == 0.75
+    assert not [name for name, *_ in values if name.startswith("rank_")]
+
+
+def test_what_is_not_known_is_left_out():
+    values = values_of(LAUNCHES["first-steps"])
+    missing = ("step", "checkpoint_step", "end_timestamp_seconds", "exit_code")
+    assert not [name for name in missing if (name,) in values]
+    assert values["over",] == 0
+
+
+def test_a_job_in_trouble():
+    values = values_of(LAUNCHES["spare"])
+    assert values["nodes", "spare"] == values["nodes", "lost"] == 1
+    assert values["restarts",] == 1
+    assert values["straggler_named",] == 1
+    values = values_of(LAUNCHES["still"])
+    assert values["last_progress_timestamp_seconds",] == pytest.approx(1.7e9 - 8.1)
+    assert values["hang_timeout_seconds",] == 10
+    values = values_of(LAUNCHES["ending"])
+    assert (values["over",], values["exit_code",]) == (1, 143)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_whether_notice_is_given(given):
+    launch = a_launch(a_job(an_agent(0), is_notice_given=given))
+    assert values_of(launch)["notice_given",] == given
+
+
+def test_each_rank_on_request():
+    values = values_of(LAUNCHES["two-ranks"], ranks=True)
+    assert values["rank_phase", "0", "n1", "step"] == 1
+    assert values["rank_steps", "1", "n2"] == 1204
+    assert values["rank_cpus", "0", "n1"] == 1.02
+    assert values["rank_memory_bytes", "1", "n2"] > 1 << 30
+
+
+def test_what_is_told_does_not_grow_with_the_job():
+    few, many = (values_of(LAUNCHES[name]) for name in ("two-ranks", "1024-ranks"))
+    assert len(many) <= len(few)
+
+
+def test_several_agents_of_one_node_are_one():
+    agents = [an_agent(i, node=0) for i in range(4)]
+    values = values_of(a_launch(a_job(*agents, checkpoint=SAVED)))
+    assert values["nodes", "running"] == 1
+
+
+def test_counters_and_the_rest():
+    kinds = {f.name: f.kind for f in job_metrics(LAUNCHES["spare"], REPORT, {}, "1.2.3")}
+    counters = {name for name, kind in kinds.items() if kind is MetricKind.COUNTER}
+    assert counters == {"hpclaunch_restarts", "hpclaunch_round_ends"}
+    assert [name for name, kind in kinds.items() if kind is MetricKind.INFO] == ["hpclaunch"]

@@ -1,0 +1,31 @@
+"""The newest checkpoint in a snapshot of a job."""
+
+from __future__ import annotations
+
+from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved, NodeLost
+from hpclaunch.core.protocol.job_snapshot import CheckpointSnapshot
+from hpclaunch.observe.past_rounds import NewestCheckpoint
+
+
+def noted(*facts):
+    newest = NewestCheckpoint()
+    for at, fact in facts:
+        newest.note(fact, at)
+    return newest.at(20.0)
+
+
+def test_there_is_none_at_first():
+    assert noted() is None
+
+
+def test_it_grows_older():
+    saved = CheckpointSaved("10.pt", 10, 100, 1.5)
+    assert noted((9.0, saved)) == CheckpointSnapshot("10.pt", 10, 100, 12.5)
+    assert noted((9.0, CheckpointSaved("10.pt", None, 1, None))).age is None
+
+
+def test_one_that_was_removed_is_no_longer_shown():
+    facts = (9.0, CheckpointSaved("10.pt", 10, 100, 1.5)), (10.0, NodeLost("n2", "it was lost"))
+    assert noted(*facts, (11.0, CheckpointGone("10.pt"))) is None
+    older = CheckpointSaved("5.pt", 5, 100, 60.0)
+    assert noted(*facts, (11.0, CheckpointGone("10.pt")), (12.0, older)).step == 5
