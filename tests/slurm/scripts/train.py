@@ -53,7 +53,7 @@ def main() -> None:
             weights = 0.9 * weights + gradient / world
         if rank == 0:
             save({"weights": weights, "epoch": epoch}, args.dir / f"epoch-{epoch}.pt")
-        dist.barrier()  # nobody begins an epoch whose predecessor is not saved
+        dist.barrier()  # no rank begins an epoch before the previous one is saved
     if rank == 0:
         print(f"final {weights.square().sum().item()!r}")
     dist.destroy_process_group()
