@@ -134,16 +134,16 @@ def require_no_processes(training: Endless) -> None:
 
 def finish(training: Endless) -> None:
     """End the job. AssertionError if its result is wrong or something is left."""
-    training.all_take_part()
+    training.wait_for_all_nodes()
     ended = training.end()
-    assert not (wrong := training.wrong(ended)), "; ".join(wrong)
+    assert not (wrong := training.problems(ended)), "; ".join(wrong)
     require_no_processes(training)
 
 
 def plain(cluster: Cluster, directory: Path, workers: int, seconds: float) -> Work:
     """Return the work of a job without faults."""
     training = Endless(cluster, directory, workers)
-    training.all_take_part()
+    training.wait_for_all_nodes()
     time.sleep(seconds)
     finish(training)
     return work(training, NODES * workers)
@@ -156,7 +156,7 @@ def chaos(cluster: Cluster, directory: Path, args: argparse.Namespace) -> bool:
     training = Endless(cluster, make(directory / "faults"), args.workers)
     number = 0
     try:
-        training.all_take_part()
+        training.wait_for_all_nodes()
         number = Chaos(training, random.Random(args.seed), args.every).inject(60 * args.minutes)
         finish(training)
     except AssertionError as e:

@@ -30,7 +30,7 @@ from measuring import HPCLAUNCH, TORCHRUN
 from on_slurm import cluster_of, why_not
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm.cluster import CONTROLLER, GOING_ON, Cluster, Job, eventually
+from slurm.cluster import CONTROLLER, UNFINISHED, Cluster, Job, eventually
 
 HERE = Path(__file__).parent
 PACED = HERE / "paced_training.py"
@@ -160,13 +160,13 @@ def has_ended_once(job: Job) -> bool:
     """Return whether the job's first run is over. Until then, the training must stay slow."""
     fields = job.fields()
     is_again = fields["Restarts"] != "0" and fields["JobState"] != "COMPLETING"
-    return is_again or fields["JobState"] not in GOING_ON
+    return is_again or fields["JobState"] not in UNFINISHED
 
 
 def outcome(cluster: Cluster, launcher: str, end: str, job: Job, reference: Path) -> JobOutcome:
     """Speed the training up in its next run, wait for its end and compare it with the reference."""
     if launcher == HPCLAUNCH and end != "drain":
-        job.starts_again(1, timeout=LIMIT)
+        job.wait_for_requeue(1, timeout=LIMIT)
         if end in ("limit", "array", "bare"):  # no second time limit
             update = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=UNLIMITED"]
             cluster.on(CONTROLLER, update)
