@@ -1,4 +1,4 @@
-"""hpclaunch status, stop, restart and notice for a job on two nodes, from any host, only by its user."""
+"""hpclaunch status, stop, restart and notice for a job on two nodes, by its user only."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     simple.py --fail RANK:FILE:HOW     this rank fails when FILE exists; HOW is "kill" or its exit
                                        code; with "?" after FILE: in the first round only
 
-It appends to usr1-RANK for each SIGUSR1. With --save, it ends a second after SIGTERM or SIGINT. With
---child, it has a child process in another session, which it kills only at a normal end.
+It appends to usr1-RANK for each SIGUSR1. With --save, it ends a second after SIGTERM or SIGINT.
+With --child, it has a child process in another session, which it kills only at a normal end.
 """
 # ruff: noqa: T201 -- the tests read the output
 
