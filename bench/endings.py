@@ -216,7 +216,7 @@ def run_group(
                 wrong=wrong,
             )
 
-    with ThreadPoolExecutor(len(jobs)) as pool:  # each job is requeued until somebody ends it
+    with ThreadPoolExecutor(len(jobs)) as pool:  # an unwatched job would be requeued for ever
         ended = [
             pool.submit(end_jobs, cluster, end, [jobs[kind, end] for kind in kinds], rng)
             for end in ends

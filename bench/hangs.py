@@ -44,7 +44,7 @@ IN_TIME = 12.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class HangOutcome:
-    """Whether a hang was found, and what was said about it."""
+    """The detection of one hang, compared with the facts."""
 
     kind: str
     seconds: float | None  # from the hang to the end of the round; None: not found
@@ -53,7 +53,7 @@ class HangOutcome:
 
 
 class LocalMachine:
-    """Where jobs run: on this machine."""
+    """This machine, as the place where jobs run."""
 
     def __init__(self):
         self.environ = {}
@@ -69,7 +69,7 @@ class LocalMachine:
 
 
 class SlurmNodes(LocalMachine):
-    """Where jobs run: on the nodes of a Slurm allocation, which all jobs share."""
+    """The nodes of a Slurm allocation, as the place where all jobs run."""
 
     def __init__(self, cluster, held):
         self._cluster, self._held = cluster, held

@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StragglerOutcome:
-    """Whether a rank was named in a job, and whether it was the right one."""
+    """The rank and cause that were named in one job, compared with the facts."""
 
     kind: str
     seconds: float | None  # None: no rank was named

@@ -1,4 +1,4 @@
-"""Which agent asks Slurm for another run, with stand-ins for Slurm's commands."""
+"""Requests of agents to Slurm for another run, with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Process:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process is stopped, after SIGSTOP."""
+        """True while the process is stopped by SIGSTOP."""
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:

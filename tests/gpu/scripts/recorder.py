@@ -4,7 +4,7 @@ launcher dumps NCCL's recorder only when it suspects a hang, and gloo's every 10
     recorder.py [--backend nccl]
 
 One rank does ten thousand small all_reduces, alone and beside a thread that dumps with short
-pauses. Without pauses they would starve: the dump holds the recorder's lock and would take it again first.
+pauses. Without pauses they would starve, since the thread would always take the recorder's lock.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 
 With --save, rank 0 saves after each step. In the first round, the last rank kills itself before
 step N with --kill-at, and hangs before step 8 with --hang: it sleeps, or waits for a GPU that is
-busy for minutes, in a collective or without one. With --late, the last rank is late in each step. At the
-end, each rank prints the bits of its loss.
+busy for minutes, in a collective or without one. With --late, the last rank is late in each step.
+At the end, each rank prints the bits of its loss.
 """
 
 import argparse
