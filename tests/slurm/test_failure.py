@@ -37,7 +37,7 @@ def test_the_last_failure_is_the_exit_code(
         assert f"hpclaunch: {host}: {verdict}" in ended.output
 
 
-def test_where_one_bad_exit_kills_the_step(launch: Launch, tmp_path: Path) -> None:
+def test_one_bad_exit_that_kills_the_step(launch: Launch, tmp_path: Path) -> None:
     """With KillOnBadExit=1, Slurm ends the other agents as soon as the first one has ended.
 
     The exit code and the last lines must nevertheless be complete.
@@ -51,9 +51,7 @@ def test_where_one_bad_exit_kills_the_step(launch: Launch, tmp_path: Path) -> No
     assert "  the last lines of rank 1:\n    | last words of rank 1\n" in ended.output
 
 
-def test_what_fails_later_is_a_consequence(
-    cluster: Cluster, launch: Launch, tmp_path: Path
-) -> None:
+def test_a_later_failure_is_a_consequence(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Rank 2 fails after rank 1, but its agent learns of rank 1's failure only later.
 
     The agent on n3 is stopped meanwhile, so it cannot have asked its worker to end.

@@ -93,7 +93,7 @@ def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_what_listens(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+def test_only_documented_sockets_listen(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     job = launch("--nproc", 1, tmp_path / "train.py", nodes=2, env={"OMP_NUM_THREADS": "1"})
     eventually("two workers", lambda: len(list(tmp_path.glob("up-*"))) == 2)

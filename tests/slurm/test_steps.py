@@ -165,7 +165,7 @@ print(seen.decode(errors="replace"))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_what_is_typed_in_a_shell_of_several_tasks(
+def test_a_command_in_a_shell_of_several_tasks(
     cluster: Cluster, tmp_path: Path, nodes: int
 ) -> None:
     """Only the first task has the terminal; the shells of the others have ended."""
