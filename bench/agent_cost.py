@@ -1,14 +1,14 @@
-"""What an agent costs in another version of hpclaunch and in this one, in turn: CPU and memory.
+"""Measure the CPU time and memory of an agent, in an earlier version of hpclaunch and in this one.
 
     git worktree add /tmp/before COMMIT
     python bench/agent_cost.py --before /tmp/before [--rounds 9] [--seconds 30] [--age 2]
 
-`start` is the CPU time of the agent and its helpers from the command to its worker's first line,
-`idle` what they use from then on, in a job that is `--age` seconds old (in the first minute the
-history is noted more often than later), `watched` the same while `hpclaunch status --watch` looks
-once a second, without what that uses itself. The worker is a script without torch. Times are CPU
-times: other programs on this machine change them little, and never as much as they change the time
-that passes.
+The two versions run in turn. `start` is the CPU time of the agent and its helpers from the command
+to the worker's first line. `idle` is their CPU time in a job that is `--age` seconds old; in the
+first minute the history is recorded more often than later. `watched` is the same while `hpclaunch
+status --watch` asks once a second, without the CPU time of that command. The worker is a script
+without torch. Only CPU time is measured: other programs on this machine affect it less than they
+affect elapsed time.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import psutil
 from idle_agent import cpu, pss
 
 HERE = Path(__file__).parents[1]
-REST = 2.0  # seconds until what is done ahead of need is done
+SETTLE = 2.0  # seconds for the agent's background preparations
 WORKER = "import sys, time; print('here', flush=True); time.sleep(3600)"
 RUN = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -43,7 +43,7 @@ def command(tree: Path, *words: str) -> list[str]:
 
 @contextmanager
 def launched(tree: Path) -> Iterator[psutil.Process]:
-    """The agent, once its worker has written its first line."""
+    """Start an agent; yield it after its worker's first line."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         Path(directory, "worker.py").write_text(WORKER)
         agent = subprocess.Popen(
@@ -56,7 +56,7 @@ def launched(tree: Path) -> Iterator[psutil.Process]:
         try:
             ready, _, _ = select.select([agent.stdout], [], [], LIMIT)
             if not ready or agent.stdout.readline() != b"here\n":
-                sys.exit(f"{tree}: its worker has not come up")
+                sys.exit(f"{tree}: the worker did not start within {LIMIT:.0f} s")
             yield psutil.Process(agent.pid)
         finally:
             agent.terminate()
@@ -64,13 +64,13 @@ def launched(tree: Path) -> Iterator[psutil.Process]:
 
 
 def family(agent: psutil.Process) -> list[psutil.Process]:
-    """The agent and its helpers; the worker is the one that has nothing of hpclaunch's in it."""
+    """Return the agent and its helpers, without the worker."""
     below = agent.children(recursive=True)
     return [agent, *(p for p in below if "worker.py" not in p.cmdline())]
 
 
-def used(processes: list[psutil.Process], seconds: float) -> float:
-    """CPU seconds in an hour, from how much they use in these seconds."""
+def cpu_per_hour(processes: list[psutil.Process], seconds: float) -> float:
+    """Return the CPU seconds per hour, extrapolated from so many seconds."""
     before = cpu(processes)
     time.sleep(seconds)
     return (cpu(processes) - before) * 3600 / seconds
@@ -88,7 +88,7 @@ def measure(tree: Path, age: float, seconds: float) -> dict[str, float]:
             "agent PSS, MB": pss([agent]),
             "agent USS, MB": agent.memory_full_info().uss / 1e6,
             "all PSS, MB": pss(members),
-            "idle, CPU s/h": used(members, seconds),
+            "idle, CPU s/h": cpu_per_hour(members, seconds),
         }
         if (
             "status"
@@ -105,13 +105,13 @@ def watched(
 ) -> float:
     pattern = f"local-*-{agent.pid}"
     (logs,) = Path(agent.cwd(), "hpclaunch-logs").glob(pattern)
-    leader, follower = os.openpty()  # on a terminal it looks once a second
+    leader, follower = os.openpty()  # on a terminal, the command asks once a second
     watch = subprocess.Popen(
         command(tree, "status", "--watch", logs.name), stdout=follower, stderr=follower
     )
     try:
-        time.sleep(REST)
-        assert watch.poll() is None, "it watches"
+        time.sleep(SETTLE)
+        assert watch.poll() is None, "hpclaunch status --watch is running"
         before, limit = cpu(members), time.monotonic() + seconds
         while (left := limit - time.monotonic()) > 0:
             if select.select([leader], [], [], left)[0]:
@@ -129,10 +129,10 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, metavar="TREE")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--age", type=float, default=REST)
+    parser.add_argument("--age", type=float, default=SETTLE)
     args = parser.parse_args()
     trees = {"before": args.before.resolve(), "now": HERE}
-    for tree in trees.values():  # as an installation is
+    for tree in trees.values():  # an installed package is compiled as well
         compileall.compile_dir(tree / "launcher", quiet=1)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in trees}
     for number in range(args.rounds):

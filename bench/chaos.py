@@ -1,15 +1,15 @@
-"""Faults of all kinds in one job on a real Slurm cluster, one every 10 s, and its goodput.
+"""Measure the goodput of one job on a real Slurm cluster with faults of all kinds, one every 10 s.
 
     python bench/chaos.py [--minutes 30] [--every 10] [--seed N] [--plain 90] [--workers 1]
 
-Six nodes. The faults are those of tests/slurm/faults.py; they begin at random moments, whatever the
-job is doing, and last for up to 12 s, so that several may be there at the same time. At the end all
-nodes have to take part, the result has to be right, each epoch saved once, and nothing left over.
+The job has six nodes. The faults are those of tests/slurm/faults.py. They begin at random moments
+and last up to 12 s, so several may overlap. At the end all nodes must take part, the result must
+be right, each epoch must have been saved once, and no process may be left.
 
-The goodput is the number of epochs that were saved, divided by how many the same job saves in that
-time without faults, which is measured first. An epoch takes the same time however many workers take
-part; the second figure counts it only as far as the nodes did. As root only; the nodes are network
-namespaces of this machine and share its CPUs.
+The goodput is the number of saved epochs, divided by the number that the same job saves in that
+time without faults, which is measured first. An epoch takes the same time with any number of
+workers; the second figure counts an epoch in proportion to its workers. Needs root. The nodes are
+network namespaces of this machine and share its CPUs.
 """
 
 import argparse
@@ -39,11 +39,11 @@ NODES = 6
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a job has done in `seconds`, from its first epoch to its last."""
+    """The work of a job between its first epoch and its last."""
 
     seconds: float
     epochs: int
-    shares: float  # the same, each counted as far as all workers took part
+    shares: float  # epochs, each counted in proportion to its workers
     longest: float  # seconds without a checkpoint
 
     @property
@@ -60,7 +60,7 @@ def work(training: Endless, world: int) -> Work:
 
 
 class Chaos:
-    """The faults of one job, which may overlap; their moments are those of `rng`."""
+    """Faults at random moments in one job, which may overlap."""
 
     def __init__(self, training: Endless, rng: random.Random, every: float) -> None:
         self._training, self._rng, self._every = training, rng, every
@@ -69,8 +69,11 @@ class Chaos:
         self._healing: list[tuple[float, int, Fault, ExitStack]] = []
         self._began = time.monotonic()
 
-    def strike(self, seconds: float) -> int:
-        """Until this time is over, and all are healed. Returns how many there were."""
+    def inject(self, seconds: float) -> int:
+        """Inject faults for so many seconds and wait until the last one is healed.
+
+        Return their number.
+        """
         end, at, number = self._began + seconds, self._began, 0
         try:
             while (at := at + self._rng.expovariate(1 / self._every)) < end:
@@ -98,7 +101,7 @@ class Chaos:
         )
 
     def _wait(self, until: float) -> None:
-        """Faults are healed meanwhile. AssertionError if the job does not go on."""
+        """Wait, and heal the faults that end meanwhile. AssertionError if the job has stopped."""
         while True:
             heal = self._healing[0][0] if self._healing else until
             time.sleep(max(0.0, min(heal, until, time.monotonic() + 1) - time.monotonic()))
@@ -117,50 +120,50 @@ class Chaos:
         last = self._training.file(newest(self._training.saved))
         silent = time.time() - last.stat().st_mtime
         assert silent < PATIENCE, f"no checkpoint for {silent:.0f} s"
-        assert self._training.job.id in map(int, self._training.cluster.jobs()), "the job is over"
+        assert self._training.job.id in map(int, self._training.cluster.jobs()), "the job has ended"
 
 
-def is_gone(training: Endless) -> None:
+def require_no_processes(training: Endless) -> None:
     """AssertionError if a process of the job is left on a node."""
     cluster = training.cluster
     try:
-        eventually("nodes with nothing of ours", lambda: not cluster.processes())
+        eventually("nodes without processes of the job", lambda: not cluster.processes())
     except AssertionError as e:
         raise AssertionError(f"{e}: {cluster.processes()}") from None
 
 
 def finish(training: Endless) -> None:
-    """AssertionError if anything is not as it should be at the end of the job."""
-    training.all_take_part()
+    """End the job. AssertionError if its result is wrong or something is left."""
+    training.wait_for_all_nodes()
     ended = training.end()
-    assert not (wrong := training.wrong(ended)), "; ".join(wrong)
-    is_gone(training)
+    assert not (wrong := training.problems(ended)), "; ".join(wrong)
+    require_no_processes(training)
 
 
 def plain(cluster: Cluster, directory: Path, workers: int, seconds: float) -> Work:
-    """Of a job without faults."""
+    """Return the work of a job without faults."""
     training = Endless(cluster, directory, workers)
-    training.all_take_part()
+    training.wait_for_all_nodes()
     time.sleep(seconds)
     finish(training)
     return work(training, NODES * workers)
 
 
 def chaos(cluster: Cluster, directory: Path, args: argparse.Namespace) -> bool:
-    """Whether all came out as it should."""
+    """Run both jobs and print the goodput; return whether the results are right."""
     usual = plain(cluster, make(directory / "plain"), args.workers, args.plain)
     print(f"without faults: {usual.rate:.2f} epochs/s in {usual.seconds:.0f} s", flush=True)
     training = Endless(cluster, make(directory / "faults"), args.workers)
     number = 0
     try:
-        training.all_take_part()
-        number = Chaos(training, random.Random(args.seed), args.every).strike(60 * args.minutes)
+        training.wait_for_all_nodes()
+        number = Chaos(training, random.Random(args.seed), args.every).inject(60 * args.minutes)
         finish(training)
     except AssertionError as e:
         print(f"WRONG: {e}", flush=True)
         return False
     done = work(training, NODES * args.workers)
-    print("the right result, each epoch saved once, nothing left over")
+    print("the result is right, each epoch was saved once, no process is left")
     print(
         f"goodput {done.rate / usual.rate:.0%} of {done.seconds / 60:.1f} min with {number} faults "
         f"({done.shares / done.seconds / usual.rate:.0%} of the work of all nodes); "
@@ -197,7 +200,7 @@ def main() -> None:
     finally:
         cluster.down()
     if not right:
-        sys.exit(f"its journals and its output are in {directory}/faults")
+        sys.exit(f"the job's journals and output are in {directory}/faults")
     shutil.rmtree(directory)
 
 

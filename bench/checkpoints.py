@@ -1,17 +1,17 @@
-"""What it takes to choose a checkpoint: by its structure, and by reading it.
+"""Measure the time to verify a checkpoint: by its structure, and by reading every byte.
 
     python bench/checkpoints.py [--files 4000] [--size 500] [--pieces 64] [--read 1] [--runs 5]
 
 Structure: a checkpoint of --size GB in --files files, by torch.distributed.checkpoint (DCP) with
---pieces parts of tensors in each file, and by DeepSpeed's ZeRO-3. The files are sparse, so it needs
-no such disk; sizes, metadata and archives are what torch writes. What is measured is a request of
-the agent to the process that looks, until its answer: the first look of a process that has just
-been started, its start and imports included (started); the first look of one that was there
-(first); repeated looks (best, median, worst). The process gives way to others (nice 5), as it does
-beside workers: on a busy machine the best tells what a look costs.
+--pieces parts of tensors in each file, and by DeepSpeed's ZeRO-3. The files are sparse, so they fit
+on a small disk; sizes, metadata and archives are what torch writes. The times are from the agent's
+request to the answer of its checkpoint search process: the first search of a new process, its start
+and imports included (started); the first search of a running one (first); repeated searches (best,
+median, worst). As beside workers, the process has a low priority (nice 5): on a busy machine the
+best time shows the cost.
 
 Reading: --read GB by torch.save, from the page cache and from the disk, each byte against its
-checksum, and once more, when all of it was read before.
+checksum; then once more, after the file was read.
 """
 
 import argparse
@@ -41,13 +41,13 @@ from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.checkpoints.messages import Begun, FoundCheckpoint, Looked, Reply, Searched
 
 GB = 10**9
-TENSORS = 500  # of one checkpoint, each divided among files
+TENSORS = 500  # per checkpoint, each divided among files
 CHUNK = 64 << 20
 WIDTH = 11
 
 
 def dcp(directory: Path, files: int, size: int, pieces: int) -> None:
-    """`size` bytes, of a model and of its optimizer."""
+    """Write a sparse DCP checkpoint of `size` bytes: a model and its optimizer."""
     import pickle
 
     length = size // files // pieces
@@ -76,10 +76,10 @@ def dcp(directory: Path, files: int, size: int, pieces: int) -> None:
 
 
 def deepspeed(directory: Path, files: int, size: int, _: int) -> None:
-    """Two files of each rank."""
+    """Write a sparse ZeRO-3 checkpoint with two files per rank."""
     directory.mkdir(parents=True)
     ranks = files // 2
-    numbers = torch.empty(size // files // 4)  # whose pages nobody touches
+    numbers = torch.empty(size // files // 4)  # not a single page is touched
     counts = {"dp_world_size": ranks, "mp_world_size": 1}
     model = {"module": None, "param_shapes": [{"weight": torch.Size([1])}], **counts}
     optimizer = {"optimizer_state_dict": {"zero_stage": 3, "fp32_flat_groups": [numbers]}}
@@ -101,14 +101,14 @@ def service(where: Path, verify: str = "auto") -> Iterator[CheckpointServiceClie
 
 
 def answer(service: CheckpointServiceClient) -> Reply:
-    """The next, but for the news that it has begun."""
+    """Return the next answer; ignore the message that a search has begun."""
     while True:
         select.select([service], [], [])
         for reply in service.replies():
             if not isinstance(reply, Begun):
                 return reply
         if service.lost:
-            raise SystemExit("the process that looks for checkpoints has ended")
+            raise SystemExit("the checkpoint search process has ended")
 
 
 def search(service: CheckpointServiceClient) -> tuple[FoundCheckpoint, ...]:
@@ -118,8 +118,8 @@ def search(service: CheckpointServiceClient) -> tuple[FoundCheckpoint, ...]:
     return reply.found
 
 
-def look(service: CheckpointServiceClient, *, finds: bool = True) -> float:
-    """Seconds until it has answered."""
+def timed_search(service: CheckpointServiceClient, *, finds: bool = True) -> float:
+    """Return the duration of a search, in seconds."""
     began = time.monotonic()
     found = search(service)
     seconds = time.monotonic() - began
@@ -128,27 +128,27 @@ def look(service: CheckpointServiceClient, *, finds: bool = True) -> float:
 
 
 def structure(name: str, where: Path, runs: int) -> None:
-    """Of the checkpoint in this directory."""
+    """Print the durations of searches for the checkpoint in this directory."""
     elsewhere = where.with_suffix(".aside")
     started, first, repeated = [], [], []
     for _ in range(runs):
         began = time.monotonic()
         with service(where) as it:
-            look(it)
+            timed_search(it)
             started.append(time.monotonic() - began)
         where.rename(elsewhere)
         with service(where) as it:
-            look(it, finds=False)
+            timed_search(it, finds=False)
             elsewhere.rename(where)
-            first.append(look(it))
-            repeated += [look(it) for _ in range(runs)]
+            first.append(timed_search(it))
+            repeated += [timed_search(it) for _ in range(runs)]
     median = statistics.median
     seen = [median(started), median(first), min(repeated), median(repeated), max(repeated)]
     print(name.ljust(WIDTH) + "".join(f"{1000 * s:{WIDTH}.0f}" for s in seen), flush=True)
 
 
 def write(path: Path, size: int) -> None:
-    """By torch.save, in tensors of 64 MB, on the disk."""
+    """Save tensors of 64 MB with torch.save, and wait until they are on the disk."""
     block = torch.randint(0, 256, (CHUNK,), dtype=torch.uint8)
     state = {f"layer {i}": block.clone() for i in range(max(1, size // CHUNK))}
     path.parent.mkdir()
@@ -177,7 +177,7 @@ def reading(path: Path) -> None:
         with service(path.parent, verify="full") as it:
             (found,) = search(it)
             read(it, found, f"every byte, {where}")
-            read(it, found, "again, after that")
+            read(it, found, "again, after it was read")
 
 
 def main() -> None:

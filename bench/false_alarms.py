@@ -1,10 +1,10 @@
-"""Does a launcher give up a node that is only busy? Ten minutes with every CPU at 100 %.
+"""Count the nodes that a launcher wrongly gives up in ten minutes with every CPU at 100 %.
 
     python bench/false_alarms.py [--minutes 10] [--nodes 4] [--burners 4] [--torchrun]
 
-An elastic job of real Slurm nodes, which would go on without any of them, and so many processes on
-each that do nothing but compute. The nodes are network namespaces of this machine and share its
-CPUs, so that their load adds up; as root only.
+An elastic job of real Slurm nodes, which could continue without any of them, runs beside --burners
+processes per node that do nothing but compute. The nodes are network namespaces of this machine
+and share its CPUs, so their load adds up. Needs root.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BURN = "while True: pass"
 
 @contextmanager
 def busy(cluster: Cluster, burners: int) -> Iterator[None]:
-    """So many on each node."""
+    """Run so many computing processes on each node."""
     processes = [
         subprocess.Popen(node.command([sys.executable, "-c", BURN]))
         for node in cluster.nodes.values()
@@ -49,8 +49,8 @@ def alarms(cluster: Cluster, launcher: str, nodes: int, burners: int, seconds: f
         start = command(launcher, WORKERS, more=more)
         here = replace(start, env=start.env | held.env)
         with running([here], nodes * WORKERS, held.srun) as run:
-            if run.met(run.began) is None:
-                return "it did not start"
+            if run.wait_until_ready(run.began) is None:
+                return "the job did not start"
             pids = [report.pid for report in run.reports]
             with busy(cluster, burners):
                 began = time.monotonic()
@@ -58,9 +58,9 @@ def alarms(cluster: Cluster, launcher: str, nodes: int, burners: int, seconds: f
                 load = os.getloadavg()[0]
                 lasted = time.monotonic() - began
             gone = sum(not psutil.pid_exists(pid) for pid in pids)
-            said = (run.directory / "output").read_text(errors="replace").count(" lost")
+            losses = (run.directory / "output").read_text(errors="replace").count(" lost")
     return (
-        f"{gone} workers ended, {said} lines of a loss, in {lasted / 60:.1f} min of "
+        f"{gone} workers ended, {losses} messages of a loss, in {lasted / 60:.1f} min at "
         f"load {load:.0f} on {os.cpu_count()} CPUs"
     )
 
@@ -81,8 +81,8 @@ def main() -> None:
     try:
         cluster.up(nodes=args.nodes, gpus=1, cpus=CPUS)
         for launcher in [HPCLAUNCH, *([TORCHRUN] if args.torchrun else [])]:
-            said = alarms(cluster, launcher, args.nodes, args.burners, 60 * args.minutes)
-            print(f"{launcher}: {said}", flush=True)
+            result = alarms(cluster, launcher, args.nodes, args.burners, 60 * args.minutes)
+            print(f"{launcher}: {result}", flush=True)
     finally:
         cluster.down()
 

@@ -1,12 +1,12 @@
-"""Is what only takes long taken for a hang? Nothing here is one.
+"""Count false alarms of the hang detection in jobs that are slow but do not hang.
 
     python bench/false_hangs.py [--seconds 60] [--jobs 1] [--cases CASE ...]
     python bench/false_hangs.py --recipes [NAME ...] [--minutes 4]
 
-Each case is a job of this machine that does something for so many seconds, such as an evaluation,
-between steps of 0.1 s (`slow_worker.py`), with the default --hang-timeout. "load" has 20 processes
-beside it that do nothing but compute, for twice as long. A recipe is a script of `workers/`, which
-trains for so many minutes; the last line has the sum.
+Each case is a job on this machine with the default --hang-timeout, which does something slow for
+--seconds, such as an evaluation, between steps of 0.1 s (`slow_worker.py`). "load" lasts twice as
+long, beside 20 processes that do nothing but compute. A recipe is a script of `workers/`, which
+trains for --minutes. The last line has the sums.
 """
 
 import argparse
@@ -29,38 +29,38 @@ STALLING = ROOT / "tests" / "slurm" / "scripts" / "stalling.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 ON_STORAGE = ("save", "sync")  # needs root and FUSE
 CASES = ("first-step", "evaluation", *ON_STORAGE, "compile", "load", "callback")
-# What was compiled once would be taken from there.
+# With its caches, torch.compile would compile each model only once.
 ENVIRON = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 BURNERS = 20
 BURN = "while True: pass"
 WORKERS = 3
-MORE = 300.0  # seconds that a case may take beside what is slow
-# Options of those that are not given `--nproc 2` and `--epochs`.
+MORE = 300.0  # seconds that a case may take besides its slow part
+# Recipes with `--steps` instead of `--epochs`, and with other numbers of processes than 2.
 STEPS = ("fsdp", "fsdp_tp", "pipeline")
 PROCESSES = {"data_parallel": 1, "single": 1, "fsdp_tp": 2, "mps_replicas": 4, "rpc": 3}
-COMPILED = ("deepspeed_zero3", "horovod_ddp")  # what has to be built first
+COMPILED = ("deepspeed_zero3", "horovod_ddp")  # recipes for which something must be built first
 RECIPES = sorted({p.stem for p in (ROOT / "workers").glob("*.py")} - set(COMPILED))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a job has told."""
+class JobOutcome:
+    """The result of a job, from its output and its journal."""
 
     name: str
     seconds: float
     alarms: int
     steps: int  # the fewest of any worker
-    still: float  # the longest time without a sign of life
-    wrong: str  # how it ended, if not well
+    still: float  # the longest time without a sign of life, in seconds
+    wrong: str  # exit code and output, if the job failed or was thought to hang
 
     def __str__(self) -> str:
         text = f"{self.name:20} {self.seconds:6.0f} s, {self.steps:6} steps, "
-        text += f"{self.still:5.1f} s without a sign of life at most, {self.alarms} false alarms"
+        text += f"at most {self.still:5.1f} s without a sign of life, {self.alarms} false alarms"
         return text + (f"; {self.wrong}" if self.wrong else "")
 
 
 class Job:
-    """One of hpclaunch in a directory of its own."""
+    """A job of hpclaunch in a directory of its own."""
 
     def __init__(self, directory: Path, argv: list[object]) -> None:
         self._directory = directory
@@ -76,24 +76,24 @@ class Job:
                 start_new_session=True,
             )
 
-    def told(self, name: str, *, was_ended: bool = False) -> Told:
-        """Once it is over."""
+    def outcome(self, name: str, *, was_ended: bool = False) -> JobOutcome:
+        """Return the outcome of the job, which has ended."""
         seconds = time.monotonic() - self._began
-        said = (self._directory / "output").read_text(errors="replace")
+        output = (self._directory / "output").read_text(errors="replace")
         journals = (self._directory / "hpclaunch-logs").glob("*/journal.jsonl")
         events = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
         seen = [event["with"] for event in events if event.get("event") == "WorkersSeen"]
         code = self.process.returncode
-        alarms = said.count("the workers hang")
-        wrong = f"ended with {code}: {said[-500:]}" if (code and not was_ended) or alarms else ""
+        alarms = output.count("the workers hang")
+        wrong = f"exit code {code}: {output[-500:]}" if (code and not was_ended) or alarms else ""
         steps = max((min(each["steps"]) for each in seen), default=0)
         still = max((each["still"] for each in seen), default=0.0)
-        return Told(name, seconds, alarms, steps, still, wrong)
+        return JobOutcome(name, seconds, alarms, steps, still, wrong)
 
 
 @contextmanager
 def storage(directory: Path) -> Iterator[None]:
-    """A file system in the directory; it stalls while the file `stalls` is there."""
+    """Mount a file system in the directory; it stalls while the file `stalls` exists."""
     mounted, source = directory / "storage", directory / "source"
     mounted.mkdir()
     source.mkdir()
@@ -117,7 +117,7 @@ def busy() -> Iterator[None]:
             burner.wait()
 
 
-def run(case: str, seconds: float) -> Told:
+def run(case: str, seconds: float) -> JobOutcome:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="false-hangs-")))
         if case in ON_STORAGE:
@@ -131,12 +131,12 @@ def run(case: str, seconds: float) -> Told:
             if stalls.exists() and time.time() > stalls.stat().st_mtime + seconds:
                 stalls.unlink()
             time.sleep(0.2)
-        job.process.kill()  # only if it takes far too long
+        job.process.kill()  # has an effect only if the job has exceeded its limit
         job.process.wait()
-        return job.told(case)
+        return job.outcome(case)
 
 
-def train(name: str, seconds: float) -> Told:
+def train(name: str, seconds: float) -> JobOutcome:
     with tempfile.TemporaryDirectory(prefix="false-hangs-") as directory:
         length = "--steps" if name in STEPS else "--epochs"
         script = [ROOT / "workers" / f"{name}.py", length, 1_000_000, "--dir", "checkpoints"]
@@ -148,7 +148,7 @@ def train(name: str, seconds: float) -> Told:
             was_ended = True
             job.process.send_signal(signal.SIGTERM)
             job.process.wait()
-        return job.told(name, was_ended=was_ended)
+        return job.outcome(name, was_ended=was_ended)
 
 
 def main() -> None:
@@ -169,12 +169,13 @@ def main() -> None:
         else:
             names = args.recipes or RECIPES
             done = pool.map(lambda name: train(name, 60 * args.minutes), names)
-        every = []
-        for told in done:
-            every.append(told)
-            print(told, flush=True)
-    minutes = sum(told.seconds for told in every) / 60
-    print(f"{minutes:.1f} min in all, {sum(told.alarms for told in every)} false alarms")
+        outcomes = []
+        for outcome in done:
+            outcomes.append(outcome)
+            print(outcome, flush=True)
+    minutes = sum(outcome.seconds for outcome in outcomes) / 60
+    alarms = sum(outcome.alarms for outcome in outcomes)
+    print(f"{minutes:.1f} min in all, {alarms} false alarms")
 
 
 if __name__ == "__main__":

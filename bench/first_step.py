@@ -1,16 +1,17 @@
-"""What people wait for: launch to the first optimizer step, and SIGKILL of a worker to the next.
+"""Time a launch, and a restart after SIGKILL of a worker, to the first optimizer step.
 
     python bench/first_step.py [--workers 1 2 4 8] [--runs 3] [--shapes 2x4] [--stages]
                                [--kinds light heavy transformers project]
 
-A DDP script with AdamW and a scheduler, under hpclaunch and torchrun in turn on this machine; heavy
-also imports pandas and scikit-learn, transformers trains a tiny BERT that is made on the spot, and
-project does the same with an import in another module of the user's. The worker is killed some
-seconds after the first step; the job goes on meanwhile, and the next round loads what this one has
-saved. The last column is the memory of all workers and their
-launcher, each shared page counted once. Shapes are nodes x workers on each, on a real Slurm cluster
-on this machine (`on_slurm.py`; as root only); their memory is that of the workers only, with their
-part of what they share with others. --stages tells where the time goes.
+A DDP script with AdamW and a scheduler runs under hpclaunch and torchrun in turn on this machine.
+"heavy" also imports pandas and scikit-learn, "transformers" trains a tiny BERT, and "project" does
+the same with the import in another module of the user's. The worker is killed some seconds after
+the first step, while the job trains; the next round loads the checkpoint of the first one. The last
+column is the memory of all workers and their launcher, each shared page counted once.
+
+Shapes are nodes x workers per node, on a real Slurm cluster on this machine (`on_slurm.py`; needs
+root). Their memory is the proportional set size of the workers only. --stages shows the time of
+each stage.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from measuring import HPCLAUNCH, TORCHRUN, Run, alone, median, running
+from measuring import HPCLAUNCH, TORCHRUN, Run, median, running, standalone
 from on_slurm import Allocation, allocation, cluster_of, why_not
 from stages import LAUNCH, RESTART, Stages, launch_stages, print_stages, restart_stages
 
@@ -35,13 +36,12 @@ KINDS = {
 }
 FIRST_LINES = "from time import monotonic\nbegan = monotonic()\n"
 REST = 4.0  # seconds from the first step to the kill
-# With a launcher and a script.
-Start = Callable[[str, Path], AbstractContextManager[Run]]
+Start = Callable[[str, Path], AbstractContextManager[Run]]  # takes a launcher and a script
 
 
 @dataclass
 class Figures:
-    """Of one launcher, a value for each run; times in seconds, memory in MB."""
+    """Values of one launcher, one for each run; times in seconds, memory in MB."""
 
     launch: list[float] = field(default_factory=list)
     restart: list[float] = field(default_factory=list)
@@ -51,24 +51,24 @@ class Figures:
 
     def add(self, started: AbstractContextManager[Run]) -> None:
         with started as run:
-            launched = run.met(run.began)
+            launched = run.wait_until_ready(run.began)
             if launched is None:
                 return
-            self.launch.append(max(r.met for r in launched) - run.began)
+            self.launch.append(max(r.ready_at for r in launched) - run.began)
             self.launch_stages.append(launch_stages(run.began, launched, run.logs))
             time.sleep(REST)
             self.memory.append(
                 memory([*(p.pid for p in run.launchers), *(r.pid for r in launched)])
             )
             killed = run.kill_worker(run.workers - 1)
-            restarted = run.met(killed)
+            restarted = run.wait_until_ready(killed)
             if restarted is not None:
-                self.restart.append(max(r.met for r in restarted) - killed)
+                self.restart.append(max(r.ready_at for r in restarted) - killed)
                 self.restart_stages.append(restart_stages(killed, restarted, run.logs))
 
 
 def memory(pids: Sequence[int]) -> float:
-    """Of these processes and all that they have started."""
+    """Return the memory of these processes and their descendants, in MB."""
     processes = {psutil.Process(pid) for pid in pids}
     processes |= {child for p in processes for child in p.children(recursive=True)}
     found = 0
@@ -82,7 +82,7 @@ def memory(pids: Sequence[int]) -> float:
 
 def on_this_machine(workers: int) -> Start:
     def start(launcher: str, script: Path) -> AbstractContextManager[Run]:
-        return running([alone(launcher, workers)], workers, script=[script])
+        return running([standalone(launcher, workers)], workers, script=[script])
 
     return start
 

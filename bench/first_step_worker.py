@@ -1,8 +1,8 @@
-"""The worker of `first_step.py`: a training as users write them, which tells of its first step.
+"""Worker of `first_step.py`: an ordinary training that reports when its first step was done.
 
-`first_step.py` puts the imports of one kind in front of it, and the moment at which it began. The
-message is that of `worker.py`; its last moment is when the first optimizer step was done. Then it
-saves a checkpoint, which the next round loads. It goes on with a step now and then, until the
+`first_step.py` prepends the imports of one kind, and the time at which the script began. The
+message has the form of `worker.py`'s; its last time is the end of the first optimizer step. Then
+the script saves a checkpoint, which the next round loads. It trains at a slow pace until the
 benchmark closes the connection, or something kills it.
 """
 
@@ -21,13 +21,13 @@ marks = {"script begins": began}  # noqa: F821
 
 
 def mark(name):
-    """The first moment of each name counts, as the first step does."""
+    """Record the time of a stage, unless an earlier step has recorded it."""
     marks.setdefault(name, monotonic())
 
 
-mark("imports are done")
+mark("imports done")
 dist.init_process_group("gloo")
-mark("process group is there")
+mark("process group ready")
 transformers = "BertConfig" in globals()
 if transformers:
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
@@ -36,30 +36,30 @@ if transformers:
 else:
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     batch = {"input": torch.randn(8, 32)}
-mark("model is built")
+mark("model built")
 model = DistributedDataParallel(model)
-mark("DDP has the model")
+mark("model wrapped in DDP")
 optimizer = torch.optim.AdamW(model.parameters())
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-mark("optimizer is there")
+mark("optimizer built")
 parts = model, optimizer, scheduler
 checkpoint = Path("checkpoint.pt")
 if checkpoint.exists():
     for part, state in zip(parts, torch.load(checkpoint, weights_only=True), strict=True):
         part.load_state_dict(state)
-mark("checkpoint is loaded")
+mark("checkpoint loaded")
 
 
 def step():
     out = model(**batch)
     loss = out.loss if transformers else out.sum()
-    mark("forward is done")
+    mark("forward done")
     optimizer.zero_grad()
     loss.backward()
-    mark("backward is done")
+    mark("backward done")
     optimizer.step()
     scheduler.step()
-    mark("optimizer step is done")
+    mark("optimizer step done")
 
 
 step()

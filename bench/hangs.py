@@ -1,15 +1,15 @@
-"""Workers that hang in every way, one in each round, and how long it takes until that is found.
+"""Time the detection of hangs of every kind, one in each round.
 
     python bench/hangs.py [--hangs 20] [--workers 4] [--seed N] [--jobs 1] [--kinds KIND,...]
     python bench/hangs.py --slurm 2 [--workers 2] ...
 
-Each job trains with DDP (`tests/slurm/scripts/hanging.py`) on this machine, or on so many nodes of
-a real Slurm cluster with `--workers` on each, and in each of its rounds one rank hangs. The table
-says for each kind how many were found, how many within 12 s (10 s or 5 steps, and 2 s), how long
-after the hang the next round began, whether the right rank was named, and whether the right line
-was. torchrun finds none of them until gloo gives up, after 30 minutes.
+Each job trains with DDP (`tests/slurm/scripts/hanging.py`) on this machine, or on --slurm nodes of
+a real Slurm cluster with --workers per node. In each of its rounds one rank hangs. The table shows
+for each kind how many hangs were found, how many within 12 s (10 s or 5 steps, and 2 s), the time
+from the hang to the next round, and how often the right rank and the right line were named. With
+torchrun, such jobs hang until gloo times out after 30 minutes.
 
-The nodes are network namespaces of this machine and share its CPUs; as root only.
+The nodes are network namespaces of this machine and share its CPUs. Needs root.
 """
 
 import argparse
@@ -35,23 +35,25 @@ KINDS = (
     *("stopped", "asleep", "skipped", "swapped", "locked", "holding", "endless", "reading"),
     *("storage", "barrier", "left", "loader", "end", "unsent", "pipeline"),
 )
-OF_NODES = ("cut",)
+BETWEEN_NODES = ("cut",)  # needs several nodes
 WITHOUT_LINE = "all have begun it: a network that loses data"
-A_JOB = 6  # hangs
-LIMIT = 130  # seconds for each of them
+HANGS_PER_JOB = 6
+LIMIT = 130  # seconds for each hang
 IN_TIME = 12.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HangOutcome:
+    """The detection of one hang, compared with the facts."""
+
     kind: str
     seconds: float | None  # from the hang to the end of the round; None: not found
-    rank: bool  # the right one was named
-    line: bool | None  # None: there is none
+    is_right_rank: bool
+    is_right_line: bool | None  # None: no line is to blame
 
 
-class Here:
-    """This machine, as a place for jobs."""
+class LocalMachine:
+    """This machine, as the place where jobs run."""
 
     def __init__(self):
         self.environ = {}
@@ -66,8 +68,8 @@ class Here:
         return [os.uname().nodename]
 
 
-class Nodes(Here):
-    """Those of an allocation of a cluster, which all jobs share."""
+class SlurmNodes(LocalMachine):
+    """The nodes of a Slurm allocation, as the place where all jobs run."""
 
     def __init__(self, cluster, held):
         self._cluster, self._held = cluster, held
@@ -86,7 +88,7 @@ class Nodes(Here):
 
 @contextmanager
 def stalling(place, directory):
-    """A file system on each host, which stalls while there is a file named after the host."""
+    """Mount a file system on each host; it stalls while a file named after the host exists."""
     mounted = [directory / host for host in place.hosts()]
     for each in mounted:
         each.mkdir()
@@ -106,20 +108,20 @@ def heal(directory):
         file.unlink()
 
 
-def job(place, hangs, workers):
-    """Run one job; one Found for each hang."""
+def run_job(place, hangs, workers):
+    """Run one job; return a HangOutcome for each hang."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hangs-")))
         if any(kind == "storage" for kind, _, _ in hangs):
             stack.enter_context(stalling(place, directory))
-        told = " ".join(f"{kind}:{rank}:{step}" for kind, rank, step in hangs)
+        plan = " ".join(f"{kind}:{rank}:{step}" for kind, rank, step in hangs)
         restarts = str(len(hangs))
         command = ["timeout", str(LIMIT * len(hangs)), str(HPCLAUNCH), "--nproc", str(workers)]
         command += ["--max-restarts", restarts, str(SCRIPTS / "hanging.py")]
         process = subprocess.Popen(
             place.start(command, directory),
             cwd=directory,
-            env=os.environ | place.environ | {"HANGS": told, "STALLING": str(directory)},
+            env=os.environ | place.environ | {"HANGS": plan, "STALLING": str(directory)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -130,35 +132,37 @@ def job(place, hangs, workers):
 
 
 def follow(process, hangs, directory):
+    """Read the job's output until its end; yield a HangOutcome for each hang."""
     began = line = None
-    lines, said, number = [], [], 0
+    lines, output, number = [], [], 0
     for text in process.stdout:
-        said.append(text)
+        output.append(text)
         now = monotonic()
         if match := re.search(r"hangs in line (\d+)", text):
             began, line = now, int(match[1])
         elif text.startswith("  "):
             lines.append(text)
         elif "; restart" in text and began is not None:
-            yield found(hangs[number], now - began, line, "".join(lines))
+            yield compare(hangs[number], now - began, line, "".join(lines))
             number, began, lines = number + 1, None, []
         if "no step for" in text:
             lines = [text]
-            heal(directory)  # what waits there cannot be killed
+            heal(directory)  # a process that waits for the file system cannot be killed
     code = process.wait()
     for kind, _, _ in hangs[number:]:
-        yield Found(kind, None, False, None)
+        yield HangOutcome(kind, None, False, None)
     if code or number < len(hangs):
-        print(f"a job has ended with {code}: {hangs}, {said[-20:]}", file=sys.stderr)
+        print(f"a job ended with exit code {code}: {hangs}, {output[-20:]}", file=sys.stderr)
 
 
-def found(hang, seconds, line, account):
+def compare(hang, seconds, line, account):
+    """Return a HangOutcome: is the account of the launcher right?"""
     kind, rank, _ = hang
     right = (WITHOUT_LINE if kind == "cut" else f"rank {rank} on") in account
     there = f"hanging.py:{line}," in account if line else None
     if not right or there is False or (seconds > IN_TIME and kind != "endless"):
         print(f"{kind} of rank {rank}, line {line}, {seconds:.1f} s:\n{account}", file=sys.stderr)
-    return Found(kind, seconds, right, there)
+    return HangOutcome(kind, seconds, right, there)
 
 
 def main():
@@ -169,13 +173,13 @@ def main():
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="at a time")
-    parser.add_argument("--kinds", help="all, unless some are named")
+    parser.add_argument("--kinds", help="by default all")
     parser.add_argument("--slurm", type=int, default=0, metavar="NODES")
     options = parser.parse_args()
     if options.slurm and why_not():
         print(f"not measured on Slurm: needs {why_not()}")
         return
-    kinds = (*KINDS, *(OF_NODES if options.slurm else ()))
+    kinds = (*KINDS, *(BETWEEN_NODES if options.slurm else ()))
     if options.kinds:
         kinds = options.kinds.split(",")
     elif why_not():
@@ -187,13 +191,13 @@ def main():
         for n in range(options.hangs)
     ]
     rng.shuffle(hangs)
-    jobs = [hangs[at : at + A_JOB] for at in range(0, len(hangs), A_JOB)]
+    jobs = [hangs[at : at + HANGS_PER_JOB] for at in range(0, len(hangs), HANGS_PER_JOB)]
     by_kind = defaultdict(list)
     with (
         place_for_jobs(options.slurm) as place,
         ThreadPoolExecutor(options.jobs) as pool,
     ):
-        for done in pool.map(lambda each: job(place, each, options.workers), jobs):
+        for done in pool.map(lambda each: run_job(place, each, options.workers), jobs):
             for each in done:
                 by_kind[each.kind].append(each)
     print("kind       hangs found in time  median  longest  rank  line")
@@ -205,19 +209,19 @@ def main():
 @contextmanager
 def place_for_jobs(nodes):
     if not nodes:
-        yield Here()
+        yield LocalMachine()
         return
     with cluster_of(nodes) as cluster, allocation(cluster, nodes) as held:
-        yield Nodes(cluster, held)
+        yield SlurmNodes(cluster, held)
 
 
 def print_row(name, done):
     times = [f.seconds for f in done if f.seconds is not None]
-    lines = [f.line for f in done if f.line is not None]
+    lines = [f.is_right_line for f in done if f.is_right_line is not None]
     median = f"{statistics.median(times):.1f} s" if times else "-"
     longest = f"{max(times):.1f} s" if times else "-"
     in_time = sum(seconds <= IN_TIME for seconds in times)
-    right = sum(f.rank for f in done)
+    right = sum(f.is_right_rank for f in done)
     line = f"{sum(lines)}/{len(lines)}" if lines else "-"
     print(
         f"{name:10} {len(done):5} {len(times):5} {in_time:7} {median:>7} {longest:>8} "

@@ -1,10 +1,10 @@
-"""What a large job costs its head, in CPU seconds: the core, and its messages as bytes.
+"""Measure the CPU time of the head of a large job, and the size of its messages.
 
     python bench/head_scale.py [--agents 256 1024 4096]
 
-Simulated agents, one per node with 8 workers each. A round is from the first report until all have
-their orders; a failure, from its report until all have those of the next round; a beat is one
-report of each agent and its answer. No process, no network.
+The agents are simulated, one per node with 8 workers each, without processes and network. A round
+is the time from the first report until all agents have their orders; a failure, from its report
+until all have the orders of the next round; a beat, one report of each agent and its answer.
 """
 
 import argparse
@@ -29,14 +29,14 @@ class Cluster:
             Report(f"n{i}", f"a{i}", 0, WORKERS, "10.0.0.1", "", 4000, -1, Phase.IDLE, (), 0, None)
             for i in range(agents)
         ]
-        self.heard = [-1] * agents  # the newest order of each
-        self.versions = [-1] * agents  # of the configuration that it has
+        self.heard = [-1] * agents  # the serial number of each agent's newest order
+        self.versions = [-1] * agents  # of each agent's configuration
         self.now = 0.0
         self.bytes = 0
-        self.search = 0  # the number of the last one
-        self.tell(Started())
+        self.search = 0  # the number of the newest checkpoint search
+        self.handle(Started())
 
-    def tell(self, event: object) -> list[Effect]:
+    def handle(self, event: object) -> list[Effect]:
         effects = self.head.handle(event, self.now)
         self.head.next_deadline()
         for effect in effects:
@@ -50,16 +50,16 @@ class Cluster:
         return effects
 
     def report(self, **news: object) -> None:
-        """Of all agents, with this."""
+        """Send a report of each agent to the head, with these fields changed."""
         self.now += 0.5
         for index, last in enumerate(self.reports):
             known = {"heard": self.heard[index], "version": self.versions[index]}
             report = replace(last, serial=last.serial + 1, **known, **news)
             self.reports[index] = report
-            self.tell(Received(index, report))
+            self.handle(Received(index, report))
 
     def start(self, number: int) -> None:
-        self.tell(CheckpointChosen("", number=self.search))
+        self.handle(CheckpointChosen("", number=self.search))
         self.report(phase=Phase.RUNNING, round=number)
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="+", default=[256, 1024, 4096])
     args = parser.parse_args()
     print(
-        f"{'agents':>8}{'round':>12}{'failure':>12}{'beat':>12}{'of a core':>12}{'bytes/beat':>14}"
+        f"{'agents':>8}{'round':>12}{'failure':>12}{'beat':>12}{'CPU share':>12}{'bytes/beat':>14}"
     )
     for agents in args.agents:
         cluster = Cluster(agents)
@@ -89,11 +89,11 @@ def main() -> None:
             cluster.report(phase=Phase.STOPPING)
             cluster.report(phase=Phase.IDLE)
             cluster.start(1)
-            assert cluster.head.state.round == 1, "the failure has led to another round"
+            assert cluster.head.state.round == 1, "the failure leads to another round"
 
         agreed = cost(begin)
         cluster.bytes = 0
-        beats = cost(lambda c=cluster: [(c.report(), c.tell(Tick())) for _ in range(BEATS)])
+        beats = cost(lambda c=cluster: [(c.report(), c.handle(Tick())) for _ in range(BEATS)])
         size = cluster.bytes / BEATS
         failed = cost(fail)
         share = beats / BEATS / cluster.head.timing.beat

@@ -1,11 +1,12 @@
-"""What a launcher costs while its workers train: memory and CPU.
+"""Measure the memory and CPU time of a launcher while its workers train.
 
     python bench/idle_agent.py [--workers 8] [--seconds 5] [--cold]
 
-hpclaunch alone, hpclaunch as head and as member of two agents (which hear from each other every
-2 s) with half of the workers each, and torchrun. The workers have imported torch, met in one
-all-reduce, and sleep. PSS counts a page that several processes share in equal parts: what processes
-cost together is the sum. Helpers are all processes below the agent but the workers.
+Measured are a single agent of hpclaunch, the head and the member of a job of two agents (which hear
+from each other every 2 s) with half of the workers each, and torchrun. The workers have imported
+torch and done one all-reduce, and sleep. PSS divides a shared page equally among its processes, so
+the memory of several processes is the sum. Helpers are the agent's child processes, without the
+workers.
 """
 
 import argparse
@@ -17,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-from measuring import COLD, HPCLAUNCH, TORCHRUN, Command, alone, running
+from measuring import COLD, HPCLAUNCH, TORCHRUN, Command, running, standalone
 
-REST = 2.0  # seconds until what is done ahead of need is done
+SETTLE = 2.0  # seconds for the agent's background preparations
 
 
-def step(index: int) -> dict[str, str]:
-    """The environment of one of two tasks of a Slurm step on this machine."""
+def step_environment(index: int) -> dict[str, str]:
+    """Return the environment of one of two tasks of a Slurm step on this machine."""
     return {
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_ID": "0",
@@ -37,7 +38,7 @@ def step(index: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An agent and what it has started."""
+    """An agent and its child processes."""
 
     agent: psutil.Process
     helpers: list[psutil.Process]
@@ -55,22 +56,22 @@ def family(pid: int, workers: set[int]) -> Family:
 
 
 def pss(processes: Iterable[psutil.Process]) -> float:
-    """Megabytes."""
+    """Return the proportional set size of the processes, in MB."""
     return sum(p.memory_full_info().pss for p in processes) / 1e6
 
 
 def cpu(processes: Iterable[psutil.Process]) -> float:
-    """Seconds so far, which the kernel counts to the nanosecond here."""
+    """Return the CPU seconds of the processes so far, with the kernel's nanosecond resolution."""
     tasks = [task for p in processes for task in Path(f"/proc/{p.pid}/task").iterdir()]
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def measure(commands: Mapping[str, Command], workers: int, seconds: float) -> None:
-    """Prints a line for each of the agents, which belong to one job."""
+    """Run one job and print a line for each of its agents."""
     with running(list(commands.values()), workers) as run:
-        if run.met(run.began) is None:
+        if run.wait_until_ready(run.began) is None:
             return
-        time.sleep(REST)
+        time.sleep(SETTLE)
         pids = {report.pid for report in run.reports}
         families = [family(launcher.pid, pids) for launcher in run.launchers]
         before = [cpu([f.agent, *f.helpers]) for f in families]
@@ -85,11 +86,11 @@ def measure(commands: Mapping[str, Command], workers: int, seconds: float) -> No
                 flush=True,
             )
             for helper in f.helpers:
-                print(f"    {pss([helper]):6.1f} MB  {said_by(helper)}", flush=True)
+                print(f"    {pss([helper]):6.1f} MB  {short_command(helper)}", flush=True)
 
 
-def said_by(helper: psutil.Process) -> str:
-    """Its command line, without directories and the benchmark's own arguments."""
+def short_command(helper: psutil.Process) -> str:
+    """Return the helper's command line without directories, cut to 60 characters."""
     words = [Path(word).name for word in helper.cmdline()]
     return " ".join(words)[:60]
 
@@ -105,10 +106,10 @@ def main() -> None:
         "  workers  everything      CPU"
     )
     for name in (HPCLAUNCH, *([COLD] if args.cold else []), TORCHRUN):
-        measure({name: alone(name, args.workers)}, args.workers, args.seconds)
-    half = alone(HPCLAUNCH, args.workers // 2)
+        measure({name: standalone(name, args.workers)}, args.workers, args.seconds)
+    half = standalone(HPCLAUNCH, args.workers // 2)
     names = (f"{HPCLAUNCH}, head", f"{HPCLAUNCH}, member")
-    pair = {name: replace(half, env=step(index)) for index, name in enumerate(names)}
+    pair = {name: replace(half, env=step_environment(index)) for index, name in enumerate(names)}
     measure(pair, 2 * (args.workers // 2), args.seconds)
 
 

@@ -1,9 +1,9 @@
-"""What the journal costs the head of a job that trains: CPU, and bytes in the file.
+"""Measure the cost of the journal for the head of a training job: CPU time and bytes in the file.
 
     python bench/journal.py [--agents 2 1000] [--seconds 300]
 
-Real cores of so many agents, one per node, and their own clock; no process and no network. The head
-is recorded as an agent records it. Then an agent is lost.
+The agents' cores are real; their clock is simulated, and there are no processes and no network. The
+journal of the head is written as in a real agent. At the end, one agent is lost.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import HEAD, Job, Place
 from hpclaunch.system.logs.journal import Recorder
 
-DELAY = 0.0002  # seconds of a message on its way
+DELAY = 0.0002  # seconds until a message arrives
 
 
 class Cluster:
@@ -28,17 +28,17 @@ class Cluster:
         self._count = 0
         self.written = self.events = 0
         self.spent = self.slowest = 0.0
-        self.recorder = Recorder(self._take)
-        made = [
+        self.recorder = Recorder(self._count_bytes)
+        arguments = [
             {"job": job, "index": i, "nproc": 8, "address": "10.0.0.1", "incarnation": f"a{i}"}
             for i in range(agents)
         ]
-        self.cores = {i: Control(**each) for i, each in enumerate(made)}  # type: ignore[arg-type]
-        self.recorder.began(made[HEAD], self.now)
+        self.cores = {i: Control(**each) for i, each in enumerate(arguments)}  # type: ignore[arg-type]
+        self.recorder.began(arguments[HEAD], self.now)
         for index in range(agents):
             self._later(index / agents, index, events.Started())
 
-    def _take(self, line: bytes) -> None:
+    def _count_bytes(self, line: bytes) -> None:
         self.written += len(line)
 
     def _later(self, seconds: float, index: int, event: events.Event | None) -> None:
@@ -58,11 +58,11 @@ class Cluster:
         if index == HEAD:
             self.events += 1
             self._timed(lambda: self.recorder.event(event, self.now))
-        asked = core.handle(event, self.now)
+        requested = core.handle(event, self.now)
         if index == HEAD:
-            self._timed(lambda: self.recorder.effects(asked, core))
-        for effect in asked:
-            self._carry_out(index, effect)
+            self._timed(lambda: self.recorder.effects(requested, core))
+        for effect in requested:
+            self._perform(index, effect)
         self._later(max(0.0, core.next_deadline() - self.now) + 0.001, index, None)
 
     def _timed(self, act: Callable[[], Any]) -> None:
@@ -72,7 +72,7 @@ class Cluster:
         self.spent += took
         self.slowest = max(self.slowest, took)
 
-    def _carry_out(self, index: int, effect: effects.Effect) -> None:
+    def _perform(self, index: int, effect: effects.Effect) -> None:
         match effect:
             case effects.Send(to=to, message=message):
                 self._later(DELAY, to, events.Received(index, message, "10.0.0.1"))
@@ -89,7 +89,7 @@ def main() -> None:
     args = parser.parse_args()
     for agents in args.agents:
         cluster = Cluster(agents)
-        cluster.run(150.0)  # until the begin is written and nothing but beats comes
+        cluster.run(150.0)  # until the start of the job is written and only beats follow
         written = cluster.written
         cluster.events = 0
         cluster.spent = cluster.slowest = 0.0
@@ -99,13 +99,13 @@ def main() -> None:
             f"{agents} agents: {cluster.events / args.seconds:,.0f} events/s; "
             f"{1e6 * cluster.spent / cluster.events:.1f} us of CPU each, "
             f"{cluster.spent / args.seconds:.2%} of a core; the slowest "
-            f"{1000 * cluster.slowest:.1f} ms; in the file {written / 1000:,.0f} kB of the begin, "
-            f"{(cluster.written - written) * hourly:.0f} B/h"
+            f"{1000 * cluster.slowest:.1f} ms; in the file {written / 1000:,.0f} kB for the start, "
+            f"then {(cluster.written - written) * hourly:.0f} B/h"
         )
         before = cluster.written
         del cluster.cores[agents - 1]
         cluster.run(10.0)
-        print(f"  an agent is lost: {(cluster.written - before) / 1000:,.0f} kB in the file")
+        print(f"  loss of an agent: {(cluster.written - before) / 1000:,.0f} kB in the file")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""Launch to the first all-reduce, SIGKILL of a worker to all ranks re-initialised, and the end.
+"""Time a launch to the first all-reduce, a restart after SIGKILL of a worker, and the end of a job.
 
     python bench/launch_and_restart.py [--workers 2 4 8] [--runs 5] [--cold] [--stages]
 
-hpclaunch and torchrun in turn, on this machine, with `python -c "import torch"` between them: no
-launch of a script that uses torch takes less than that. --cold adds hpclaunch --cold, which starts
-every worker as a fresh interpreter; --stages tells where the time goes.
+hpclaunch and torchrun run in turn on this machine, and between them `python -c "import torch"`: no
+launch of a script that uses torch is faster than that. --cold adds hpclaunch --cold, which starts
+every worker as a new interpreter; --stages shows the time of each stage.
 """
 
 import argparse
 import sys
 
-from measuring import COLD, HPCLAUNCH, TORCHRUN, alone, running, timed
+from measuring import COLD, HPCLAUNCH, TORCHRUN, running, standalone, timed
 from side_by_side import Launcher, compare
 
 
 def launcher(name: str, workers: int) -> Launcher:
-    return lambda: running([alone(name, workers)], workers)
+    return lambda: running([standalone(name, workers)], workers)
 
 
 def import_torch() -> float:

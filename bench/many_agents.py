@@ -1,9 +1,9 @@
-"""So many real agents on this machine: they join, run a round, lose one of them, and go on.
+"""Time the start of a job of many real agents on this machine, and its restart without one of them.
 
     python bench/many_agents.py [--agents 256]
 
-Each has one worker, a shell that does nothing. "Joined" is when the head has heard the last agent,
-"started" when the last worker has come so far as to say so in a file.
+Each agent has one worker, a shell that sleeps. "Joined" is the time at which the head has received
+the first report of the last agent; "started", the time at which the last worker touches a file.
 """
 
 import argparse
@@ -24,8 +24,8 @@ WORKER = 'touch "$0/$MASTER_PORT-$RANK"; exec sleep 1000'
 class Crowd:
     def __init__(self, count: int, directory: Path) -> None:
         self.directory = directory
-        self.said = directory / "said"
-        self.said.mkdir()
+        self.touched = directory / "touched"  # a file of each worker that has started
+        self.touched.mkdir()
         port = random.randrange(20000, 30000)
         hpclaunch = Path(sys.executable).parent / "hpclaunch"
         command = [str(hpclaunch), f"--nnodes={count - 1}:{count}", "--health=off"]
@@ -37,7 +37,7 @@ class Crowd:
                 mine = [f"--node-rank={rank}", f"--log-dir={directory}/logs"]
                 self.agents.append(
                     subprocess.Popen(
-                        [*command, *mine, "sh", "-c", WORKER, str(self.said)],
+                        [*command, *mine, "sh", "-c", WORKER, str(self.touched)],
                         env=env,
                         stdout=console,
                         stderr=console,
@@ -46,20 +46,21 @@ class Crowd:
                 )
 
     def started(self, count: int, but: set[str]) -> float:
-        """When the last of so many workers was there, on the clock of files."""
+        """Return when the last of so many workers started, by the clock of the file system."""
         limit = time.monotonic() + LIMIT
         while time.monotonic() < limit:
-            new = [p for p in self.said.iterdir() if p.name not in but]
+            new = [p for p in self.touched.iterdir() if p.name not in but]
             if len(new) >= count:
                 return max(p.stat().st_mtime for p in new)
             time.sleep(0.05)
-        sys.exit(f"{len(new)} of {count} workers came:\n{(self.directory / 'console').read_text()}")
+        console = (self.directory / "console").read_text()
+        sys.exit(f"only {len(new)} of {count} workers started:\n{console}")
 
     def joined(self) -> float:
-        """When the head heard the last one for the first time."""
+        """Return when the head received the first report of the last agent."""
         first: dict[int, float] = {}
         journal = self.directory / "logs" / "journal.jsonl"
-        while not journal.exists():  # a process of its own writes it
+        while not journal.exists():  # the log service writes it, with a delay
             time.sleep(0.05)
         for line in journal.read_text().splitlines():
             entry = json.loads(line)
@@ -83,16 +84,16 @@ def main() -> None:
         try:
             started = crowd.started(count, set())
             joined = crowd.joined()
-            before = {p.name for p in crowd.said.iterdir()}
+            before = {p.name for p in crowd.touched.iterdir()}
             crowd.agents[-1].kill()
             killed = time.time()
             again = crowd.started(count - 1, before)
         finally:
             crowd.end()
     print(
-        f"{count} agents: processes up and joined {joined - began:.1f} s, all joined to all "
-        f"workers started {started - joined:.2f} s, one killed to all others restarted "
-        f"{again - killed:.2f} s"
+        f"{count} agents: {joined - began:.1f} s until all have joined, {started - joined:.2f} s "
+        f"from then until all workers have started, {again - killed:.2f} s from SIGKILL of an "
+        "agent until all other workers have restarted"
     )
 
 

@@ -1,7 +1,7 @@
-"""Start a launcher, see its workers meet, kill one, see them meet again.
+"""Runs of a launcher: start it, wait until all workers are ready, kill one, wait again.
 
-Nothing here polls: the workers tell of themselves over a Unix socket, and while something is being
-measured the benchmark sleeps until it hears from them.
+Nothing here polls: the workers report over a Unix socket, and during a measurement the benchmark
+sleeps until it receives their reports.
 """
 
 import json
@@ -26,21 +26,21 @@ import psutil
 
 BIN = Path(sys.executable).parent
 WORKER = Path(__file__).parent / "worker.py"
-SOCKET = "BENCH_SOCKET"  # the variable that tells a worker where the benchmark listens
+SOCKET = "BENCH_SOCKET"  # the variable with the path of the benchmark's socket
 LOGS = "logs"  # hpclaunch's, with its journals, in the directory of a run
 LIMIT = 60.0  # seconds until a start or a restart counts as hung
 
 HPCLAUNCH = "hpclaunch"
-COLD = "hpclaunch --cold"  # every worker a fresh interpreter
+COLD = "hpclaunch --cold"  # every worker is a new interpreter
 TORCHRUN = "torchrun"
-# As shipped, torchrun's restarts in place often hang: its store outlives the round and hands new
-# ranks the addresses of dead ones. With sharing off it does its best.
+# By default, torchrun's restarts in place often hang: its store outlives the round and gives new
+# ranks the addresses of dead ones. Without the shared store it performs best.
 BEST_OF_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start, before the script and its arguments; `env` is over the inherited one."""
+    """The command line of a launcher, without the script; `env` extends the inherited one."""
 
     argv: Sequence[str]
     env: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Command:
 def command(
     launcher: str, workers: int, *, max_restarts: int = 3, more: Sequence[str] = ()
 ) -> Command:
-    """`workers` per node; `more` are options of this launcher's."""
+    """Return the command for `workers` per node; `more` are other options of this launcher."""
     program, *options = launcher.split()
     options += [f"--max-restarts={max_restarts}", f"--nproc-per-node={workers}", *more]
     if launcher == TORCHRUN:
@@ -57,32 +57,32 @@ def command(
     return Command([str(BIN / program), *options, f"--log-dir={LOGS}"])
 
 
-def alone(launcher: str, workers: int, *, max_restarts: int = 3) -> Command:
-    """A job of one machine."""
+def standalone(launcher: str, workers: int, *, max_restarts: int = 3) -> Command:
+    """Return the command for a job on this machine only."""
     more = ["--standalone"] if launcher == TORCHRUN else []
     return command(launcher, workers, max_restarts=max_restarts, more=more)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's own word; the moments as `worker.py` saw them, the pid as this process sees it."""
+    """A worker's report: the times are its own, the pid is that in this process's namespace."""
 
     pid: int
     rank: int
     restarts: int
-    marks: Mapping[str, float]  # when it had come how far, in order
+    marks: Mapping[str, float]  # the time of each stage, in order
 
     @property
-    def met(self) -> float:
-        """The last of them, once a collective is done: all ranks are there."""
+    def ready_at(self) -> float:
+        """The time of the last stage, after a collective with all ranks."""
         return max(self.marks.values())
 
 
 class Run:
-    """A launcher at work on `worker.py` in a directory of its own.
+    """One run of a launcher in a directory of its own.
 
-    The `script` with its arguments is `worker.py`, or tells of itself as that does. `where` puts a
-    command line somewhere else than onto this machine; there must be the same files.
+    The `script`, with its arguments, sends reports as `worker.py` does. `where` turns a command
+    line into one that runs on other hosts, which must have the same files.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Run:
         script: Sequence[object] = (WORKER,),
     ) -> None:
         self.workers = workers
-        self.has_failed = False  # it has ended too early, or hung
+        self.has_failed = False  # the launcher ended too early, or a start hung
         self.directory = Path(tempfile.mkdtemp(prefix="bench-"))
         self._selector = selectors.DefaultSelector()
         self._living: dict[socket.socket, Report] = {}
@@ -101,7 +101,7 @@ class Run:
         path = str(self.directory / "socket")
         self._listener.bind(path)
         self._listener.listen(256)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self.began = time.monotonic()
         with (self.directory / "output").open("wb") as output:
             self.launchers = [
@@ -125,71 +125,74 @@ class Run:
 
     @property
     def reports(self) -> list[Report]:
-        """Of the living workers, the newest of each rank, by rank."""
-        newest = {r.rank: r for r in sorted(self._living.values(), key=lambda r: r.met)}
+        """The newest report of each rank whose worker is alive, by rank."""
+        newest = {r.rank: r for r in sorted(self._living.values(), key=lambda r: r.ready_at)}
         return [newest[rank] for rank in sorted(newest)]
 
-    def met(self, after: float) -> list[Report] | None:
-        """All ranks' reports, once all have met after that moment; None for a hang."""
+    def wait_until_ready(self, after: float) -> list[Report] | None:
+        """Wait until all ranks are ready, later than `after`; return their reports.
+
+        Return None for a hang.
+        """
         while True:
-            ready = [r for r in self.reports if r.met > after]
+            ready = [r for r in self.reports if r.ready_at > after]
             if len(ready) == self.workers:
                 return ready
             events = self._selector.select(after + LIMIT - time.monotonic())
             for key, _ in events:
                 if key.data is None:
-                    self._complain("the launcher has ended")
+                    self._report_failure("the launcher ended too early")
                     return None
                 key.data(key.fileobj)
             if not events:
-                self._complain(f"nothing for {LIMIT:.0f} s")
+                self._report_failure(f"no report within {LIMIT:.0f} s")
                 return None
 
     def kill_worker(self, rank: int) -> float:
-        """SIGKILL to a worker; returns the moment."""
+        """Send SIGKILL to a worker; return the time."""
         moment = time.monotonic()
         os.kill(self.reports[rank].pid, signal.SIGKILL)
         return moment
 
     def finish(self) -> float | None:
-        """Let the workers come to the end of their script; returns the seconds from then until the
+        """Let the workers reach the end of their script; return the seconds from then until the
         launchers have ended, or None for a hang."""
         began = time.monotonic()
         for worker in [*self._living]:
-            self._farewell(worker)
+            self._disconnect(worker)
         for key in list(self._selector.get_map().values()):
             if key.data is None and not select.select([key.fd], [], [], LIMIT)[0]:
-                self._complain(f"still there after {LIMIT:.0f} s")
+                self._report_failure(f"the launcher has not ended within {LIMIT:.0f} s")
                 return None
         return time.monotonic() - began
 
-    def _welcome(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         worker, _ = listener.accept()
-        # What the worker takes for its pid is that of its own namespace.
+        # The worker itself only knows its pid in its own namespace.
         peer = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, _, _ = struct.unpack("3i", peer)
-        said = worker.recv(4096)
-        if not said:
+        message = worker.recv(4096)
+        if not message:
             worker.close()
             return
-        rank, restarts, marks = json.loads(said)
+        rank, restarts, marks = json.loads(message)
         self._living[worker] = Report(pid, int(rank), int(restarts), marks)
-        self._selector.register(worker, selectors.EVENT_READ, self._farewell)
+        self._selector.register(worker, selectors.EVENT_READ, self._disconnect)
 
-    def _farewell(self, worker: socket.socket) -> None:
+    def _disconnect(self, worker: socket.socket) -> None:
         self._selector.unregister(worker)
         del self._living[worker]
         worker.close()
 
-    def _complain(self, what: str) -> None:
+    def _report_failure(self, what: str) -> None:
         self.has_failed = True
-        said = (self.directory / "output").read_text(errors="replace").splitlines()
-        print(f"{what}; its last lines:", *said[-5:], sep="\n  | ", file=sys.stderr)
+        lines = (self.directory / "output").read_text(errors="replace").splitlines()
+        print(f"{what}; its last lines:", *lines[-5:], sep="\n  | ", file=sys.stderr)
 
     def end(self) -> None:
-        """The workers go when their connections do; what does not is killed."""
-        for open_one in (*self._living, self._listener):
-            open_one.close()
+        """Close the connections, so that the workers end; kill processes that remain."""
+        for connection in (*self._living, self._listener):
+            connection.close()
         for key in list(self._selector.get_map().values()):
             if key.data is None:
                 os.close(key.fd)
@@ -197,7 +200,7 @@ class Run:
         for launcher in self.launchers:
             try:
                 launcher.wait(LIMIT / 4)
-            except subprocess.TimeoutExpired:  # torchrun's workers outlive it when it is killed
+            except subprocess.TimeoutExpired:  # torchrun's workers survive when it is killed
                 agent = psutil.Process(launcher.pid)
                 for process in [*agent.children(recursive=True), agent]:
                     with suppress(psutil.NoSuchProcess):
@@ -208,7 +211,7 @@ class Run:
 
 @contextmanager
 def running(*args, **kwargs) -> Iterator[Run]:
-    """A `Run` that is ended, whatever happens."""
+    """Start a `Run`, and end it in any case."""
     run = Run(*args, **kwargs)
     try:
         yield run
@@ -217,13 +220,13 @@ def running(*args, **kwargs) -> Iterator[Run]:
 
 
 def timed(argv: Sequence[str], env: dict[str, str] | None = None) -> float:
-    """Seconds that a command takes."""
+    """Return the duration of a command, in seconds."""
     began = time.monotonic()
     subprocess.run(argv, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, check=True)
     return time.monotonic() - began
 
 
 def median(values: Sequence[float | None]) -> float:
-    """Of the runs that came to an end."""
+    """Return the median of the values that are not None, or NaN."""
     done = [v for v in values if v is not None]
     return statistics.median(done) if done else float("nan")

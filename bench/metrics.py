@@ -1,11 +1,11 @@
-"""What it costs to be scraped: the time of a scrape, its bytes, and the CPU time of the agent.
+"""Measure a scrape of the metrics: its time, its bytes, and the CPU time of head and service.
 
     python bench/metrics.py [--agents 1 1024] [--scrapes 9]
 
-The head is a simulated one, with 8 workers on each agent that tell all of themselves. It answers
-the real process that tells metrics, which answers real scrapes over HTTP: first without the metrics
-of each rank, then with them. Every scrape asks the head anew: its time contains that in which the
-head makes a snapshot. Of the head and the service, it is the CPU time for each scrape.
+The head is simulated, with 8 workers on each agent that report all their metrics. A real metrics
+service asks it, and answers real scrapes over HTTP: first without the metrics of each rank, then
+with them. Every scrape asks the head again, so its time includes that of a snapshot. The times of
+the head and of the service are CPU time per scrape.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MIB = 1 << 20
 
 
 class Agent:
-    """Answers as a leading agent does, in a thread of its own; `spent` is CPU time of that."""
+    """A thread that answers as a leading agent does; `spent` has the CPU time of each answer."""
 
     def __init__(self, agents: int) -> None:
         self._cluster = cluster = Cluster(agents)
@@ -56,8 +56,8 @@ class Agent:
         query = Query(QueryKind.VITALS, 1)
         for index, last in enumerate(cluster.reports):
             ranks = range(WORKERS * index, WORKERS * (index + 1))
-            told = tuple(RankVitals(r, "step", 400, 0, 1.02, 3 << 30) for r in ranks)
-            cluster.reports[index] = replace(last, answers=(Answer(query, Vitals(told)),))
+            vitals = tuple(RankVitals(r, "step", 400, 0, 1.02, 3 << 30) for r in ranks)
+            cluster.reports[index] = replace(last, answers=(Answer(query, Vitals(vitals)),))
         cluster.report()
         spent = {Category.TRAINING: float(WORKERS * agents)}
         entries = [
@@ -96,13 +96,14 @@ class Agent:
         )
 
     def _ledger(self) -> bytes:
-        """Of a job that was restarted as often as a ledger can show."""
-        use = seat_use(self._cluster.head, self._cluster.now)
+        """Return the ledger of a job with as many restarts as a ledger can show."""
+        head = self._cluster.head
+        use = seat_use(head.state, head.stage, self._cluster.now)
         return packing.pack(self._facts.launch("71.0", use, self._facts.since + 60.0))
 
 
 def measure(agents: int, scrapes: int, *, ranks: bool) -> None:
-    """Print a line."""
+    """Measure so many scrapes and print a line of the table."""
     port = free_port()
     agent = Agent(agents)
     client = MetricsServiceClient(agent.socket.name, MetricsTarget(port=port), "", ranks=ranks)
@@ -147,7 +148,7 @@ def scrape(port: int) -> bytes:
 
 
 def scrape_patiently(port: int) -> None:
-    """Once the process is there."""
+    """Scrape as soon as the process listens."""
     limit = time.monotonic() + LIMIT
     while True:
         try:

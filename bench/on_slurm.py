@@ -1,10 +1,10 @@
-"""Launch and restart on several nodes of a real Slurm cluster.
+"""Time launches and restarts on several nodes of a real Slurm cluster.
 
     python bench/on_slurm.py [--shapes 2x4 3x2] [--runs 3] [--cold] [--stages]
 
-A shape is nodes x workers on each. `srun hpclaunch`, `srun torchrun` (c10d rendezvous on the first
-node) and `srun python -c "import torch"` in turn, as steps of one allocation. The nodes are network
-namespaces of this machine and share its clock, and its CPUs; as root only.
+A shape is nodes x workers per node. `srun hpclaunch`, `srun torchrun` (c10d rendezvous on the first
+node) and `srun python -c "import torch"` run in turn, as steps of one allocation. The nodes are
+network namespaces of this machine and share its clock and its CPUs. Needs root.
 """
 
 import argparse
@@ -24,26 +24,26 @@ from side_by_side import Launcher, compare
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from slurm.cluster import CONTROLLER, TOOLS, Cluster, remove_stale
 
-CPUS = 8  # of a node, as Slurm counts them
-PORTS = itertools.count(29400)  # for torchrun: a fresh one for every run
+CPUS = 8  # per node, in Slurm's configuration
+PORTS = itertools.count(29400)  # a new port for every run of torchrun
 
 
 class Allocation:
-    """Some nodes of the cluster, for steps one after the other."""
+    """An allocation of some nodes, for one step after the other."""
 
     def __init__(self, cluster: Cluster, nodes: int) -> None:
         self._cluster = cluster
         self._nodes = nodes
         self.env = cluster.env | {"XDG_STATE_HOME": str(cluster.directory / "home")}
         wanted = ["--no-shell", f"--nodes={nodes}", f"--cpus-per-task={CPUS}"]
-        said = cluster.on(CONTROLLER, ["salloc", *wanted, "--ntasks-per-node=1"])
-        self._job = re.search(r"Granted job allocation (\d+)", said)[1]
+        output = cluster.on(CONTROLLER, ["salloc", *wanted, "--ntasks-per-node=1"])
+        self._job = re.search(r"Granted job allocation (\d+)", output)[1]
 
     def release(self) -> None:
         self._cluster.on(CONTROLLER, ["scancel", self._job])
 
     def srun(self, argv: list[str], directory: Path) -> list[str]:
-        """One task on each node."""
+        """Return the command line of a step with one task per node."""
         step = ["srun", f"--jobid={self._job}", f"--nodes={self._nodes}", "--ntasks-per-node=1"]
         step += [f"--cpus-per-task={CPUS}", "--overlap"]
         return self._cluster.controller.command([*step, *argv], cwd=directory)
@@ -55,7 +55,7 @@ class Allocation:
         script: Sequence[object] = (WORKER,),
         env: dict[str, str] | None = None,
     ) -> Launcher:
-        """`workers` per node."""
+        """Return a launcher that starts `workers` per node."""
 
         @contextmanager
         def launch() -> Iterator[Run]:
@@ -68,20 +68,19 @@ class Allocation:
             try:
                 with running([here], self._nodes * workers, self.srun, script) as run:
                     yield run
-            finally:  # srun may have been killed; what it started goes on
+            finally:  # after SIGKILL of srun, its tasks still run
                 for process in self._cluster.processes():
                     process.kill()
 
         return launch
 
     def import_torch(self) -> float:
-        alone = self.srun([sys.executable, "-c", "import torch"], Path("/"))
-        return timed(alone, self.env)
+        return timed(self.srun([sys.executable, "-c", "import torch"], Path("/")), self.env)
 
 
 @contextmanager
 def allocation(cluster: Cluster, nodes: int) -> Iterator[Allocation]:
-    """Nodes that are given back."""
+    """Allocate some nodes, and release them in any case."""
     held = Allocation(cluster, nodes)
     try:
         yield held
@@ -90,14 +89,14 @@ def allocation(cluster: Cluster, nodes: int) -> Iterator[Allocation]:
 
 
 def why_not() -> str:
-    """What this machine lacks for a cluster; "" if nothing."""
+    """Return what this machine lacks for a cluster, or ""."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     return ", ".join(missing) or ("root" if os.geteuid() else "")
 
 
 @contextmanager
 def cluster_of(nodes: int) -> Iterator[Cluster]:
-    """A cluster that is taken down again."""
+    """Start a cluster, and stop it in any case."""
     remove_stale()
     cluster = Cluster(open_to_all=[])
     try:

@@ -1,10 +1,11 @@
-"""Loss of a node of a real Slurm cluster, to all ranks that are left re-initialised.
+"""Time the restart of a job that loses a node of a real Slurm cluster.
 
     python bench/on_slurm_losses.py [--runs 3] [--workers 2] [--torchrun]
 
-Three nodes. On one, the launcher is killed, or all processes at once are, or it is cut off without
-a word: the node of the highest rank, or the head's; with a spare the job is of two of them.
-torchrun, with `--nnodes 2:3`, has a minute each time; as root only.
+The time is from the loss until all remaining ranks have initialised their process group again. Of
+three nodes, that of the highest rank or the head's is lost: its launcher is killed, all of its
+processes are, or its network is cut. With a spare, the job has two nodes. torchrun runs with
+`--nnodes 2:3` and has a minute each time. Needs root.
 """
 
 import argparse
@@ -26,24 +27,24 @@ LAUNCHER = r"^\S*python\S* \S*/(hpclaunch|torchrun) "
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of one node, in jobs with `workers` on each."""
+    """Losses of one node, in jobs with `workers` per node."""
 
     cluster: Cluster
     held: Allocation
     workers: int
 
     def measure(self, name: str, how: str, *, spare: bool, head: bool) -> float | None:
-        """Seconds; None if the job did not go on."""
+        """Return the seconds from the loss to the next round, or None if there was none."""
         nnodes = f"{NODES - 1}" if spare else f"{NODES - 1}:{NODES}"
-        there = NODES - 1 if spare else NODES
-        with self._job(name, nnodes, there * self.workers) as run:
-            if run.met(run.began) is None:
+        with_workers = NODES - 1 if spare else NODES
+        with self._job(name, nnodes, with_workers * self.workers) as run:
+            if run.wait_until_ready(run.began) is None:
                 return None
             time.sleep(1.0)
             moment = self._lose(run, how, head=head)
             run.workers = (NODES - 1) * self.workers
-            again = run.met(moment)
-            return None if again is None else max(r.met for r in again) - moment
+            again = run.wait_until_ready(moment)
+            return None if again is None else max(r.ready_at for r in again) - moment
 
     @contextmanager
     def _job(self, name: str, nnodes: str, ranks: int) -> Iterator[Run]:
@@ -61,7 +62,7 @@ class Losses:
             _kill(self.cluster.processes())
 
     def _lose(self, run: Run, how: str, *, head: bool) -> float:
-        """Returns the moment."""
+        """Take a node away; return the time."""
         pid = run.reports[-1].pid
         (host,) = {p.host for p in self.cluster.processes() if p.pid == pid}
         host = "n1" if head else host
@@ -77,7 +78,7 @@ class Losses:
 
 def _kill(processes: Iterable[Any]) -> None:
     for process in processes:
-        with suppress(ProcessLookupError):  # one that was killed may have taken it along
+        with suppress(ProcessLookupError):  # it may have ended together with another
             process.kill()
 
 
@@ -85,7 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--torchrun", action="store_true", help="which does not survive it")
+    parser.add_argument(
+        "--torchrun", action="store_true", help="measure torchrun too, which does not survive"
+    )
     args = parser.parse_args()
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if os.geteuid() or missing:
@@ -97,11 +100,11 @@ def main() -> None:
         cluster.up(nodes=NODES, gpus=1, cpus=CPUS)
         cases = (
             ("killed", False, False),
-            ("killed with all else", False, False),
+            ("killed with all its processes", False, False),
             ("cut off", False, False),
             ("killed", True, False),
             ("killed", False, True),
-            ("killed with all else", False, True),
+            ("killed with all its processes", False, True),
             ("cut off", False, True),
         )
         for how, spare, head in cases:
@@ -112,9 +115,10 @@ def main() -> None:
                         losses.measure(name, how, spare=spare, head=head) for _ in range(args.runs)
                     ]
                 left = "a spare takes over" if spare else f"{NODES - 1} nodes are left"
-                came = f"{sum(t is not None for t in times)} of {args.runs} came through"
+                restarted = f"{sum(t is not None for t in times)} of {args.runs} restarted"
                 who = "the head" if head else "a node"
-                print(f"{name}: {who} is {how}, {left}: {median(times):.2f} s, {came}", flush=True)
+                line = f"{name}: {who} is {how}, {left}: {median(times):.2f} s, {restarted}"
+                print(line, flush=True)
     finally:
         cluster.down()
 

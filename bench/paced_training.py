@@ -1,8 +1,8 @@
-"""Runs a training script slowly: paced_training.py SCRIPT ARGS
+"""Run a training script at a slow pace: paced_training.py SCRIPT ARGS
 
-Each rank waits after each of its steps for as long as the file `pause` says, if there is one. It
-keeps the number of its steps in `steps-RANK-TIME`, and when it leaves it writes to `result-RANK`
-what has become of the weights. `trains-RANK` is there once it trains.
+After each step, each rank sleeps for as many seconds as the file `pause` says, if it exists. It
+writes the number of its steps to `steps-RANK-TIME`. At the end it writes a digest of the weights to
+`result-RANK`. `trains-RANK` exists from the fifth step on.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 rank, pause = os.environ["RANK"], Path("pause")
-made = Path(f"steps-{rank}-{time.time_ns()}")
+count_file = Path(f"steps-{rank}-{time.time_ns()}")
 steps: dict = {}  # by optimizer
 
 
 def count(optimizer, *_):
     if not any(float(group["lr"]) for group in optimizer.param_groups):
-        return  # torch.distributed.checkpoint makes such a step before it loads
+        return  # torch.distributed.checkpoint makes a step with a rate of 0 before it loads
     steps[optimizer] = steps.get(optimizer, 0) + 1
-    made.write_text(str(max(steps.values())))
+    count_file.write_text(str(max(steps.values())))
     if steps[optimizer] == 5:
         Path(f"trains-{rank}").touch()
     with suppress(FileNotFoundError):
@@ -34,17 +34,17 @@ def count(optimizer, *_):
 
 
 def digest():
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for optimizer in steps:
-        for parameter, known in optimizer.state.items():
-            for tensor in (parameter, *known.values()):
+        for parameter, state in optimizer.state.items():
+            for tensor in (parameter, *state.values()):
                 tensor = torch.as_tensor(tensor)
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                found.update(local.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+                result.update(local.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()
 
 
-# Slurm sends these to every process of a step, whatever the launcher makes of them.
+# Slurm sends these signals to every process of a step. Only the launcher shall act on them.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGUSR1, lambda *_: None)
 register_optimizer_step_post_hook(count)

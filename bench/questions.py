@@ -1,11 +1,11 @@
-"""Does a beat come late while others ask how the job is? As many as there can be ask its head.
+"""Measure the delay of beats while many processes ask the head for the job's status.
 
     python bench/questions.py [--askers 4] [--seconds 10]
 
 Two agents train together and hear from each other every half second. First nobody asks, then
-`askers` processes ask the head of the job again and again, as `hpclaunch status` does. It prints
-how many answers a second they get, what the head and its helpers use of a CPU, and the longest time
-between two beats that the head and the other agent have heard of each other.
+--askers processes ask the head again and again, as `hpclaunch status` does. The table shows the
+answers per second, the CPU share of the head and its helpers, and the longest time between two
+beats that the head and the other agent have received from each other.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from idle_agent import REST, cpu, family, step
-from measuring import BIN, HPCLAUNCH, Command, Run, alone, running
+from idle_agent import SETTLE, cpu, family, step_environment
+from measuring import BIN, HPCLAUNCH, Command, Run, running, standalone
 
 from hpclaunch.system.network import view_client
 from hpclaunch.system.network.view_socket import LOOK
@@ -32,7 +32,7 @@ WITHIN = 5.0  # seconds for an answer
 
 
 def ask(name: bytes, seconds: float) -> int:
-    """How many answers have come."""
+    """Ask for so many seconds; return the number of answers."""
     answered, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         answered += len(view_client.ask(LOOK, [name], WITHIN))
@@ -40,13 +40,13 @@ def ask(name: bytes, seconds: float) -> int:
 
 
 def beats(journal: Path) -> Iterator[float]:
-    """When this agent has heard one."""
+    """Yield the times at which this agent has received a beat."""
     entries = map(json.loads, journal.read_text().splitlines())
     return (entry["now"] for entry in entries if entry.get("event") == "Received")
 
 
 def longest(journal: Path, begin: float, end: float) -> float:
-    """Seconds between two beats."""
+    """Return the longest time between two beats, in seconds."""
     moments = [begin, *(moment for moment in beats(journal) if begin <= moment <= end), end]
     return max(later - earlier for earlier, later in pairwise(moments))
 
@@ -69,20 +69,20 @@ def measure(run: Run, askers: int, seconds: float) -> None:
         spans.append((asking, answered / (ended - began), share, began, ended))
     for launcher in run.launchers:
         launcher.terminate()
-        launcher.wait()  # then the journals are complete
+        launcher.wait()  # from then on, the journals are complete
     [journal_of_head] = run.logs.rglob("journal.jsonl")
     journals = (journal_of_head, journal_of_head.with_name("journal-agent-1.jsonl"))
-    print(f"{'askers':>6}{'answers/s':>11}{'CPU':>9}{'the head hears':>17}{'the other hears':>18}")
+    print(f"{'askers':>6}{'answers/s':>11}{'CPU':>9}{'at the head':>17}{'at the other':>18}")
     for asking, rate, share, began, ended in spans:
         at_head, at_other = (longest(journal, began, ended) for journal in journals)
         print(f"{asking:6}{rate:11.0f}{100 * share:7.2f} %{at_head:15.2f} s{at_other:16.2f} s")
 
 
 def recorded(index: int) -> Command:
-    """A launcher whose journal has every beat."""
-    usual = alone(HPCLAUNCH, 1)
+    """Return the command of a launcher whose journal contains every beat."""
+    usual = standalone(HPCLAUNCH, 1)
     whole = {"system.logs.journal.WHOLE": True}
-    env = step(index) | timed.variables(f"{BIN}:{os.environ['PATH']}", **whole)
+    env = step_environment(index) | timed.variables(f"{BIN}:{os.environ['PATH']}", **whole)
     return replace(usual, argv=[str(timed.PROGRAM), *usual.argv[1:]], env=env)
 
 
@@ -92,9 +92,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     args = parser.parse_args()
     with running([recorded(index) for index in range(2)], 2) as run:
-        if run.met(run.began) is None:
+        if run.wait_until_ready(run.began) is None:
             return
-        time.sleep(REST)
+        time.sleep(SETTLE)
         measure(run, args.askers, args.seconds)
 
 

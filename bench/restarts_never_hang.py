@@ -1,10 +1,10 @@
-"""SIGKILL of a worker again and again: does every restart come through, with one restart used?
+"""Count the restarts that hang, or use more than one restart, after SIGKILL of a worker.
 
     python bench/restarts_never_hang.py [--restarts 50] [--torchrun 3] [--workers 4] [--as-shipped]
 
-For hpclaunch four in five in a row, in one job, the others in a fresh job each; for torchrun all in
-fresh jobs. The ranks are killed by turns, at a moment of chance. --as-shipped leaves torchrun's
-store shared between rounds, as it is unless the user turns that off.
+For hpclaunch, four in five restarts are of one job, and the others each of a new job; for torchrun,
+all are of new jobs. The ranks are killed in turn, at random moments. --as-shipped leaves torchrun's
+store shared between rounds, which is its default.
 """
 
 import argparse
@@ -13,30 +13,36 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from measuring import HPCLAUNCH, TORCHRUN, Command, alone, running
+from measuring import HPCLAUNCH, TORCHRUN, Command, running, standalone
 
-REST = 0.2  # seconds, at most, between two rounds
+PAUSE = 0.2  # seconds, at most, from the start of a round to the next kill
 
 
 def survives(run_of: Command, workers: int, kills: int) -> Iterator[bool]:
-    """Of a fresh job, for each kill: did it come through, with one restart? A hang is the last."""
+    """Start a new job; yield for each kill whether it led to exactly one restart.
+
+    End after a hang.
+    """
     with running([run_of], workers) as run:
         moment = run.began
         for kill in range(kills):
-            if run.met(moment) is None:
+            if run.wait_until_ready(moment) is None:
                 yield False
                 return
             before = max(r.restarts for r in run.reports)
-            time.sleep(random.uniform(0, REST))
+            time.sleep(random.uniform(0, PAUSE))
             moment = run.kill_worker(kill % workers)
-            after = run.met(moment)
+            after = run.wait_until_ready(moment)
             yield after is not None and max(r.restarts for r in after) == before + 1
             if after is None:
                 return
 
 
 def count(run_of: Command, workers: int, jobs: list[int]) -> tuple[int, int]:
-    """(bad ones, restarts) over jobs of so many kills each; after a hang a fresh job goes on."""
+    """Return (bad restarts, all restarts) of jobs with so many kills each.
+
+    After a hang, a new job does the rest.
+    """
     bad, done = 0, 0
     for kills in jobs:
         left = kills
@@ -62,7 +68,7 @@ def main() -> None:
         jobs = [number for number in kills if number]
         if not jobs:
             continue
-        start = alone(launcher, args.workers, max_restarts=2 * args.restarts)
+        start = standalone(launcher, args.workers, max_restarts=2 * args.restarts)
         if args.as_shipped and launcher == TORCHRUN:
             start = replace(start, env={})
         began = time.monotonic()

@@ -1,8 +1,8 @@
-"""Launch and restart under several launchers in turn, and the table of what came out.
+"""Comparison of several launchers: launch, restart and end, in turn, as a table.
 
-A launch is from the command to the last rank's first all-reduce. A restart is from SIGKILL of one
-worker, in a job that has come to rest, to the last rank's first all-reduce after it. An end is from
-the last statement of the workers' script, in that job, to the end of the launcher.
+A launch is the time from the command to the last rank's first all-reduce. A restart is the time
+from SIGKILL of one worker, half a second later, to the last rank's first all-reduce after it. An
+end is the time from the last statement of the workers' script to the end of the launcher.
 """
 
 import random
@@ -19,7 +19,7 @@ Launcher = Callable[[], AbstractContextManager[Run]]
 
 @dataclass
 class Figures:
-    """Of one launcher, a value for each run that came so far; times in seconds."""
+    """Values of one launcher, one for each run that got so far; times in seconds."""
 
     launch: list[float] = field(default_factory=list)
     restart: list[float] = field(default_factory=list)
@@ -29,17 +29,17 @@ class Figures:
 
     def add(self, launcher: Launcher) -> None:
         with launcher() as run:
-            launched = run.met(run.began)
+            launched = run.wait_until_ready(run.began)
             if launched is None:
                 return
-            self.launch.append(max(r.met for r in launched) - run.began)
+            self.launch.append(max(r.ready_at for r in launched) - run.began)
             self.launch_stages.append(launch_stages(run.began, launched, run.logs))
-            time.sleep(random.uniform(0.4, 0.6))  # at any moment of torchrun's monitor interval
+            time.sleep(random.uniform(0.4, 0.6))  # a random moment of torchrun's monitor interval
             killed = run.kill_worker(run.workers - 1)
-            restarted = run.met(killed)
+            restarted = run.wait_until_ready(killed)
             if restarted is None:
                 return
-            self.restart.append(max(r.met for r in restarted) - killed)
+            self.restart.append(max(r.ready_at for r in restarted) - killed)
             self.restart_stages.append(restart_stages(killed, restarted, run.logs))
             ended = run.finish()
             if ended is not None:
@@ -54,7 +54,7 @@ def compare(
     runs: int,
     stages: bool,
 ) -> None:
-    """Runs all in turn, `runs` times, and prints medians; the stages too where they are wanted."""
+    """Run all launchers in turn, `runs` times; print the medians, and the stages on request."""
     figures = {name: Figures() for name in launchers}
     imports = []
     for _ in range(runs):
@@ -64,14 +64,14 @@ def compare(
     imported = median(imports)
     print(f"\n{title}; medians of {runs}; `import torch` alone {imported:.2f} s")
     ratio = f"{TORCHRUN} / {HPCLAUNCH}"
-    print(" " * 9 + "".join(f"{name:>18}" for name in figures) + f"{ratio:>23}   came through")
+    print(" " * 9 + "".join(f"{name:>18}" for name in figures) + f"{ratio:>23}   completed")
     for what in ("launch", "restart", "end"):
-        seen = {name: getattr(f, what) for name, f in figures.items()}
-        times = {name: median(values) for name, values in seen.items()}
+        values_of = {name: getattr(f, what) for name, f in figures.items()}
+        times = {name: median(values) for name, values in values_of.items()}
         line = f"{what:9}" + "".join(f"{seconds:16.3f} s" for seconds in times.values())
         line += f"{times[TORCHRUN] / times[HPCLAUNCH]:23.2f}"
-        came = ", ".join(str(len(values)) for values in seen.values())
-        print(f"{line}   {came} of {runs}")
+        completed = ", ".join(str(len(values)) for values in values_of.values())
+        print(f"{line}   {completed} of {runs}")
     launched = median(figures[HPCLAUNCH].launch)
     print(f"{HPCLAUNCH}'s launch takes {launched / imported:.2f} times `import torch`", flush=True)
     if stages:

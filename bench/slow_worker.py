@@ -1,7 +1,6 @@
-"""Trains with steps of 0.1 s, and does something that takes long: CASE SECONDS, for false_hangs.py.
+"""Worker of false_hangs.py: train with steps of 0.1 s, and do something slow. CASE SECONDS
 
-In "save" and "sync" the file system of the directory STALLING takes so long, for the call that is
-named after the case.
+In "save" and "sync", a write or an fsync stalls on the file system in the directory $STALLING.
 """
 
 import os
@@ -11,9 +10,9 @@ import time
 import torch
 import torch.distributed as dist
 
-STEPS = 30  # before it, and again after it
+STEPS = 30  # before the slow part, and again after it
 PAUSE = 0.1  # seconds
-SPARED = "access getattr open create flush release truncate readdir statfs"  # by the file system
+SPARED = "access getattr open create flush release truncate readdir statfs"  # calls without delay
 
 
 class Training:
@@ -33,7 +32,7 @@ class Training:
 
 
 def evaluation(seconds: float) -> None:
-    """By rank 0; the others wait for it."""
+    """Evaluate a model on rank 0 while the other ranks wait."""
     layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
     began = time.monotonic()
     with torch.no_grad():
@@ -42,14 +41,14 @@ def evaluation(seconds: float) -> None:
 
 
 def save(_: float) -> None:
-    """One write that takes so long."""
+    """Save a file in which one write stalls."""
     stall(SPARED + " fsync")
     with open(os.path.join(os.environ["STALLING"], "storage", "saved.pt"), "wb") as f:
         torch.save({"weights": torch.ones(1 << 20)}, f)
 
 
 def sync(_: float) -> None:
-    """All is written, but takes so long to arrive."""
+    """Save a file whose fsync stalls."""
     stall(SPARED + " write")
     with open(os.path.join(os.environ["STALLING"], "storage", "saved.pt"), "wb") as f:
         torch.save({"weights": torch.ones(1 << 20)}, f)
@@ -62,15 +61,15 @@ def stall(spared: str) -> None:
 
 
 def callback(seconds: float) -> None:
-    """Sleeps, and writes a line to its log now and then."""
+    """Sleep, and print a line now and then."""
     for second in range(round(seconds)):
         if second % 5 == 0:
-            print(f"waits for an answer since {second} s", flush=True)
+            print(f"has waited for an answer for {second} s", flush=True)
         time.sleep(1)
 
 
 def compiling(seconds: float) -> None:
-    """Forward and back, of one model after the other."""
+    """Compile one model after the other, with forward and backward pass."""
     began, width = time.monotonic(), 16
     while time.monotonic() < began + seconds:
         torch._dynamo.reset()

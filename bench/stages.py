@@ -1,7 +1,7 @@
-"""The way of a launch and of a restart: when each stage was reached, first and last of all.
+"""Stages of a launch and of a restart: when the first and the last process reached each of them.
 
-hpclaunch's stages are in its journals, whose "now" is CLOCK_MONOTONIC; those of the workers, under
-every launcher, in their reports.
+hpclaunch's stages are in its journals, whose "now" is CLOCK_MONOTONIC. The workers' stages are in
+their reports, under every launcher.
 """
 
 import json
@@ -11,37 +11,37 @@ from typing import Any
 
 from measuring import Report, median
 
-Stages = Mapping[str, tuple[float, float]]  # milliseconds, of the first and of the last who came
+Stages = Mapping[str, tuple[float, float]]  # milliseconds of the first and of the last process
 
-_TEMPLATE = "template has torch"
+_TEMPLATE = "template ready"
 _LAUNCH = {
     "event Started": "agent begins",
-    "effect ChooseCheckpoint": "all agents are ready",
-    "effect StartWorkers": "workers are ordered",
+    "effect ChooseCheckpoint": "all agents ready",
+    "effect StartWorkers": "workers ordered",
     "note template": _TEMPLATE,
-    "note started": "workers are started",
+    "note started": "workers started",
 }
 _RESTART = {
-    "event WorkerExited": "end of worker is seen",
-    "effect StopWorkers": "workers are told to stop",
-    "event WorkersGone": "no worker is left",
+    "event WorkerExited": "end of worker noticed",
+    "effect StopWorkers": "workers asked to stop",
+    "event WorkersGone": "all workers gone",
     "event StoreListening": "next store listens",
-    "effect ChooseCheckpoint": "all agents are ready",
-    "effect StartWorkers": "workers are ordered",
+    "effect ChooseCheckpoint": "all agents ready",
+    "effect StartWorkers": "workers ordered",
     "note template": _TEMPLATE,
-    "note started": "workers are started",
+    "note started": "workers started",
 }
 LAUNCH = tuple(_LAUNCH.values())
 RESTART = tuple(_RESTART.values())
 
 
 def launch_stages(began: float, reports: Sequence[Report], logs: Path) -> Stages:
-    """From the command until all had met."""
+    """Return the stages from the command until all workers were ready."""
     return _stages(_LAUNCH, began, reports, logs)
 
 
 def restart_stages(killed: float, reports: Sequence[Report], logs: Path) -> Stages:
-    """From the kill until all had met again."""
+    """Return the stages from the kill until all workers were ready again."""
     return _stages(_RESTART, killed, reports, logs)
 
 
@@ -67,16 +67,16 @@ def _kind(entry: dict[str, Any]) -> str:
     kind, name = next(((k, entry[k]) for k in ("event", "effect", "note") if k in entry), ("", ""))
     value = entry.get("with")
     if name == "WorkerExited" and not value["code"]:
-        return ""  # a worker that was told to stop may end with 0
+        return ""  # a worker that was asked to stop may end with 0
     if name == "template" and value["state"] != "ready":
         return ""
     return f"{kind} {name}"
 
 
 def print_stages(title: str, order: Sequence[str], runs: Mapping[str, Sequence[Stages]]) -> None:
-    """A line for each stage, a pair of columns for each launcher: medians over its runs.
+    """Print a line for each stage, with a pair of columns for each launcher: medians of its runs.
 
-    `order` has those of hpclaunch itself; those of the workers come after them.
+    `order` has the stages of hpclaunch itself; the workers' stages follow.
     """
     workers = [name for seen in runs.values() for stages in seen for name in stages]
     print(f"\n{title}, ms, first and last")

@@ -1,10 +1,10 @@
-"""What it costs that the workers tell how far they have come: per optimizer step, and per look.
+"""Measure the cost of progress monitoring, per optimizer step and per check of the workers.
 
     python bench/step_cost.py [--steps 200000] [--workers 8]
 
-The first table is a step of SGD on a single small tensor, which is as cheap as steps get, with and
-without the hook that counts it. The second is the time that the fork server needs to look at its
-workers, once a second while they train, and twice while they stand still.
+The first table is a step of SGD on a single small tensor, the cheapest of steps, with and without
+the hook that counts it. The second is the time that the fork server needs to check its workers,
+once a second while they train, and twice a second while they are still.
 """
 
 import argparse
@@ -30,7 +30,7 @@ IDLE = "import threading; threading.Thread(target=input).start(); input()"
 
 
 def per_step(optimizer, steps):
-    """Seconds, the least of some attempts."""
+    """Return the seconds per step, the least of some attempts."""
     times = []
     for _ in range(REPEATS):
         begun = time.perf_counter()
@@ -52,7 +52,7 @@ def steps(number):
     empty = per_step(optimizer, number)
     handle.remove()
     progress.watch_optimizers(sys.modules["torch.optim.optimizer"])
-    optimizer = torch.optim.SGD([tensor], lr=0.1)  # from the first one on they are counted
+    optimizer = torch.optim.SGD([tensor], lr=0.1)  # only optimizers made from now on are counted
     counted = per_step(optimizer, number)
     assert watch.pages[0].number(layout.STEP) >= number
     begun = time.perf_counter()
@@ -66,12 +66,12 @@ def steps(number):
     print("a step of SGD                  microseconds")
     print(f"without a hook                 {1e6 * plain:12.3f}")
     print(f"with a hook that does nothing  {1e6 * empty:12.3f}")
-    print(f"with the one that counts       {1e6 * counted:12.3f}")
+    print(f"with the counting hook         {1e6 * counted:12.3f}")
     print(f"the counting by itself         {1e6 * alone:12.3f}")
-    print(f"the look for a notice          {1e6 * before:12.3f}")
+    print(f"the check for a notice         {1e6 * before:12.3f}")
 
 
-def looks(number):
+def checks(number):
     watch = progress_watch.ProgressWatch()
     watch.begin(range(number))
     workers = [
@@ -95,9 +95,9 @@ def looks(number):
         begun = time.perf_counter()
         watch.look(pids)
         moving.append(time.perf_counter() - begun)
-    print(f"\na look at {number} workers            milliseconds")
+    print(f"\na check of {number} workers           milliseconds")
     print(f"that train                     {1e3 * statistics.median(moving):12.3f}")
-    print(f"that stand still               {1e3 * statistics.median(times):12.3f}")
+    print(f"that are still                 {1e3 * statistics.median(times):12.3f}")
 
 
 def main():
@@ -109,7 +109,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     steps(options.steps)
-    looks(options.workers)
+    checks(options.workers)
 
 
 if __name__ == "__main__":

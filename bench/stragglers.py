@@ -1,12 +1,11 @@
-"""Ranks that are slow for a reason, and how long it takes until they are named; and jobs in which
-none is slow, to see that none is named.
+"""Time the detection of slow ranks, and count the healthy jobs in which a rank is wrongly named.
 
     python bench/stragglers.py [--slow 12] [--healthy 12] [--workers 3] [--seed N] [--jobs 1]
                                [--factor 1.3] [--seconds 45] [--kinds KIND,...]
 
-Each job trains with DDP (`tests/slurm/scripts/pacing.py`) on this machine, half of the healthy ones
-with the CPU busy in their steps: these run alone, since they need the CPUs. The time is from the
-first line of the job to the line that names the rank. torchrun names nobody.
+Each job trains with DDP (`tests/slurm/scripts/pacing.py`) on this machine. In half of the healthy
+jobs the steps keep the CPU busy: these run one at a time, since they need the CPUs. The time is
+from the start of the job to the line that names the rank. torchrun never names a rank.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "tests" / "slurm" / "scripts" / "pacing.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
-# What the launcher says of each kind. The latter two need a CPU of their own for each worker.
+# What the launcher prints for each kind. The last two need a CPU of their own for each worker.
 CAUSES = {
     "loader": "it waits, but not for a CPU",
     "compute": "it computes for",
@@ -39,17 +38,19 @@ COMPUTING = {"quota", "stolen"}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    kind: str  # "" for a healthy one
+    kind: str  # "" for a healthy job
     rank: int = -1
     computes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class StragglerOutcome:
+    """The rank and cause that were named in one job, compared with the facts."""
+
     kind: str
-    seconds: float | None  # None: nobody was named
-    rank: bool  # the right one was
-    cause: bool  # so was the right cause
+    seconds: float | None  # None: no rank was named
+    is_right_rank: bool
+    is_right_cause: bool
 
 
 def run(job, options):
@@ -79,7 +80,7 @@ def run(job, options):
     cause = bool(job.kind) and CAUSES[job.kind] in account
     if account and not (rank and cause):
         print(f"{job}: {account}", file=sys.stderr)
-    return Named(job.kind or "healthy", named, rank, cause)
+    return StragglerOutcome(job.kind or "healthy", named, rank, cause)
 
 
 def main():
@@ -108,19 +109,21 @@ def main():
     for computes in (True, False):
         with ThreadPoolExecutor(1 if computes else options.jobs) as pool:
             alike = [job for job in jobs if job.computes is computes]
-            for named in pool.map(lambda job: run(job, options), alike):
-                by_kind[named.kind].append(named)
+            for outcome in pool.map(lambda job: run(job, options), alike):
+                by_kind[outcome.kind].append(outcome)
     print("kind      jobs named  median  longest  rank  cause")
     for kind in (*kinds, "healthy"):
         print_row(kind, by_kind[kind])
 
 
-def print_row(kind, found):
-    times = [each.seconds for each in found if each.seconds is not None]
+def print_row(kind, outcomes):
+    times = [each.seconds for each in outcomes if each.seconds is not None]
     median = f"{statistics.median(times):.0f} s" if times else "-"
     longest = f"{max(times):.0f} s" if times else "-"
-    right, causes = sum(each.rank for each in found), sum(each.cause for each in found)
-    print(f"{kind:9} {len(found):4} {len(times):5} {median:>7} {longest:>8} {right:5} {causes:6}")
+    right = sum(each.is_right_rank for each in outcomes)
+    causes = sum(each.is_right_cause for each in outcomes)
+    jobs = len(outcomes)
+    print(f"{kind:9} {jobs:4} {len(times):5} {median:>7} {longest:>8} {right:5} {causes:6}")
 
 
 if __name__ == "__main__":

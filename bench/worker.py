@@ -1,7 +1,7 @@
-"""The worker that is measured: tells the benchmark when it had come how far, then costs nothing.
+"""Worker of the benchmarks: report when each stage of the start was reached, then sleep.
 
-One message over the benchmark's Unix socket, which BENCH_SOCKET names, once all ranks have met:
-a JSON list of rank, restarts, and a dictionary of these moments by name, in order. They are of
+After the first all-reduce, it sends one message to the benchmark's Unix socket BENCH_SOCKET: a JSON
+list of rank, restarts, and a dictionary of the times of the stages, in order. They are times of
 CLOCK_MONOTONIC, which all processes of a machine share. Then it sleeps until the benchmark closes
 the connection, or something kills it.
 """
@@ -21,13 +21,13 @@ imported = monotonic()
 dist.init_process_group("gloo")
 initialised = monotonic()
 dist.all_reduce(torch.ones(1))
-met = monotonic()
+ready = monotonic()
 
 marks = {
     "script begins": began,
-    "torch is imported": imported,
-    "process group is there": initialised,
-    "first all-reduce done": met,
+    "torch imported": imported,
+    "process group ready": initialised,
+    "first all-reduce done": ready,
 }
 who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpclaunch.core.head.last_lines import MEANINGS, SIGNALS
-
 from hpclaunch.core.protocol import facts, node_facts
 from hpclaunch.core.protocol.facts import Fact
 from hpclaunch.core.protocol.job_state import JobState

@@ -1,4 +1,4 @@
-"""What holds for every test: the surroundings are known, and nothing is timed."""
+"""Settings for all tests: known surroundings, no deadlines for examples, and the order of files."""
 
 import os
 import resource
@@ -17,9 +17,9 @@ from process_starts import StartWatch, is_marked
 
 settings.register_profile(
     "hpclaunch",
-    deadline=None,  # a noisy machine is no failure
+    deadline=None,  # a busy machine is no failure
     derandomize=True,  # new examples are for `make fuzz`
-    # Nor does an example change a fixture for the next one.
+    # Examples do not change fixtures either.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     print_blob=True,
 )
@@ -30,9 +30,9 @@ settings.load_profile("hpclaunch")
 
 SLURM = Path(__file__).parent / "slurm"
 SIGNALS = tuple(signal.valid_signals())
-SPREAD = 0.85  # of the files of a run: the part among which those of tests/slurm are spread
+SPREAD = 0.85  # the part of a run's files among which those of tests/slurm are spread
 
-# Names that a process may give itself, of up to 15 bytes, as it likes.
+# Names of up to 15 bytes that a process may give itself.
 NAMES = (
     b"mod\xc3",  # cut in the middle of a character
     b") R 1 (x",  # as the end of the name in /proc/PID/stat, and what follows it
@@ -40,7 +40,7 @@ NAMES = (
     b"\x1b[31mred\x07\r\n",  # for a terminal
 )
 
-BUILD = (  # a part of DeepSpeed
+BUILD = (  # compiles a part of DeepSpeed
     "from deepspeed.accelerator import get_accelerator;"
     "get_accelerator().create_op_builder('ShareMemCommBuilder').load()"
 )
@@ -66,11 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(StartWatch())
 
 
-@pytest.hookimpl(trylast=True)  # once all have their marks
+@pytest.hookimpl(trylast=True)  # after all tests have their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files so that all test processes are busy to the end: files with processes before
-    files that only compute, of these the simulations before the many short files of the core, and
-    the files of tests/slurm, which mostly wait, spread evenly among all others but the last."""
+    """Order the files so that all test processes are busy to the end.
+
+    Files that start processes come before files that only compute, and among those the simulations
+    before the many short files of the core. The files of tests/slurm, which mostly wait, are spread
+    evenly among all others but the last.
+    """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -87,8 +90,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to each failure how to run its test alone. A test without the mark `frameworks` fails
-    where it would be skipped for a missing library."""
+    """Add to each failure the command that runs the test alone.
+
+    A test without the mark `frameworks` fails, instead of being skipped, if a library is missing.
+    """
     report = yield
     if report.skipped and not item.get_closest_marker("frameworks") and (name := _missing(call)):
         report.outcome = "failed"
@@ -103,7 +108,7 @@ def pytest_runtest_makereport(
 
 
 def _missing(call: pytest.CallInfo[None]) -> str:
-    """Return the module that importorskip has not found; "" if it is torch, or for another skip."""
+    """Return the module that importorskip did not find, or "" for torch and for other skips."""
     skips = pytest.importorskip.__code__
     frames = [entry.frame for entry in call.excinfo.traceback] if call.excinfo else []
     names = [frame.f_locals["modname"] for frame in frames if frame.code.raw is skips]
@@ -112,13 +117,13 @@ def _missing(call: pytest.CallInfo[None]) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings() -> None:
-    """Where tests run, and not where pytest-xdist starts the processes that run them."""
-    surroundings.tell()
+    """Export variables in the processes that run tests, but not in pytest-xdist's main process."""
+    surroundings.export_variables()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_in_this_process() -> Iterator[None]:
-    """What a launch within this process has raised, or torch has set, no later test is to find."""
+    """Restore limits, signal handlers and variables that a test has changed in this process."""
     limit, environ = resource.getrlimit(resource.RLIMIT_NOFILE), _environ()
     handlers = {each: signal.getsignal(each) for each in SIGNALS}
     yield
@@ -134,30 +139,31 @@ def _nothing_is_left_in_this_process() -> Iterator[None]:
 
 
 def _environ() -> dict[str, str]:
-    """Without what pytest itself changes as it goes."""
+    """Return the environment without the variables that pytest itself changes."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 @pytest.fixture(scope="session")
 def starts() -> None:
-    """A fixture that starts processes requests this one, which marks the tests that use it."""
+    """Mark the tests with the mark `starts`; a fixture that starts processes requests this one."""
 
 
 @pytest.fixture(scope="session")
 def frameworks() -> None:
-    """The same as `starts`, for fixtures that need the libraries of `pip install .[frameworks]`."""
-    pytest.importorskip("wandb")  # the last of them
+    """Mark the tests with the mark `frameworks`, for fixtures that need those libraries."""
+    pytest.importorskip("wandb")  # the last one that is installed
 
 
 @pytest.fixture(scope="session")
 def extensions(starts: None, frameworks: None) -> dict[str, str]:
-    """The variables for DeepSpeed. It compiles its part for CPUs on first use: once for this
-    Python, not in every job."""
+    """Return variables with which DeepSpeed uses an extension that is compiled once per Python."""
     directory = Path(sys.prefix) / "torch_extensions"
-    for lock in directory.glob("*/lock"):  # of a build that was killed: it would wait for ever
+    for lock in directory.glob(
+        "*/lock"
+    ):  # left by a build that was killed: a new one would wait for ever
         lock.unlink()
     names = {"TORCH_EXTENSIONS_DIR": str(directory), "DS_ACCELERATOR": "cpu"}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where its ninja is
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with ninja
     done = subprocess.run(
         [sys.executable, "-c", BUILD],
         env={**os.environ, **names, "PATH": path},
@@ -171,7 +177,7 @@ def extensions(starts: None, frameworks: None) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def strangers(starts: None) -> Iterator[dict[bytes, int]]:
-    """The pids of running processes, by their names; of another user's where we are root."""
+    """Start processes with odd names, of another user if we are root; return {name: pid}."""
     running = {name: surroundings.start_stranger(name) for name in NAMES}
     yield {name: process.pid for name, process in running.items()}
     for process in running.values():

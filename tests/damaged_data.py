@@ -1,4 +1,4 @@
-"""A strategy for data that others may have damaged."""
+"""A hypothesis strategy for damaged data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ODD_WORDS = (
 
 @st.composite
 def damaged(draw: st.DrawFn, samples: Sequence[bytes]) -> bytes:
-    """One of the samples with other words or bytes in it, or cut short; or just bytes."""
+    """Draw a sample with changed words or bytes, or cut short; or just bytes."""
     data = bytearray(draw(st.sampled_from(samples) | st.binary(max_size=300)))
     for _ in range(draw(st.integers(0, 4))):
         words = [*WORD.finditer(data)]

@@ -1,8 +1,8 @@
-"""Feeds every parser of what comes from outside with new data, until the time is over: `make fuzz`.
+"""Fuzz all parsers of external data with new examples for some time: `make fuzz`.
 
-The tests with the marker `fuzz` run again and again, each time the one that has had the least time
-so far, and each time with new examples. A test that fails is shown at once, with how to replay it,
-and does not run again.
+The tests with the marker `fuzz` run again and again: always the one that has had the least time so
+far, with new examples. A failure is shown at once, with how to replay it, and its test does not
+run again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STUCK = 600  # seconds; a test that takes longer hangs
 
 
 class Fuzz:
-    """A plugin of pytest."""
+    """A pytest plugin that repeats the tests until the time is over."""
 
     def __init__(self, minutes: float) -> None:
         self._until = time.monotonic() + 60 * minutes
@@ -56,7 +56,9 @@ class Fuzz:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed.add(report.nodeid)
-            sys.stdout.write(f"\n{report.nodeid} failed:\n{report.longreprtext}\n")  # at once
+            sys.stdout.write(
+                f"\n{report.nodeid} failed:\n{report.longreprtext}\n"
+            )  # now, not at the end
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         terminalreporter.section("examples")

@@ -1,4 +1,4 @@
-"""A whole journal (`journal.WHOLE`), fed to the core again."""
+"""Replay of a whole journal (`journal.WHOLE`) by the core."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ MESSAGES = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
 def feed(lines: Iterable[bytes]) -> int:
-    """Return how many events there are. AssertionError where a core decides otherwise than is
-    recorded.
+    """Feed the events to a core; return their number.
+
+    AssertionError if the core's effects differ from those in the journal.
     """
-    core, asked, count = None, list[dict[str, Any]](), 0
+    core, effects, count = None, list[dict[str, Any]](), 0
     for number, line in enumerate(lines, start=1):
-        told = json.loads(line)
-        if "effect" in told:
-            assert asked, f"line {number}: nothing was asked for"
-            assert {key: told.get(key) for key in asked[0]} == asked.pop(0), f"line {number}"
+        record = json.loads(line)
+        if "effect" in record:
+            assert effects, f"line {number}: the core has no such effect"
+            assert {key: record.get(key) for key in effects[0]} == effects.pop(0), f"line {number}"
             continue
-        assert not asked, f"line {number}: {asked[0]} is not recorded"
-        if told.get("note") == "core":
-            core = _made(told["with"]["made"])
-        elif "event" in told:
+        assert not effects, f"line {number}: {effects[0]} is not recorded"
+        if record.get("note") == "core":
+            core = _core_with(record["with"]["made"])
+        elif "event" in record:
             assert core is not None, "a run begins with its core"
-            asked = [plain(effect) for effect in core.handle(event_of(told), told["now"])]
+            effects = [plain(effect) for effect in core.handle(event_of(record), record["now"])]
             count += 1
-    assert not asked, asked[0]
+    assert not effects, effects[0]
     return count
 
 
-def _made(arguments: Mapping[str, Any]) -> Control:
+def _core_with(arguments: Mapping[str, Any]) -> Control:
     hints = typing.get_type_hints(Control.__init__)
     return Control(**{name: _convert(value, hints[name]) for name, value in arguments.items()})
 
 
-def event_of(told: Mapping[str, Any]) -> Event:
-    body = dict(told["with"])
-    if told["event"] == Received.__name__:
-        return Received(**body | {"message": _convert(body["message"], MESSAGES[told["of"]])})
-    return typing.cast(Event, _convert(body, EVENTS[told["event"]]))
+def event_of(record: Mapping[str, Any]) -> Event:
+    body = dict(record["with"])
+    if record["event"] == Received.__name__:
+        return Received(**body | {"message": _convert(body["message"], MESSAGES[record["of"]])})
+    return typing.cast(Event, _convert(body, EVENTS[record["event"]]))
 
 
 def plain(effect: Effect) -> dict[str, Any]:
-    """An effect as a reader of the journal has it."""
+    """Return an effect as it is in the journal."""
     return typing.cast("dict[str, Any]", json.loads(packing.to_json(entry("effect", effect))))
 
 

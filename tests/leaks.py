@@ -1,15 +1,15 @@
-"""Looks for what launches and restarts leave behind: `make test-leaks`.
+"""Search for leaks of launches and restarts: `make test-leaks`.
 
-A thousand launches, and a thousand restarts in one job, in Linux namespaces of their own. After
+A thousand launches, and a thousand restarts of one job, run in their own Linux namespaces. After
 every four launches no process, file, shared memory or System V object may be left. During the
-restarts, the agent and each of its helpers are looked at now and then, while the workers of a round
-wait. A line through the samples of the later half shows by how much each figure grows with every
-restart. By then the ledger is full: it keeps 400 entries.
+restarts, the agent and each of its helpers are sampled now and then, while the workers of a round
+wait. The slope of the samples in the second half shows by how much each figure grows per restart.
+By then the ledger is full: it keeps 400 entries.
 
 A leak of one descriptor, watch or thread in ten restarts is found, and one of 500 bytes of memory
-in each restart; of less, a part fits into memory that Python has already. Without leaks, a process
-grows by up to 120 bytes in each restart: Python remembers the names of attributes, up to 4096 of
-them. The log directory grows with every round, by design.
+per restart; a smaller leak partly fits into memory that Python has already allocated. Without
+leaks, a process grows by up to 120 bytes per restart: Python caches up to 4096 names of attributes.
+The log directory grows with every round, by design.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPACES = "--user --map-root-user --mount --ipc --net --pid --fork --kill-child -
 AT_ONCE = 4  # launches
 SAMPLES = 100  # of a job
 LIMITS = {"memory": 256.0, "descriptors": 0.05, "watches": 0.05, "threads": 0.05}  # per restart
-SETTLED = 0.2  # seconds from the start of a round's workers until nothing moves in the agent
+SETTLED = 0.2  # seconds from the start of a round's workers until the agent is idle
 WATCHES = ("inotify ", "tfd:")  # lines in /proc/PID/fdinfo, of inotify and of epoll
 LIMIT = 60  # seconds for a launch, and for the restarts between two samples
 WORKER = """
@@ -50,14 +50,14 @@ if rank == 0:
 time.sleep(3600)
 """
 
-Figures = dict[tuple[int, str], dict[str, int]]  # of each process: its pid and what it is
+Figures = dict[tuple[int, str], dict[str, int]]  # by pid and name of the process
 
 
 def processes() -> dict[int, str]:
-    """Return the processes of this namespace except this one, with what they are."""
+    """Return {pid: name} of the processes of this namespace, except this one."""
     found = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # it may have just ended
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
             names = [word for word in words if word.startswith("hpclaunch.")]
             what = "hpclaunch" if str(HPCLAUNCH) in words else " ".join(words)[:80]
@@ -67,11 +67,11 @@ def processes() -> dict[int, str]:
 
 
 def left(directories: list[Path]) -> list[str]:
-    """Return everything that a launch, which is over, has left behind and that does not go away."""
+    """Return everything that is left of ended launches after some time."""
     until = time.monotonic() + LIMIT
     while True:
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # this is the first process of the namespace
+            while os.waitpid(-1, os.WNOHANG)[0]:  # this process is the first of the namespace
                 pass
         found = [f"process {pid}: {what}" for pid, what in processes().items()]
         for directory in (*directories, Path("/dev/shm")):
@@ -105,10 +105,10 @@ def sample() -> Figures:
 
 
 def slope(points: list[tuple[int, int]]) -> float:
-    """Return how much a figure grows with each restart, from (restart, figure).
+    """Return how much a figure grows per restart, from (restart, figure).
 
-    This is the median of the slopes between any two points (Theil and Sen), without the largest
-    rise from one point to the next: a hash table that is doubled once is no leak.
+    This is the median of the slopes between any two points (Theil and Sen). The largest rise from
+    one point to the next is left out, since a hash table that doubles once is no leak.
     """
     rises = [y - x for (_, x), (_, y) in itertools.pairwise(points)]
     at = rises.index(max(rises)) + 1
@@ -118,18 +118,18 @@ def slope(points: list[tuple[int, int]]) -> float:
 
 
 def launches(number: int, place: Path, directories: list[Path]) -> list[str]:
-    """Launch workers that succeed and workers that fail. Return what is left behind."""
+    """Run launches that succeed and launches that fail; return everything that is left."""
     script = place / "ends.py"
     script.write_text("import sys; sys.exit(int(sys.argv[1]))")
-    kept: list[Path] = []  # in the home directory: the secret, and what the script has imported
+    kept: list[Path] = []  # files in the home directory: the secret, and caches of imports
     for done in range(0, number, AT_ONCE):
         began = []
         for code in range(AT_ONCE):
             command = [HPCLAUNCH, "--nproc", "2", "--max-restarts", "0", script, str(code % 2)]
             began.append(subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE))
         for code, launch in enumerate(began):
-            said = launch.communicate(timeout=LIMIT)[1].decode()
-            assert launch.returncode == code % 2, said
+            errors = launch.communicate(timeout=LIMIT)[1].decode()
+            assert launch.returncode == code % 2, errors
         found = left(directories)
         files = [*Path.home().rglob("*")]
         kept = kept or files
@@ -141,7 +141,7 @@ def launches(number: int, place: Path, directories: list[Path]) -> list[str]:
 
 
 def samples(restarts: int, place: Path) -> Iterator[tuple[int, Figures]]:
-    """Run a job with so many restarts, and yield the figures after some of them."""
+    """Run a job with so many restarts; yield the figures after some of them."""
     every = max(1, restarts // SAMPLES)
     (place / "fails.py").write_text(f"RESTARTS, EVERY = {restarts}, {every}\n{WORKER}")
     options = ["--nproc", "2", "--max-restarts", str(restarts)]
@@ -166,7 +166,7 @@ def samples(restarts: int, place: Path) -> Iterator[tuple[int, Figures]]:
 
 
 def growth(found: list[tuple[int, Figures]]) -> list[str]:
-    """Print how each figure of the lasting processes grows. Return those that grow too much."""
+    """Print how each figure of the permanent processes grows; return those that grow too much."""
     found = found[len(found) // 2 :]
     lasting = set.intersection(*({*figures} for _, figures in found))
     excess = []
@@ -197,7 +197,7 @@ def inside(options: argparse.Namespace) -> list[str]:
             os.environ[variable] = str(place / name)
         directories = [place / "temporary", place / "runtime"]
         found = launches(options.launches, place, directories)
-        print(f"{options.launches} launches: {len(found)} things are left", flush=True)
+        print(f"{options.launches} launches: {len(found)} leftovers", flush=True)
         found += growth(list(samples(options.restarts, place)))
         return found + left(directories)
 
@@ -206,7 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--launches", type=int, default=1000)
     parser.add_argument(
-        "--restarts", type=int, default=1000, help="of fewer than 900, the ledger still grows"
+        "--restarts", type=int, default=1000, help="with fewer than 900, the ledger still grows"
     )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

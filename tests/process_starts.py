@@ -16,15 +16,15 @@ MARKS = ("starts", "slurm", "gpu")
 class StartWatch:
     """Fail each test that starts a process without a mark.
 
-    The start is refused, so that the traceback shows where it was. What a fixture of a module or a
-    session starts counts for every test that uses the fixture. A process that multiprocessing
-    spawns is not noticed: Python raises none of these events for it.
+    The start is refused, so the traceback shows where it was. A process that a fixture of a module
+    or session starts counts for every test that uses the fixture. Processes that multiprocessing
+    spawns are not noticed, since Python raises no audit event for them.
     """
 
     def __init__(self) -> None:
         self._is_watching = False
         self._starts = 0
-        self._shared: set[tuple[str, str]] = set()  # fixtures: where they hold, and their names
+        self._shared: set[tuple[str, str]] = set()  # scopes and names of fixtures
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
@@ -47,7 +47,7 @@ class StartWatch:
             if name in item.fixturenames and item.nodeid.startswith(base) and not is_marked(item):
                 _fail(f"its fixture {name}")
 
-    # No watch during the teardown, which may end the fixtures of other tests as well.
+    # The teardown is not watched, since it may also end the fixtures of other tests.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         with self._watching(item):

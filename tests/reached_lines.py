@@ -1,26 +1,26 @@
-"""Finds the lines of launcher/ that tests reach, in whatever process: `make coverage`.
+"""Find the lines of launcher/ that tests reach, in any process: `make coverage`.
 
     python tests/reached_lines.py PROGRAM WORDS...
 
 runs a program such as pytest, prints a table of packages, and writes the lines never reached.
 
-Most lines run in processes that tests only start: in helpers (`python -I -S`, which sees no
-variable and no .pth file), in the template and the workers forked from it (it serves none if it is
-traced), and on nodes of a Slurm cluster; and many of these processes are killed. So nothing is
-traced. While the program runs, the compiled files (`__pycache__`) of launcher/ are replaced: before
-each statement another one marks its line as reached, in a file that each process maps into its
-memory. Whatever imports launcher/ uses them, and no mark is lost when a process is killed.
-coverage.py knows which lines are statements, and writes the report.
+Most lines run in child processes of the tests: in helpers (`python -I -S`, which ignores variables
+and .pth files), in the template (which does not work if it is traced) and its workers, and on nodes
+of a Slurm cluster; many of these processes are killed. Therefore nothing is traced. Instead, the
+compiled files (`__pycache__`) of launcher/ are replaced while the program runs: before each
+statement, another one marks its line in a file that each process maps into its memory. Every
+process that imports launcher/ uses them, and no mark is lost when a process is killed. coverage.py
+knows which lines are statements, and writes the report.
 
-An `except` or a `case` counts as reached if it has matched. What does not come from a compiled file
-is not counted: a file that Python runs as its script (`worker/measurement.py`), a copy of launcher/
-made without `__pycache__`, another version of Python, `python -O`.
+An `except` or a `case` counts as reached if it has matched. Code that does not come from a compiled
+file is not counted: a file that Python runs as a script (`worker/measurement.py`), a copy of
+launcher/ without `__pycache__`, another version of Python, `python -O`.
 
-With the marks, tests fail that list what importing hpclaunch imports (which is ctypes as well), and
-one whose steps torch.compile would put into one graph.
+With the marks, some tests fail: those that list what importing hpclaunch imports (ctypes is added),
+and one in which torch.compile must find a single graph.
 
-Run one at a time. If this program is killed, run it again, or remove the `__pycache__` directories
-of launcher/.
+Run one such program at a time. If it is killed, run it again, or remove the `__pycache__`
+directories of launcher/.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from pathlib import Path
 HERE = Path(__file__).parents[1]
 LAUNCHER = HERE / "launcher"
 RESULTS = HERE / "build" / "coverage"
-NAME = "__reached__"  # of the marks, in each module
+NAME = "__reached__"  # the name of the marks in each module
 
-# At the start of each module. Python's mmap would keep a descriptor. A process that cannot map the
-# file, as with too many descriptors open, marks its lines where nobody reads them.
+# The code at the start of each module. Python's mmap would keep a descriptor open. A process that
+# cannot map the file, such as one with too many open descriptors, loses its marks.
 PROLOGUE = """
 def __reached__(path, size):
     import sys
@@ -98,7 +98,7 @@ def _with_marks(
 
 
 def _stays_first(statement: ast.stmt) -> bool:
-    """Return whether it is a docstring or an import of __future__."""
+    """Return whether the statement is a docstring or an import of __future__."""
     if isinstance(statement, ast.ImportFrom):
         return statement.module == "__future__"
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
@@ -116,16 +116,18 @@ def _mark(line: int, first: int) -> ast.stmt:
 
 @contextmanager
 def marks(root: Path, hits: Path) -> Iterator[Mapping[Path, int]]:
-    """Have all that imports files below `root` mark lines in the file `hits`. Yield the place of
-    each file's line 0 in it."""
+    """Let all processes that import files below `root` mark their lines in the file `hits`.
+
+    Yield the position of each file's line 0 in it.
+    """
     places, size = {}, 0
     for path in sorted(root.rglob("*.py")):
         places[path] = size
         size += 1 + len(path.read_text().splitlines())
     hits.parent.mkdir(parents=True, exist_ok=True)
-    hits.unlink(missing_ok=True)  # a process left from before may have mapped it
+    hits.unlink(missing_ok=True)  # an old process may have mapped it
     hits.write_bytes(bytes(size))
-    hits.chmod(0o666)  # there are tests with programs of other users
+    hits.chmod(0o666)  # some tests start programs of other users
     prologue = PROLOGUE.replace("{path!r}", repr(str(hits))).replace("{size}", str(size))
     compiled = {path: Path(importlib.util.cache_from_source(str(path))) for path in places}
     try:
@@ -136,7 +138,7 @@ def marks(root: Path, hits: Path) -> Iterator[Mapping[Path, int]]:
             cache.parent.mkdir(exist_ok=True)
             new = cache.with_suffix(".new")
             new.write_bytes(importlib.util.MAGIC_NUMBER + header + marshal.dumps(code))
-            new.replace(cache)  # a process may be reading the one before
+            new.replace(cache)  # a process may be reading the old one
         yield places
     finally:
         for cache in compiled.values():
@@ -177,7 +179,7 @@ def report(lines: Mapping[str, list[int]]) -> None:
     file = RESULTS / "never_reached.txt"
     with file.open("w") as f:
         coverage.report(file=f, skip_covered=True, show_missing=True)
-    print(f"the lines never reached: {os.path.relpath(file)}")
+    print(f"lines that were never reached: {os.path.relpath(file)}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A few cases of many for `make quick`."""
+"""Selection of a few cases for `make quick`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def quick_and_exhaustive(cases: Iterable[object], quick: int) -> list[object]:
-    """Mark all of the cases but the first `quick` ones as `exhaustive`."""
+    """Mark all cases except the first `quick` ones as `exhaustive`."""
     return [
         case if number < quick else pytest.param(case, marks=pytest.mark.exhaustive)
         for number, case in enumerate(cases)

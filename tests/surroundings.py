@@ -1,23 +1,21 @@
-"""What the tests run in: always the same, whatever the shell, job or terminal that started them.
+"""The surroundings of all tests: the same in any shell, job or terminal.
 
-A test starts real programs, and a program inherits from whoever starts it: signals that are
-ignored (`nohup make test &`), the umask, limits, the locale, and variables of a cluster job. What
-it does then is of interest, but to a test that has made these surroundings on purpose. So every
-process that runs tests begins with `make_known`:
+Tests start real programs, and a program inherits ignored signals (`nohup make test &`), the umask,
+limits, the locale, and variables of a cluster job from its parent. Only tests that set these on
+purpose must depend on them. So every process that runs tests begins with `make_known`:
 
-signals      none is ignored or blocked but those that Python ignores itself
+signals      none is ignored or blocked, except those that Python itself ignores
 umask        022
-limits       1024 open files, as a login gives them, or fewer where no more are allowed; no core
-             files, since some tests abort on purpose
-environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active, and a
-             `python3` in PATH is a program: pyenv has a shell script, which takes three times as
-             long to start
-bytecode     Python keeps what it has compiled: of the tests, too, which pytest compiles
+limits       1024 open files, as after a login, or fewer if no more are allowed; no core files,
+             since some tests abort on purpose
+environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active, and
+             `python3` in PATH is a program, not pyenv's shell script, which is three times slower
+bytecode     Python keeps compiled files, also those of the tests
 
-Limits on time, memory and the size of files stay: whoever has set them means the tests too.
+Limits on time, memory and the size of files are kept, since they are meant for the tests too.
 
-`pytest --surroundings umask,home` makes unusual ones on purpose, for whatever the tests start: see
-SURROUNDINGS, and `make test-surroundings`.
+`pytest --surroundings umask,home` sets unusual ones on purpose, for the programs that tests start:
+see SURROUNDINGS, and `make test-surroundings`.
 """
 
 from __future__ import annotations
@@ -34,49 +32,49 @@ from contextlib import contextmanager
 from pathlib import Path
 
 KEPT = (
-    *("PATH", "LD_LIBRARY_PATH"),  # with which programs are found, and can run
+    *("PATH", "LD_LIBRARY_PATH"),  # needed to find and run programs
     *("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
 )
-# For the tests themselves: what they must not skip, which faults they choose, a program to compare
+# Variables for the tests themselves: what they must not skip, a seed, a program to compare with
 CONTROLS = (
     *("HPCLAUNCH_SLURM_REQUIRED", "HPCLAUNCH_GPU_REQUIRED", "HPCLAUNCH_GPU_LIMIT"),
     *("HPCLAUNCH_SOAK_SEED", "HPCLAUNCH_REAL_MPS_CONTROL"),
 )
-PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python ignores them, but for what it starts
+PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by every Python, but not by its children
 
 SURROUNDINGS = {
-    "umask": "umask 077: what one user makes, no other can read",
-    "locale": "LC_ALL=C, and no Python that makes UTF-8 of it",
+    "umask": "umask 077: new files are readable by their owner only",
+    "locale": "LC_ALL=C, without Python's coercion to UTF-8",
     "descriptors": "ulimit -n 256: no process can have more open files",
     "home": "HOME cannot be written, not even by root",
-    "tmpdir": "TMPDIR is longer than the path of a socket may be, with a space and an umlaut in it",
+    "tmpdir": "TMPDIR is longer than the path of a socket may be, and has a space and an umlaut",
     "stranger": "another user's process has a name that ends within a character",
 }
-SHORT = "/tmp"  # where sockets lie, wherever temporary files are: their paths have a limit
+SHORT = "/tmp"  # the directory for sockets, whose paths must be short
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
 STAND_INS = str(STRANGER.parent)
-# The first line of a script that asks whether its template has imported what it has not itself.
+# The first line of a script that checks whether its template has imported a module.
 PRELOADED = (
     "import sys; preloaded = lambda name: "
     "name in sys.modules or any(name in getattr(f, 'modules', ()) for f in sys.meta_path)\n"
 )
 LIGHT_TORCH = str(STRANGER.with_name("light_torch"))  # for PYTHONPATH, where torch is not tested
-entered: set[str] = set()  # which of them
-variables: dict[str, str] = {}  # that it has, for whatever the tests start
-_company: list[subprocess.Popen[bytes]] = []  # for as long as this process lives
+entered: set[str] = set()  # the names of the unusual surroundings that are set
+variables: dict[str, str] = {}  # their variables, for the programs that tests start
+_strangers: list[subprocess.Popen[bytes]] = []  # they run as long as this process
 
 
 def make_known() -> None:
-    """Of this process, and so of all that it starts."""
+    """Set the known surroundings of this process, and so of its child processes."""
     if sys.getfilesystemencoding() != "utf-8":
         raise RuntimeError("the tests' own Python needs UTF-8: LC_ALL=C.UTF-8 make test")
-    # What has a handler here has the default action in a program that is started from here.
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: _go_on}
+    # A signal with a handler here has its default action in a child process.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: _ignore_hangup}
     for signum in signal.valid_signals():
         if signum not in PYTHONS and signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, usual.get(signum, signal.SIG_DFL))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # it ends when the process does that has started it
-        signal.signal(signal.SIGHUP, _go_on)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # this process ends with its parent anyway
+        signal.signal(signal.SIGHUP, _ignore_hangup)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -97,24 +95,24 @@ def make_known() -> None:
     sys.dont_write_bytecode = False
 
 
-def _go_on(*_: object) -> None:
-    """Tests that were started with nohup outlive their terminal."""
+def _ignore_hangup(*_: object) -> None:
+    """Do nothing: tests that were started with nohup survive their terminal."""
 
 
 def environment(**changes: object) -> dict[str, str]:
-    """For a program that a test starts: the known one, and these."""
+    """Return the environment for a program that a test starts, with these changes."""
     known = {name: value for name, value in os.environ.items() if name not in CONTROLS}
     return known | {name: str(value) for name, value in changes.items()}
 
 
 def enter(name: str) -> None:
-    """Make these for the programs that the tests start. Their `variables` come with `tell`."""
+    """Set unusual surroundings for the programs of tests; `export_variables` must follow."""
     entered.add(name)
     match name:
         case "umask":
             os.umask(0o077)
         case "locale":
-            # Python takes UTF-8 for the C locale, unless it is told not to.
+            # By default, Python uses UTF-8 in the C locale.
             variables.update(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
         case "descriptors":
             resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -123,17 +121,19 @@ def enter(name: str) -> None:
         case "tmpdir":
             _move_temporary_files()
         case "stranger":
-            _company.append(start_stranger())
+            _strangers.append(start_stranger())
 
 
-def tell() -> None:
-    """To whatever is started from here on. Not before the processes that run tests were started,
-    which have a UTF-8 locale."""
+def export_variables() -> None:
+    """Export `variables` to child processes from now on.
+
+    The processes that run tests must have been started before, since they need a UTF-8 locale.
+    """
     os.environ.update(variables)
 
 
 def _move_temporary_files() -> None:
-    """Those of pytest too, in every process that runs tests."""
+    """Move the directory of temporary files, including pytest's own."""
     name = f"a temporary directory für {os.geteuid()}"
     if name not in tempfile.gettempdir():
         path = Path(tempfile.gettempdir(), name, *["that is far below the root"] * 3)
@@ -148,7 +148,7 @@ def _move_temporary_files() -> None:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file can grow that this process writes."""
+    """Prevent all files that this process writes from growing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -158,10 +158,10 @@ def full_disk() -> Iterator[None]:
 
 
 def start_stranger(name: bytes = b"mod\xc3") -> subprocess.Popen[bytes]:
-    """It has the name already, and ends with this process."""
+    """Start a process with this name; it ends with this process."""
     command = [sys.executable, str(STRANGER), name.hex()]
     stranger = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert stranger.stdout is not None, "a pipe was asked for"
+    assert stranger.stdout is not None, "stdout is a pipe"
     with stranger.stdout as closed:
         closed.read()
     return stranger
@@ -169,10 +169,10 @@ def start_stranger(name: bytes = b"mod\xc3") -> subprocess.Popen[bytes]:
 
 @contextmanager
 def talker(words: bytes, port: int = 0) -> Iterator[int]:
-    """A program that says this to whoever connects to a port; which one that is."""
+    """Run a program that sends these words on each connection to a port; yield the port."""
     command = [sys.executable, str(STRANGER.with_name("talker.py")), str(port), words.hex()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout is not None, "stdout is a pipe"
         try:
             yield int(process.stdout.readline())
         finally:
@@ -187,12 +187,14 @@ def names_like_those_of_agents(number: int) -> list[bytes]:
 def impostor(
     names: Sequence[bytes], answer: str = "silence", kind: int = socket.SOCK_DGRAM
 ) -> Iterator[None]:
-    """A program, another user's where we are root, that has sockets with these names. `answer`: see
-    stand_ins/impostor.py."""
+    """Run a program that has sockets with these names, as another user if we are root.
+
+    For `answer`, see stand_ins/impostor.py.
+    """
     program = str(STRANGER.with_name("impostor.py"))
     command = [sys.executable, program, str(int(kind)), answer, *(name.hex() for name in names)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout is not None, "stdout is a pipe"
         assert process.stdout.readline() == b"ready\n"
         yield

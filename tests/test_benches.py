@@ -1,4 +1,4 @@
-"""Each measurement still runs: at its smallest here, and nothing is made of the figures."""
+"""Each benchmark still runs, with its smallest size; the figures are not checked."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ SMALLEST = {
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
     "step_cost": "--steps 100 --workers 1",
     "stragglers": "--slow 1 --healthy 0 --workers 2 --seconds 1",
-    # These begin with a cluster, which takes a minute.
+    # These need a cluster, whose start takes a minute.
     "on_slurm": "--help",
     "on_slurm_losses": "--help",
     "endings": "--help",
@@ -37,14 +37,14 @@ SMALLEST = {
 }
 
 
-def test_none_is_left_out():
+def test_no_benchmark_is_left_out():
     assert {path.stem for path in BENCH.glob("*.py")} == SMALLEST.keys() | HELPERS
 
 
 @pytest.mark.starts
 @pytest.mark.benches
 @pytest.mark.parametrize("name", SMALLEST)
-def test_it_runs(name):
+def test_a_benchmark_runs(name):
     command = [sys.executable, BENCH / f"{name}.py", *SMALLEST[name].split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

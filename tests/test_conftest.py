@@ -1,5 +1,5 @@
-"""A test without the marks that it needs fails, a failure says how to run the test alone, no test
-leaves a handler of a signal, and files with processes come first."""
+"""A test without the marks that it needs fails, a failure shows how to run the test alone, signal
+handlers are restored, and files that start processes run first."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What the tests run in is the same, whatever they were started in."""
+"""The surroundings of tests do not depend on those of the process that started them."""
 
 import json
 import os
@@ -15,20 +15,20 @@ import surroundings
 pytestmark = pytest.mark.starts
 
 HERE = Path(__file__).parent
-TELL = """
+REPORT = """
 import json, os, resource, sys
 with open("/proc/self/status") as f:
     status = dict(line.split(":\\t", 1) for line in f.read().splitlines() if ":\\t" in line)
 limits = [resource.getrlimit(n)[0] for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)]
-told = {name: int(status[name], 16) for name in ("SigIgn", "SigBlk")}
-told |= {"Umask": status["Umask"], "limits": limits, "encoding": sys.getfilesystemencoding()}
-print(json.dumps(told | {"environ": dict(os.environ)}))
+report = {name: int(status[name], 16) for name in ("SigIgn", "SigBlk")}
+report |= {"Umask": status["Umask"], "limits": limits, "encoding": sys.getfilesystemencoding()}
+print(json.dumps(report | {"environ": dict(os.environ)}))
 """
 PYTHONS = sum(1 << signum - 1 for signum in surroundings.PYTHONS)
-# Without those that the C library has for itself: nobody can change what it was started with.
+# Without the signals that the C library reserves: their state cannot be changed.
 VALID = sum(1 << signum - 1 for signum in signal.valid_signals())
 KNOWN = {"SigIgn": PYTHONS, "SigBlk": 0, "Umask": "0022", "limits": [1024, 0], "encoding": "utf-8"}
-OF_SOMEBODY = {
+FOREIGN_VARIABLES = {
     "LC_ALL": "C",
     "LANGUAGE": "de",
     "TZ": "Asia/Tokyo",
@@ -45,7 +45,7 @@ OF_SOMEBODY = {
 }
 
 
-def told(program: str = TELL, **more: object) -> dict:
+def report_of(program: str = REPORT, **more: object) -> dict:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=True, **more)
     found = json.loads(done.stdout)
@@ -55,18 +55,18 @@ def told(program: str = TELL, **more: object) -> dict:
 @pytest.fixture
 def without_others():
     if surroundings.entered:
-        pytest.skip("others were asked for")
+        pytest.skip("unusual surroundings were requested")
 
 
-def test_of_what_a_test_starts(without_others: None) -> None:
-    found = told()
+def test_programs_that_a_test_starts(without_others: None) -> None:
+    found = report_of()
     ours = [name for name in found.pop("environ") if not name.startswith("PYTEST_")]
     assert found == KNOWN
-    # pytest imports readline, which tells the size of the terminal to all.
+    # pytest imports readline, which exports the size of the terminal.
     assert {*ours} <= {*surroundings.KEPT, *surroundings.CONTROLS, "LANG", "LINES", "COLUMNS"}
 
 
-def strange() -> None:
+def set_strange() -> None:
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGRTMIN])
@@ -78,26 +78,26 @@ def strange() -> None:
 
 
 MAKE_KNOWN = "import surroundings; surroundings.make_known()\n"
-STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TELL!r}], check=True)"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORT!r}], check=True)"
 
 
-def test_from_strange_ones(without_others: None) -> None:
-    environ = {**os.environ, **OF_SOMEBODY}
-    found = told(MAKE_KNOWN + STARTS, env=environ, preexec_fn=strange)
-    assert not OF_SOMEBODY.keys() & found.pop("environ").keys()
+def test_strange_surroundings_are_replaced(without_others: None) -> None:
+    environ = {**os.environ, **FOREIGN_VARIABLES}
+    found = report_of(MAKE_KNOWN + STARTS, env=environ, preexec_fn=set_strange)
+    assert not FOREIGN_VARIABLES.keys() & found.pop("environ").keys()
     assert found == KNOWN
 
 
 def test_bytecode_is_kept() -> None:
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    tell = "import json, sys; print(json.dumps({'kept': not sys.dont_write_bytecode}))"
-    assert told(tell, env=environ) == {"kept": False}
-    assert told(MAKE_KNOWN + tell, env=environ) == {"kept": True}
+    program = "import json, sys; print(json.dumps({'kept': not sys.dont_write_bytecode}))"
+    assert report_of(program, env=environ) == {"kept": False}
+    assert report_of(MAKE_KNOWN + program, env=environ) == {"kept": True}
 
 
-def test_after_nohup_the_tests_outlive_their_terminal(without_others: None) -> None:
+def test_after_nohup_the_tests_survive_their_terminal(without_others: None) -> None:
     program = "import os; os.kill(os.getpid(), 1); print('{}')"
-    assert told(MAKE_KNOWN + program, preexec_fn=strange) == {}
+    assert report_of(MAKE_KNOWN + program, preexec_fn=set_strange) == {}
 
 
 def test_a_python_without_utf_8_says_what_it_needs() -> None:

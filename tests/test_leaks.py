@@ -1,4 +1,4 @@
-"""How small a leak is found."""
+"""The smallest leaks that are found."""
 
 from __future__ import annotations
 

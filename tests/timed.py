@@ -1,8 +1,8 @@
-"""Agents with other time-outs than those of users, so that a test waits less, or a wait has room.
+"""Agents with other time-outs than the usual ones, to make tests faster or more robust.
 
-Most fields of `Timing` have no option. A program of the tests' own, `stand_ins/timed/hpclaunch`,
-sets them before it does what `hpclaunch` does; the product reads none of this. It can also set the
-time-outs that stand in the agent's own modules, as {"agent.notifying.END_LIMIT": 1.0}.
+Most fields of `Timing` have no option. The test program `stand_ins/timed/hpclaunch` sets them and
+then runs `hpclaunch`, which itself reads none of this. It can also set time-outs in other modules
+of the agent, for example {"agent.notifying.END_LIMIT": 1.0}.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ PROGRAM = Path(__file__).parent / "stand_ins" / "timed" / "hpclaunch"
 
 
 def variables(path: str, **timing: float) -> dict[str, str]:
-    """Return variables with which `hpclaunch` in PATH is the timed program; `path` is the PATH
-    behind it.
+    """Return variables with which `hpclaunch` in PATH is the timed program, followed by `path`.
 
     `timing` has fields of `Timing` and their values in seconds, the same for all agents of a job.
     """

@@ -1,12 +1,13 @@
-"""A small CNN on handwritten digits with Hugging Face Accelerate; checkpoints are directories.
+"""Train a small CNN on handwritten digits with Hugging Face Accelerate and its checkpoints.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/accelerate_ddp \
         workers/accelerate_ddp.py --dir checkpoints/accelerate_ddp
 
-Accelerate takes the launcher for torchrun; `accelerate config` is not needed. `save_state` saves at
-the end of every epoch; a restart resumes from the newest that every rank has saved. When the end of
-the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797 digits of 8x8
-pixels, so nothing is downloaded. Reaches an accuracy above 0.95 on the digits held out.
+For Accelerate, the launcher looks like torchrun; `accelerate config` is not needed. `save_state`
+writes a directory at the end of every epoch; after a restart, the training resumes from the newest
+one to which every rank has written. When the end of the job is near, all ranks save at once and
+exit. The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. It reaches
+an accuracy above 0.95 on held-out digits.
 """
 
 import argparse
@@ -26,11 +27,11 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
@@ -44,7 +45,7 @@ def cnn() -> nn.Module:
 
 
 class Progress:
-    """How far we are: Accelerate saves and loads it with the rest."""
+    """The number of steps done, which Accelerate saves and loads with the model."""
 
     steps = 0
 
@@ -57,11 +58,11 @@ class Progress:
 
 @torch.no_grad()
 def accuracy(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> float:
-    """Of all digits, each counted once."""
+    """Return the accuracy over all digits, each counted once."""
     right = []
     for images, labels in loader:
-        guessed = model(images).argmax(1)
-        right.append(accelerator.gather_for_metrics(guessed == labels))
+        predicted = model(images).argmax(1)
+        right.append(accelerator.gather_for_metrics(predicted == labels))
     return torch.cat(right).float().mean().item()
 
 
@@ -76,7 +77,7 @@ def main() -> None:
 
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
-        # The same order of the digits whether or not we were restarted.
+        # The same order of the digits with and without a restart.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
     )
     set_seed(0)
@@ -109,11 +110,11 @@ def main() -> None:
             accelerator.backward(loss)
             optimizer.step()
             progress.steps += 1
-            if leaving := due():  # the job is about to end
+            if leaving := due():  # the end of the job is near
                 break
         if not leaving:
             reached = accuracy(accelerator, model, test_loader)
-            if accelerator.is_main_process:  # Accelerate's own print is for one rank of each node
+            if accelerator.is_main_process:  # Accelerate's own print is once per node
                 print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {reached:.4f}")
         accelerator.save_state(str(args.dir / f"epoch-{epoch}"))
         if leaving:

@@ -1,15 +1,16 @@
-"""A small CNN on handwritten digits with nn.DataParallel: all GPUs of a node in one process.
+"""Train a small CNN on handwritten digits with nn.DataParallel: one process for all GPUs of a node.
 
     hpclaunch --nproc 1 --checkpoint-dir checkpoints/data_parallel \
         workers/data_parallel.py --dir checkpoints/data_parallel
 
-For scripts that have it already. For a new one take ddp.py: here one Python thread per GPU waits
-for the same interpreter, the model is copied to every GPU for every batch, the first GPU gathers
-all outputs and has less memory left than the others, and there is no second node.
+This is for existing scripts with nn.DataParallel. For a new script, start from ddp.py: with
+nn.DataParallel, one Python thread per GPU waits for the same interpreter, the model is copied to
+every GPU for every batch, the first GPU gathers all outputs and has less free memory than the
+others, and a second node cannot be used.
 
-Saves at the end of every epoch, whole or not at all; a restart resumes from there. The data are
-scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95
-on the digits held out. Without a GPU the model runs as it is.
+The script saves a checkpoint at the end of every epoch; after a restart, the training resumes from
+it. The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. It reaches an
+accuracy above 0.95 on held-out digits. Without a GPU, the model runs on the CPU.
 """
 
 import argparse
@@ -25,11 +26,11 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
@@ -43,7 +44,7 @@ def cnn() -> nn.Module:
 
 
 def save(state: dict, path: Path) -> None:
-    """A file of this name is complete, whatever happens: it gets its name last."""
+    """Write a temporary file and rename it, so that a file of this name is always complete."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as f:
         torch.save(state, f)
@@ -67,7 +68,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        parser.error("this is for one worker: start it with --nproc 1, or take ddp.py")
+        parser.error("this is for one worker: start it with --nproc 1, or use ddp.py")
 
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -88,11 +89,11 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         print(f"resuming after epoch {state['epoch']}")
-        del state  # it is a second copy of the weights
+        del state  # free this second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):
-        order.manual_seed(epoch)  # the same order of the digits whether or not we were restarted
+        order.manual_seed(epoch)  # the same order with and without a restart
         for batch in loader:
             images, labels = (t.to(device, non_blocking=True) for t in batch)
             optimizer.zero_grad()

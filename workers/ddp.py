@@ -1,11 +1,11 @@
-"""A small CNN on handwritten digits with DistributedDataParallel: start from this one.
+"""Train a small CNN on handwritten digits with DistributedDataParallel: the script to start from.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/ddp workers/ddp.py --dir checkpoints/ddp
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. When the
-end of the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797 digits of
-8x8 pixels, so nothing is downloaded. With a GPU it uses nccl, else gloo. Reaches an accuracy above
-0.95 on the digits held out.
+Rank 0 saves a checkpoint at the end of every epoch; after a restart, the training resumes from it.
+When the end of the job is near, rank 0 saves at once, and all ranks exit. The data are
+scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With GPUs, the script uses
+nccl, else gloo. It reaches an accuracy above 0.95 on held-out digits.
 """
 
 import argparse
@@ -26,11 +26,11 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
@@ -44,7 +44,7 @@ def cnn() -> nn.Module:
 
 
 def save(state: dict, path: Path) -> None:
-    """A file of this name is complete, whatever happens: it gets its name last."""
+    """Write a temporary file and rename it, so that a file of this name is always complete."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as f:
         torch.save(state, f)
@@ -81,7 +81,7 @@ def main() -> None:
     model = DistributedDataParallel(cnn().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
-    first = skip = 0  # the epoch to begin with, and how many of its batches are done
+    first = skip = 0  # the first epoch, and how many of its batches are done
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.module.load_state_dict(state["model"])
@@ -90,12 +90,12 @@ def main() -> None:
         if rank == 0:
             after = f"batch {skip} of epoch {first}" if skip else f"epoch {first - 1}"
             print(f"resuming after {after}")
-        del state  # it is a second copy of the weights
+        del state  # free this second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     leaving = False
     for epoch in range(first, args.epochs):
-        sampler.set_epoch(epoch)  # the same order of the digits whether or not we were restarted
+        sampler.set_epoch(epoch)  # the same order with and without a restart
         for batch, (images, labels) in enumerate(loader, start=1):
             if batch <= skip:
                 continue
@@ -103,7 +103,7 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
-            if leaving := due():  # the job is about to end
+            if leaving := due():  # the end of the job is near
                 break
         skip = 0
         time.sleep(args.pause)
@@ -117,13 +117,13 @@ def main() -> None:
                 "steps": epoch * len(loader) + batch,
             }
             save(state, args.dir / f"epoch-{epoch}.pt")
-        dist.barrier()  # nobody begins an epoch whose predecessor is not saved
+        dist.barrier()  # no rank begins an epoch before the previous one is saved
         if leaving:
             break
 
     if rank == 0 and not leaving:
         print(f"accuracy {accuracy(model.module, test, device):.4f}")
-    # DDP must not be the last to hold the process group, or torch may hang: see elastic.py.
+    # Release DDP before the process group, or torch may hang: see elastic.py.
     del model
     dist.destroy_process_group()
 

@@ -1,18 +1,19 @@
-"""A residual network on handwritten digits with DeepSpeed's ZeRO-3: for models larger than a GPU.
+"""Train a residual network on handwritten digits with DeepSpeed's ZeRO-3, for very large models.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/deepspeed_zero3 \
         workers/deepspeed_zero3.py --dir checkpoints/deepspeed_zero3
 
-Parameters, gradients and the optimizer's state are divided among the workers. `--offload cpu` keeps
-them in the host's memory, `--offload nvme` on its disk, in SLURM_TMPDIR or the temporary directory
-(this needs libaio with its headers). Neither DeepSpeed's own launcher nor MPI is needed. Without a
-GPU it needs DS_ACCELERATOR=cpu.
+The parameters, gradients and optimizer state are divided among the workers, so a model may be
+larger than the memory of a GPU. `--offload cpu` keeps them in the host's memory, `--offload nvme`
+on its disk, in SLURM_TMPDIR or the temporary directory (this needs libaio with its headers).
+Neither DeepSpeed's own launcher nor MPI is needed. Without a GPU, set DS_ACCELERATOR=cpu.
 
-DeepSpeed saves at the end of every epoch, and names the directory in `latest` once it is whole; a
-restart resumes from there, with as many workers. (For another number, `zero_to_fp32.py` in the
-directory makes plain weights.) When the end of the job is near, it saves at once, and all leave.
-The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an
-accuracy above 0.95 on the digits held out.
+DeepSpeed saves a checkpoint at the end of every epoch, and writes its name to `latest` when it is
+complete. After a restart, the training resumes from it with the same number of workers. (For
+another number, `zero_to_fp32.py` in the checkpoint's directory converts it to plain weights.) When
+the end of the job is near, all ranks save at once and exit. The data are scikit-learn's 1,797
+digits of 8x8 pixels, so nothing is downloaded. It reaches an accuracy above 0.95 on held-out
+digits.
 """
 
 import argparse
@@ -35,11 +36,11 @@ WIDTH = 256
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Pixels [n, 64] from 0 to 1 and labels [n], for training and for testing."""
+    """Return pixels [n, 64] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    pixels = torch.tensor(data.data, dtype=torch.float32)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    pixels = torch.tensor(data.data, dtype=torch.float32)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(pixels[train], labels[train]), TensorDataset(pixels[test], labels[test])
 
@@ -56,14 +57,14 @@ class Block(nn.Module):
 
 
 def configuration(batch_size: int, offload: str, gpu: bool) -> dict:
-    """DeepSpeed's; `batch_size` is of all ranks together."""
+    """Return DeepSpeed's configuration; `batch_size` is that of all ranks together."""
     zero: dict = {"stage": 3}
     if offload != "none":
         place: dict = {"device": offload, "pin_memory": gpu}
         if offload == "nvme":
             place["nvme_path"] = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
         zero |= {"offload_param": place, "offload_optimizer": place}
-    # Without a GPU there is no use for DeepSpeed's own Adam, which is compiled at first.
+    # DeepSpeed's own Adam, which must be compiled first, has no advantage without a GPU.
     adam = {"lr": 6e-4, "torch_adam": not gpu}
     return {
         "train_batch_size": batch_size,
@@ -77,10 +78,10 @@ def configuration(batch_size: int, offload: str, gpu: bool) -> dict:
 
 @torch.no_grad()
 def accuracy(engine: deepspeed.DeepSpeedEngine, data: TensorDataset) -> float:
-    """All ranks call it: each has a part of every layer."""
+    """Return the accuracy. All ranks must call this, since each has a part of every layer."""
     pixels, labels = (t.to(engine.device) for t in data.tensors)
-    guessed = engine(pixels.to(next(engine.parameters()).dtype)).argmax(1)
-    return (guessed == labels).float().mean().item()
+    predicted = engine(pixels.to(next(engine.parameters()).dtype)).argmax(1)
+    return (predicted == labels).float().mean().item()
 
 
 def main() -> None:
@@ -94,7 +95,7 @@ def main() -> None:
     )
     args = parser.parse_args()
 
-    # DeepSpeed's collectives have new names in torch, which says so at every call.
+    # torch warns at every call that DeepSpeed's collectives have new names.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     gpu = torch.cuda.is_available()
     deepspeed.init_distributed()
@@ -114,7 +115,7 @@ def main() -> None:
     )
     dtype = next(engine.parameters()).dtype
 
-    first = skip = 0  # the epoch to begin with, and how many of its batches are done
+    first = skip = 0  # the first epoch, and how many of its batches are done
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
         directory, tag = os.path.split(checkpoint)
         _, state = engine.load_checkpoint(directory, tag)
@@ -125,15 +126,15 @@ def main() -> None:
 
     leaving = False
     for epoch in range(first, args.epochs):
-        sampler.set_epoch(epoch)  # the same order of the digits whether or not we were restarted
+        sampler.set_epoch(epoch)  # the same order with and without a restart
         for batch, (pixels, labels) in enumerate(loader, start=1):
             if batch <= skip:
                 continue
-            guess = engine(pixels.to(engine.device, dtype))
-            loss = nn.functional.cross_entropy(guess.float(), labels.to(engine.device))
+            logits = engine(pixels.to(engine.device, dtype))
+            loss = nn.functional.cross_entropy(logits.float(), labels.to(engine.device))
             engine.backward(loss)
             engine.step()
-            if leaving := due():  # the job is about to end
+            if leaving := due():  # the end of the job is near
                 break
         skip = 0
         if not leaving:

@@ -1,19 +1,19 @@
-"""A training that grows and shrinks: the result does not depend on how many workers it has.
+"""Train a small CNN with any number of workers, which may change: the result stays the same.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/elastic \
         workers/elastic.py --dir checkpoints/elastic
 
-What stays is the batch of all workers together: each takes its share of it, and its gradient counts
-by the size of the share, since shares need not be even. A worker whose share does not fit into its
-memory takes it in several parts (--micro-batch). So learning rate and schedule need no change, and
-the result is the same but for the rounding of sums, as long as the model has nothing that looks at
-the whole of a share (BatchNorm) or throws dice (dropout).
+The global batch size is constant. Each worker computes a share of the batch, and its gradient is
+weighted by the size of the share, since shares may differ in size. A worker whose share does not
+fit into its memory computes it in several parts (--micro-batch). So learning rate and schedule need
+no change. The result is the same except for the rounding of sums, unless the model uses statistics
+of the batch (BatchNorm) or random numbers (dropout).
 
-Rank 0 saves every few steps and at the end, whole or not at all, with the place in the order of the
-digits: a restart resumes in the midst of an epoch, with the next batch, with any number of workers.
-When the end of the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797
-digits of 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl, else gloo. Reaches an
-accuracy above 0.95 on the digits held out.
+Rank 0 saves a checkpoint every few steps and at the end, with the position in the order of the
+digits. After a restart, the training resumes with the next batch, even within an epoch, with any
+number of workers. When the end of the job is near, rank 0 saves at once, and all ranks exit. The
+data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With GPUs, the script
+uses nccl, else gloo. It reaches an accuracy above 0.95 on held-out digits.
 """
 
 import argparse
@@ -35,21 +35,20 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
 
 class Shares:
-    """The batches of one epoch after the other, of which each rank gets its own share.
+    """A batch sampler that gives each rank its share of every batch.
 
-    `epoch` and `batch` say where the training is, and belong into the checkpoint. The order of the
-    digits depends on the epoch alone. What is left of them at its end, less than a batch, is not
-    used in it.
+    `epoch` and `batch` are the position of the training, and belong in the checkpoint. The order of
+    the digits depends on the epoch only. An incomplete batch at the end of an epoch is dropped.
     """
 
     def __init__(self, length: int, size: int, rank: int, world: int) -> None:
@@ -60,13 +59,13 @@ class Shares:
         return self.length // self.size
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The indices of this rank's shares, for the rest of this epoch."""
+        """Yield the indices of this rank's shares, for the rest of this epoch."""
         order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch))
         for batch in order.split(self.size)[self.batch : len(self)]:
             yield batch[self.rank :: self.world].tolist()
 
     def step(self) -> int:
-        """One batch is done; returns how many there were since the beginning."""
+        """Count a batch as done; return the number of all batches so far."""
         self.batch += 1
         if self.batch == len(self):
             self.epoch, self.batch = self.epoch + 1, 0
@@ -82,7 +81,7 @@ def cnn() -> nn.Module:
 
 
 def save(state: dict, path: Path) -> None:
-    """A file of this name is complete, whatever happens: it gets its name last."""
+    """Write a temporary file and rename it, so that a file of this name is always complete."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as f:
         torch.save(state, f)
@@ -101,20 +100,21 @@ def add_gradients(
     model: DistributedDataParallel,
     images: torch.Tensor,
     labels: torch.Tensor,
-    whole: int,
-    most: int,
+    batch_size: int,
+    micro_batch: int,
 ) -> torch.Tensor:
-    """The gradient of the mean loss of a batch of `whole` digits, of which these [n] are a share.
+    """Add the gradient of a global batch of `batch_size` digits, of which these [n] are a share.
 
-    At most `most` of them go through the model at a time. Returns the share's part of the loss.
+    At most `micro_batch` of them go through the model at a time. Return the share's part of the
+    mean loss of the batch.
     """
     total = torch.zeros((), device=images.device)
-    parts = list(zip(images.split(most), labels.split(most), strict=True))
-    for number, (some, of_these) in enumerate(parts, start=1):
-        last = number == len(parts)  # the ranks need not have equally many: they meet at the last
+    parts = list(zip(images.split(micro_batch), labels.split(micro_batch), strict=True))
+    for number, (inputs, targets) in enumerate(parts, start=1):
+        last = number == len(parts)  # ranks may have different numbers of parts: sync at the last
         with contextlib.nullcontext() if last else model.no_sync():
-            loss = nn.functional.cross_entropy(model(some), of_these, reduction="sum") / whole
-            (loss * dist.get_world_size()).backward()  # DDP takes the mean, and we want the sum
+            loss = nn.functional.cross_entropy(model(inputs), targets, reduction="sum") / batch_size
+            (loss * dist.get_world_size()).backward()  # DDP averages, but the sum is needed
         total += loss.detach()
     return total
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--micro-batch", type=int, default=32, help="that a worker's memory holds")
+    parser.add_argument("--micro-batch", type=int, default=32, help="digits in a worker's memory")
     parser.add_argument("--save-every", type=int, default=10, help="steps")
     parser.add_argument("--dir", type=Path, default="checkpoints/elastic", help="where to save")
     args = parser.parse_args()
@@ -153,7 +153,7 @@ def main() -> None:
         shares.epoch, shares.batch = state["epoch"], state["batch"]
         if rank == 0:
             print(f"resuming in epoch {shares.epoch} after {shares.batch} batches, ranks: {world}")
-        del state  # it is a second copy of the weights
+        del state  # free this second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     leaving = False
@@ -164,7 +164,7 @@ def main() -> None:
                 model, images.to(device), labels.to(device), args.batch_size, args.micro_batch
             )
             optimizer.step()
-            step, leaving = shares.step(), due()  # due: the job is about to end
+            step, leaving = shares.step(), due()  # due: the end of the job is near
             if step % args.save_every == 0 or shares.epoch == args.epochs or leaving:
                 if rank == 0:
                     state = {
@@ -174,7 +174,7 @@ def main() -> None:
                         "batch": shares.batch,
                     }
                     save(state, args.dir / f"step-{step}.pt")
-                dist.barrier()  # no rank continues from a step that is not saved
+                dist.barrier()  # no rank continues before this step is saved
             if leaving:
                 break
         if leaving:
@@ -186,8 +186,8 @@ def main() -> None:
 
     if rank == 0 and not leaving:
         print(f"accuracy {accuracy(model.module, test, device):.4f}")
-    # DDP must not be the last to hold the process group. It would wait, with Python's lock, for
-    # gloo's threads, and those for the lock, to let go of the loss (pytorch/pytorch#56297).
+    # Release DDP before the process group. Otherwise it would wait for gloo's threads with the GIL
+    # held, while they wait for the GIL to release the loss (pytorch/pytorch#56297).
     del model
     dist.destroy_process_group()
 

@@ -1,12 +1,12 @@
-"""A small GPT with FSDP2: each rank holds its share of the weights and of the optimizer.
+"""Train a small GPT with FSDP2: each rank holds a shard of the weights and of the optimizer state.
 
     hpclaunch --nproc 4 --checkpoint-dir checkpoints/fsdp workers/fsdp.py --dir checkpoints/fsdp
 
 All ranks save their shards together (torch.distributed.checkpoint, DCP), and any number of ranks
-can resume from there. When the end of the job is near, they save at once, and leave. The text is
-that of Python's standard library, byte by byte, so nothing is downloaded. With a GPU it uses nccl
-and bfloat16, else gloo. Reaches a loss below 2.6 (in nats per byte, on text held out; chance is
-5.5).
+can resume from them. When the end of the job is near, all ranks save at once and exit. The training
+text is the source code of Python's standard library, byte by byte, so nothing is downloaded. With
+GPUs, the script uses nccl and bfloat16, else gloo. It reaches a loss below 2.6 nats per byte on
+held-out text (a random guess has 5.5).
 """
 
 import argparse
@@ -29,7 +29,7 @@ HELD_OUT = 50_000  # bytes
 
 
 def text() -> tuple[Tensor, Tensor]:
-    """Bytes [n], for training and for testing."""
+    """Return bytes [n], for training and for testing."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     data = b"".join(file.read_bytes() for file in files)[:1_000_000]
     everything = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
@@ -37,9 +37,9 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 def batch(data: Tensor, seed: int, size: int) -> tuple[Tensor, Tensor]:
-    """This rank's part of a batch, [about size / ranks, CONTEXT], and the bytes that come next.
+    """Return this rank's part of a batch, [about size / ranks, CONTEXT], and the next bytes.
 
-    The batch as a whole depends on the seed alone, not on how many ranks there are.
+    The global batch depends on the seed only, not on the number of ranks.
     """
     random = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - CONTEXT, (size, 1), generator=random)
@@ -60,8 +60,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = split.permute(2, 0, 3, 1, 4)  # each [sequences, heads, bytes, width / heads]
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -73,7 +73,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, BYTES)
 
     def forward(self, x: Tensor, following: Tensor) -> Tensor:
-        """The sum of its losses: x and the bytes to foretell are [sequences, CONTEXT]."""
+        """Return the sum of the losses; x and the following bytes are [sequences, CONTEXT]."""
         h = self.byte(x) + self.position.weight
         for block in self.blocks:
             h = block(h)
@@ -103,12 +103,12 @@ def main() -> None:
     model = GPT().to(device)
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     how = {"mp_policy": precision} if gpu else {}
-    for part in (*model.blocks, model):  # each is gathered when it is used, and let go after
+    for part in (*model.blocks, model):  # each is gathered before its use, and freed after it
         fully_shard(part, **how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def loss_of(data: Tensor, seed: int) -> Tensor:
-        """The mean over all ranks is that of the batch, also where some have more of it."""
+        """Return a loss whose mean over all ranks is that of the batch, even for unequal parts."""
         total = model(*(part.to(device) for part in batch(data, seed, args.batch_size)))
         return total * world / (args.batch_size * CONTEXT)
 
@@ -120,7 +120,7 @@ def main() -> None:
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
         saved = state(0)
-        dcp.load(saved, checkpoint_id=checkpoint)  # into the shards as they are now
+        dcp.load(saved, checkpoint_id=checkpoint)  # into the present shards
         set_state_dict(
             model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
         )
@@ -133,9 +133,9 @@ def main() -> None:
         loss = loss_of(train, seed=step)
         loss.backward()
         optimizer.step()
-        done, leaving = step + 1, due()  # due: the job is about to end
+        done, leaving = step + 1, due()  # due: the end of the job is near
         if done % args.save_every == 0 or done == args.steps or leaving:
-            # It is complete once all ranks have written: DCP then adds `.metadata`.
+            # DCP adds `.metadata` after all ranks have written: the checkpoint is complete then.
             dcp.save(state(done), checkpoint_id=args.dir / f"step-{done}")
             if rank == 0:
                 print(f"step {done}: loss {loss.item():.4f} on rank 0")

@@ -1,15 +1,15 @@
-"""A small Llama on a mesh of two dimensions: tensor parallel (TP) in a node, FSDP2 across nodes.
+"""Train a small Llama on a 2-D mesh: tensor parallel (TP) within a node, FSDP2 across nodes.
 
     hpclaunch --nproc 4 --checkpoint-dir checkpoints/fsdp_tp \
         workers/fsdp_tp.py --tp 2 --dir checkpoints/fsdp_tp
 
-The ranks of a node share every matrix product, and in between each has a part of the sequence; that
-is much traffic, which stays on NVLink. Nodes differ in their data. The ranks of a node are next to
-each other, so that the mesh is a plain reshape. All save their shards together
-(torch.distributed.checkpoint, DCP), and a mesh of another form can resume from there. When the end
-of the job is near, they save at once, and leave. The text is that of Python's standard library,
-byte by byte. With a GPU it uses nccl and bfloat16, else gloo. Reaches a loss below 2.5 (in nats per
-byte, on text held out; chance is 5.5).
+The ranks of a node divide every matrix product among them, and between the products each has a part
+of the sequence; this traffic stays on NVLink. Each node has other data. The ranks of a node are
+consecutive, so the mesh is a plain reshape. All ranks save their shards together
+(torch.distributed.checkpoint, DCP), and a mesh of another shape can resume from them. When the end
+of the job is near, all ranks save at once and exit. The training text is the source code of
+Python's standard library, byte by byte. With GPUs, the script uses nccl and bfloat16, else gloo. It
+reaches a loss below 2.5 nats per byte on held-out text (a random guess has 5.5).
 """
 
 import argparse
@@ -42,7 +42,7 @@ HEADS = 8
 
 
 def text() -> tuple[Tensor, Tensor]:
-    """Bytes [n], for training and for testing."""
+    """Return bytes [n], for training and for testing."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     data = b"".join(file.read_bytes() for file in files)[:1_000_000]
     everything = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
@@ -50,15 +50,15 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 def batch(data: Tensor, seed: int, size: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-    """One part of a batch, [size / parts, CONTEXT], and the bytes that come next."""
+    """Return one part of a batch, [size / parts, CONTEXT], and the next bytes."""
     random = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - CONTEXT, (size, 1), generator=random)
     mine = starts[part::parts] + torch.arange(CONTEXT)
     return data[mine], data[mine + 1]
 
 
-def turn(x: Tensor) -> Tensor:
-    """Rotary position embedding of [sequences, heads, bytes, width]: pairs turn with the place."""
+def rotate(x: Tensor) -> Tensor:
+    """Apply the rotary position embedding to x, [sequences, heads, bytes, width]."""
     half = x.shape[-1] // 2
     speeds = 10_000 ** (-torch.arange(half, device=x.device) / half)
     angles = torch.arange(x.shape[-2], device=x.device)[:, None] * speeds
@@ -69,17 +69,17 @@ def turn(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.of_head = width // HEADS
+        self.head_width = width // HEADS
         self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the heads that this rank has: all, divided by the ranks of a node."""
+        """Attend with this rank's heads: all heads, divided among the ranks of a node."""
         q, k, v = (
-            part(x).unflatten(-1, (-1, self.of_head)).transpose(1, 2)
+            part(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
-        seen = scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True)
-        return self.out(seen.transpose(1, 2).flatten(2))
+        attended = scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+        return self.out(attended.transpose(1, 2).flatten(2))
 
 
 class SwiGLU(nn.Module):
@@ -111,7 +111,7 @@ class Llama(nn.Module):
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, BYTES, bias=False)
 
     def forward(self, x: Tensor, following: Tensor) -> Tensor:
-        """The loss: how badly it foretells the following bytes, both [sequences, CONTEXT]."""
+        """Return the mean loss; x and the following bytes are [sequences, CONTEXT]."""
         h = self.byte(x)
         for block in self.blocks:
             h = block(h)
@@ -120,8 +120,9 @@ class Llama(nn.Module):
 
 
 def shard(model: Llama, mesh: DeviceMesh, gpu: bool) -> None:
-    """Columns of a matrix and then rows of the next are shared, so that each pair needs one
-    exchange. Norms and sums work on parts of the sequence, dimension 1.
+    """Shard each matrix by columns and the next one by rows, so that a pair needs one exchange.
+
+    Norms and sums work on parts of the sequence, dimension 1.
     """
     part, whole = Shard(1), Replicate()
     gathered = PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,))
@@ -158,7 +159,7 @@ def main() -> None:
     world, tp = int(os.environ["WORLD_SIZE"]), args.tp or int(os.environ["LOCAL_WORLD_SIZE"])
     if world % tp or HEADS % tp:
         parser.error(f"--tp {tp} must divide the {world} ranks and the {HEADS} heads")
-    parts = world // tp  # of the data
+    parts = world // tp  # parts of the data
     if args.batch_size % parts:
         parser.error(f"--batch-size {args.batch_size} cannot be divided into {parts} parts")
 
@@ -177,7 +178,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def loss_of(data: Tensor, seed: int) -> Tensor:
-        """Of this node's part of a batch; all its ranks see the same."""
+        """Return the loss of this node's part of a batch, which all its ranks have."""
         mine = batch(data, seed, args.batch_size, part, parts)
         return model(*(tensor.to(device) for tensor in mine))
 
@@ -189,7 +190,7 @@ def main() -> None:
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
         saved = state(0)
-        dcp.load(saved, checkpoint_id=checkpoint)  # into the shards as they are now
+        dcp.load(saved, checkpoint_id=checkpoint)  # into the present shards
         set_state_dict(
             model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
         )
@@ -204,9 +205,9 @@ def main() -> None:
         loss = loss_of(train, seed=step)
         loss.backward()
         optimizer.step()
-        done, leaving = step + 1, due()  # due: the job is about to end
+        done, leaving = step + 1, due()  # due: the end of the job is near
         if done % args.save_every == 0 or done == args.steps or leaving:
-            # It is complete once all ranks have written: DCP then adds `.metadata`.
+            # DCP adds `.metadata` after all ranks have written: the checkpoint is complete then.
             dcp.save(state(done), checkpoint_id=args.dir / f"step-{done}")
             if rank == 0:
                 print(f"step {done}: loss {loss.item():.4f} on rank 0")

@@ -1,14 +1,14 @@
-"""A small CNN on handwritten digits with Horovod over gloo: data parallel without DDP.
+"""Train a small CNN on handwritten digits with Horovod over gloo: data parallel without DDP.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/horovod_ddp \
         workers/horovod_ddp.py --dir checkpoints/horovod_ddp
 
-`hvd.init()` finds everything that horovodrun would have set. Horovod needs no MPI for that: build
-it with HOROVOD_WITH_GLOO=1, and for GPUs with HOROVOD_GPU_OPERATIONS=NCCL.
+The launcher sets all variables that `hvd.init()` expects from horovodrun. MPI is not needed: build
+Horovod with HOROVOD_WITH_GLOO=1, and for GPUs also with HOROVOD_GPU_OPERATIONS=NCCL.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there, with any
-number of workers. The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded.
-Reaches an accuracy above 0.95 on the digits held out.
+Rank 0 saves a checkpoint at the end of every epoch; after a restart, the training resumes from it
+with any number of workers. The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is
+downloaded. It reaches an accuracy above 0.95 on held-out digits.
 """
 
 import argparse
@@ -25,11 +25,11 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
@@ -43,7 +43,7 @@ def cnn() -> nn.Module:
 
 
 def save(state: dict, path: Path) -> None:
-    """A file of this name is complete, whatever happens: it gets its name last."""
+    """Write a temporary file and rename it, so that a file of this name is always complete."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as f:
         torch.save(state, f)
@@ -77,7 +77,7 @@ def main() -> None:
     sampler = DistributedSampler(train, num_replicas=world, rank=rank, seed=0)
     loader = DataLoader(train, batch_size=max(1, args.batch_size // world), sampler=sampler)
     model = cnn().to(device)
-    # Averages gradients over the workers while others are still being computed.
+    # It averages gradients over the workers while others are still being computed.
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=8e-3), named_parameters=model.named_parameters()
     )
@@ -90,11 +90,11 @@ def main() -> None:
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
-        del state  # it is a second copy of the weights
+        del state  # free this second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):
-        sampler.set_epoch(epoch)  # the same order of the digits whether or not we were restarted
+        sampler.set_epoch(epoch)  # the same order with and without a restart
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
@@ -109,7 +109,7 @@ def main() -> None:
                 "epoch": epoch,
             }
             save(state, args.dir / f"epoch-{epoch}.pt")
-        hvd.barrier()  # nobody begins an epoch whose predecessor is not saved
+        hvd.barrier()  # no rank begins an epoch before the previous one is saved
 
     if rank == 0:
         print(f"accuracy {accuracy(model, test, device):.4f}")

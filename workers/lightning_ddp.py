@@ -1,12 +1,13 @@
-"""A small CNN on handwritten digits with Lightning's Trainer and its own checkpoints.
+"""Train a small CNN on handwritten digits with Lightning's Trainer and its own checkpoints.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/lightning_ddp \
         workers/lightning_ddp.py --dir checkpoints/lightning_ddp
 
-Lightning takes the launcher for torchrun, so that it starts no processes of its own and reads
-nothing of Slurm's. ModelCheckpoint saves every epoch; a restart resumes from the newest. When the
-end of the job is near, it saves at once, and all leave. The data are scikit-learn's 1,797 digits of
-8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95 on the digits held out.
+For Lightning, the launcher looks like torchrun, so it starts no processes itself and ignores
+Slurm's variables. ModelCheckpoint saves every epoch; after a restart, the training resumes from the
+newest checkpoint. When the end of the job is near, all ranks save at once and exit. The data are
+scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. It reaches an accuracy above
+0.95 on held-out digits.
 """
 
 import argparse
@@ -29,19 +30,19 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
 
 class RestOfEpoch(DistributedSampler):
-    """After a restart in the midst of an epoch, Lightning itself would begin with its first batch.
+    """A sampler that skips the batches of the epoch that were done before a restart.
 
-    `size` is that of the batches of one rank.
+    Lightning itself would begin with the first batch again. `size` is the batch size of one rank.
     """
 
     def __init__(self, data: TensorDataset, trainer: pl.Trainer, size: int) -> None:
@@ -57,14 +58,14 @@ class SaveAndLeave(pl.Callback):
         self.directory = directory
 
     def on_train_start(self, *_: object) -> None:
-        # Slurm sends it to all ranks when it preempts or requeues the job, and Lightning's handler
-        # calls a collective, wherever a rank is.
+        # Slurm sends SIGTERM to all ranks when it preempts or requeues the job. Lightning's handler
+        # would call a collective at once, while the ranks may be at different steps.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        if due():  # the job is about to end
+        if due():  # the end of the job is near
             trainer.save_checkpoint(f"{self.directory}/step={trainer.global_step}.ckpt")
-            sys.exit()  # trainer.should_stop would have the epoch count as done
+            sys.exit()  # with trainer.should_stop, the epoch would count as done
 
 
 class Digits(pl.LightningModule):

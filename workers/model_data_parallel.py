@@ -1,14 +1,15 @@
-"""A model split over two devices in every worker, and DistributedDataParallel over the workers.
+"""Train a model that is split over two devices per worker, with DDP over the workers.
 
     hpclaunch --gpus-per-worker 2 --checkpoint-dir checkpoints/model_data_parallel \
         workers/model_data_parallel.py --dir checkpoints/model_data_parallel
 
-For a model that does not fit into one GPU. Every batch goes through in parts, so that one half
-works on a part while the other works on the next. Without GPUs both halves are on the CPU.
+This is for a model that does not fit into one GPU. Every batch is divided into parts, so that one
+half of the model works on a part while the other half works on the next. Without GPUs, both halves
+are on the CPU.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. The data
-are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl,
-else gloo. Reaches an accuracy above 0.95 on the digits held out.
+Rank 0 saves a checkpoint at the end of every epoch; after a restart, the training resumes from it.
+The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With GPUs, the
+script uses nccl, else gloo. It reaches an accuracy above 0.95 on held-out digits.
 """
 
 import argparse
@@ -26,17 +27,17 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
 
 class Halves(nn.Module):
-    """A CNN over two devices; images on the first, logits on the second."""
+    """A CNN on two devices: images on the first, logits on the second."""
 
     def __init__(self, first: torch.device, second: torch.device, parts: int) -> None:
         super().__init__()
@@ -50,13 +51,13 @@ class Halves(nn.Module):
         ).to(second)  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        # GPUs work asynchronously: from the second part on, both are busy.
+        # Calls return before a GPU has done its work: from the second part on, both GPUs are busy.
         halfway = (self.front(part).to(self.second) for part in images.chunk(self.parts))
         return torch.cat([self.back(part) for part in halfway])
 
 
 def save(state: dict, path: Path) -> None:
-    """A file of this name is complete, whatever happens: it gets its name last."""
+    """Write a temporary file and rename it, so that a file of this name is always complete."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as f:
         torch.save(state, f)
@@ -78,13 +79,13 @@ def main() -> None:
     parser.add_argument(
         "--dir", type=Path, default="checkpoints/model_data_parallel", help="where to save"
     )
-    parser.add_argument("--parts", type=int, default=4, help="of a batch, one behind the other")
+    parser.add_argument("--parts", type=int, default=4, help="of a batch")
     args = parser.parse_args()
 
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < 2:
-        parser.error("a worker needs 2 GPUs here: start it with --gpus-per-worker 2")
-    # With --gpus-per-worker the worker sees its own GPUs only, as 0 and 1.
+        parser.error("this script needs 2 GPUs per worker: start it with --gpus-per-worker 2")
+    # With --gpus-per-worker, each worker sees only its own GPUs, as 0 and 1.
     names = ("cuda:0", "cuda:1") if gpu else ("cpu", "cpu")
     first_half, second_half = map(torch.device, names)
     dist.init_process_group("nccl" if gpu else "gloo")
@@ -105,11 +106,11 @@ def main() -> None:
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
-        del state  # it is a second copy of the weights
+        del state  # free this second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):
-        sampler.set_epoch(epoch)  # the same order of the digits whether or not we were restarted
+        sampler.set_epoch(epoch)  # the same order with and without a restart
         for images, labels in loader:
             optimizer.zero_grad()
             logits = model(images.to(first_half))
@@ -125,11 +126,11 @@ def main() -> None:
                 "epoch": epoch,
             }
             save(state, args.dir / f"epoch-{epoch}.pt")
-        dist.barrier()  # nobody begins an epoch whose predecessor is not saved
+        dist.barrier()  # no rank begins an epoch before the previous one is saved
 
     if rank == 0:
         print(f"accuracy {accuracy(model.module, test, first_half):.4f}")
-    # DDP must not be the last to hold the process group, or torch may hang: see elastic.py.
+    # Release DDP before the process group, or torch may hang: see elastic.py.
     del model
     dist.destroy_process_group()
 

@@ -1,15 +1,16 @@
-"""Replicas of a small CNN that share one GPU: for models that leave a GPU idle.
+"""Train replicas of a small CNN that share one GPU: for models that keep a GPU mostly idle.
 
     hpclaunch --nproc 8 --checkpoint-dir checkpoints/mps_replicas \
         workers/mps_replicas.py --dir checkpoints/mps_replicas
 
-With more workers than GPUs hpclaunch starts MPS for them, and stops it. `--mps off` shows what it
-gives: the images per second of all replicas are printed last. The replicas exchange gradients over
-gloo, since nccl refuses several ranks on one GPU. Without a GPU it runs on CPUs.
+With more workers than GPUs, hpclaunch starts MPS for them and stops it at the end. Compare with
+`--mps off`: the last line has the images per second of all replicas. The replicas exchange
+gradients over gloo, since nccl refuses several ranks on one GPU. Without a GPU, the script uses
+CPUs.
 
-Rank 0 saves at the end of every epoch, whole or not at all; a restart resumes from there. The data
-are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above
-0.95 on the digits held out.
+Rank 0 saves a checkpoint at the end of every epoch; after a restart, the training resumes from it.
+The data are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. It reaches an
+accuracy above 0.95 on held-out digits.
 """
 
 import argparse
@@ -28,11 +29,11 @@ HELD_OUT = 297
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    """Return images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
     data = load_digits()
-    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
-    labels = torch.tensor(data.target)[mixed]
+    shuffled = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[shuffled] / 16
+    labels = torch.tensor(data.target)[shuffled]
     test, train = slice(HELD_OUT), slice(HELD_OUT, None)
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
@@ -46,7 +47,7 @@ def cnn() -> nn.Module:
 
 
 def save(state: dict, path: Path) -> None:
-    """A file of this name is complete, whatever happens: it gets its name last."""
+    """Write a temporary file and rename it, so that a file of this name is always complete."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as f:
         torch.save(state, f)
@@ -82,7 +83,7 @@ def main() -> None:
     sampler = DistributedSampler(train, seed=0)
     loader = DataLoader(train, batch_size=args.batch_size, sampler=sampler)
     model = DistributedDataParallel(cnn().to(device))
-    # The steps get fewer with every replica, so each is longer.
+    # With more replicas there are fewer steps, so each step is larger.
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3 * world**0.5)
 
     first = 0
@@ -93,12 +94,12 @@ def main() -> None:
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
-        del state  # it is a second copy of the weights
+        del state  # free this second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
-    seconds = []  # that all replicas together took for each epoch
+    seconds = []  # the duration of each epoch, for all replicas
     for epoch in range(first, args.epochs):
-        sampler.set_epoch(epoch)  # the same order of the digits whether or not we were restarted
+        sampler.set_epoch(epoch)  # the same order with and without a restart
         began = time.monotonic()
         for images, labels in loader:
             optimizer.zero_grad()
@@ -117,14 +118,14 @@ def main() -> None:
                 "epoch": epoch,
             }
             save(state, args.dir / f"epoch-{epoch}.pt")
-        dist.barrier()  # nobody begins an epoch whose predecessor is not saved
+        dist.barrier()  # no rank begins an epoch before the previous one is saved
 
     if rank == 0:
         print(f"accuracy {accuracy(model.module, test, device):.4f}")
-        if warm := seconds[1:]:  # the first has CUDA's own start in it
+        if warm := seconds[1:]:  # the first epoch includes the start of CUDA
             speed = len(sampler) * world * len(warm) / sum(warm)
             print(f"images/s {speed:.0f}")
-    # DDP must not be the last to hold the process group, or torch may hang: see elastic.py.
+    # Release DDP before the process group, or torch may hang: see elastic.py.
     del model
     dist.destroy_process_group()
 

@@ -1,15 +1,15 @@
-"""A small GPT cut into stages, one after the other: each rank holds some layers of the model.
+"""Train a small GPT with pipeline parallelism: each rank holds some layers of the model.
 
     hpclaunch --nproc 4 --checkpoint-dir checkpoints/pipeline \
         workers/pipeline.py --dir checkpoints/pipeline
 
-A batch goes through as microbatches, so that all ranks have work at once. `--schedule` says in
-which order: all forward and then all back (GPipe), in turns, which needs less memory (1F1B), or
-with two stages on each rank, which waits less (interleaved). All ranks save together
-(torch.distributed.checkpoint, DCP), and another number of stages can resume from there. When the
-end of the job is near, they save at once, and leave. The text is that of Python's standard library,
-byte by byte. With a GPU it uses nccl and bfloat16, else gloo. Reaches a loss below 2.6 (in nats per
-byte, on text held out; chance is 5.5).
+A batch is divided into microbatches, so that all ranks work at the same time. `--schedule` selects
+their order: all forward passes and then all backward passes (GPipe), alternating passes, which need
+less memory (1F1B), or two stages per rank, which wait less (interleaved). All ranks save together
+(torch.distributed.checkpoint, DCP), and another number of stages can resume from that. When the end
+of the job is near, all ranks save at once and exit. The training text is the source code of
+Python's standard library, byte by byte. With GPUs, the script uses nccl and bfloat16, else gloo. It
+reaches a loss below 2.6 nats per byte on held-out text (a random guess has 5.5).
 """
 
 import argparse
@@ -39,11 +39,11 @@ from hpclaunch.notice import due
 BYTES = 256
 CONTEXT = 64  # bytes that the model sees
 HELD_OUT = 50_000  # bytes
-BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # those of all ranks in one
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # no two ranks share a key
 
 
 def text() -> tuple[Tensor, Tensor]:
-    """Bytes [n], for training and for testing."""
+    """Return bytes [n], for training and for testing."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     data = b"".join(file.read_bytes() for file in files)[:1_000_000]
     everything = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
@@ -51,7 +51,7 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 def batch(data: Tensor, seed: int, size: int) -> tuple[Tensor, Tensor]:
-    """Bytes [size, CONTEXT], and the bytes that come next: the same on all ranks."""
+    """Return bytes [size, CONTEXT], and the next bytes: the same on all ranks."""
     random = torch.Generator().manual_seed(seed)
     places = torch.randint(len(data) - CONTEXT, (size, 1), generator=random) + torch.arange(CONTEXT)
     return data[places], data[places + 1]
@@ -79,14 +79,16 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = split.permute(2, 0, 3, 1, 4)  # each [sequences, heads, bytes, width / heads]
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
 def gpt(width: int = 64, heads: int = 4, blocks: int = 6) -> nn.ModuleDict:
-    """Its layers, in order. A model that no single rank can hold is built under
-    `torch.device("meta")`, and each rank gives weights to its own layers only.
+    """Return the layers of the model, in order.
+
+    A model that is too large for a single rank is built under `torch.device("meta")`, and each rank
+    initialises the weights of its own layers only.
     """
     torch.manual_seed(0)
     middle = [Block(width, heads) for _ in range(blocks)]
@@ -97,7 +99,7 @@ def gpt(width: int = 64, heads: int = 4, blocks: int = 6) -> nn.ModuleDict:
 
 
 class Stage(nn.Module):
-    """Some layers in a row."""
+    """Consecutive layers of the model."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -120,9 +122,9 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default="checkpoints/pipeline", help="where to save")
     args = parser.parse_args()
     if args.batch_size % args.microbatches:
-        parser.error(f"--batch-size {args.batch_size} has no {args.microbatches} equal parts")
-    here = 2 if args.schedule == "interleaved" else 1  # stages on each rank
-    layers, stages = gpt(), here * int(os.environ["WORLD_SIZE"])
+        parser.error(f"--batch-size {args.batch_size} must be a multiple of {args.microbatches}")
+    per_rank = 2 if args.schedule == "interleaved" else 1  # stages
+    layers, stages = gpt(), per_rank * int(os.environ["WORLD_SIZE"])
     if len(layers) < stages:
         parser.error(f"{len(layers)} layers are too few for {stages} stages")
 
@@ -144,24 +146,24 @@ def main() -> None:
     def loss_of(logits: Tensor, following: Tensor) -> Tensor:
         return cross_entropy(logits.flatten(0, 1), following.flatten())
 
-    if here == 2:
+    if per_rank == 2:
         schedule = ScheduleInterleaved1F1B(parts, args.microbatches, loss_of)
     else:
         kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[args.schedule]
         schedule = kind(parts[0], args.microbatches, loss_of)
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
 
-    def go(through: Callable, data: Tensor, seed: int) -> Tensor:
-        """One batch: the first rank puts it in, the last one has the loss (the others 0)."""
+    def run(pass_batch: Callable, data: Tensor, seed: int) -> Tensor:
+        """Pass one batch from the first rank to the last; return the loss on the last, else 0."""
         x, following = (tensor.to(device) for tensor in batch(data, seed, args.batch_size))
         losses: list[Tensor] = []
-        given = (x,) if rank == 0 else ()
-        expected = {"target": following, "losses": losses} if is_last else {}
-        through(*given, **expected)
+        inputs = (x,) if rank == 0 else ()
+        outputs = {"target": following, "losses": losses} if is_last else {}
+        pass_batch(*inputs, **outputs)
         return torch.stack(losses).mean() if is_last else torch.zeros((), device=device)
 
     def state(steps: int) -> dict:
-        """Of this rank's layers, by names that no other rank has."""
+        """Return the state of this rank's layers, by names that no other rank has."""
         weights, moments = get_state_dict(mine, optimizer, options=BY_NAME)
         return {"model": weights, "optimizer": moments, "steps": steps}
 
@@ -183,11 +185,11 @@ def main() -> None:
 
     for step in range(first, args.steps):
         optimizer.zero_grad()
-        loss = go(schedule.step, train, seed=step)
+        loss = run(schedule.step, train, seed=step)
         optimizer.step()
-        done, leaving = step + 1, due()  # due: the job is about to end
+        done, leaving = step + 1, due()  # due: the end of the job is near
         if done % args.save_every == 0 or done == args.steps or leaving:
-            # It is complete once all ranks have written: DCP then adds `.metadata`.
+            # DCP adds `.metadata` after all ranks have written: the checkpoint is complete then.
             dcp.save(state(done), checkpoint_id=args.dir / f"step-{done}")
             if is_last:
                 print(f"step {done}: loss {loss.item():.4f}")
@@ -196,7 +198,7 @@ def main() -> None:
             return
 
     with torch.no_grad():
-        reached = torch.stack([go(schedule.eval, test, seed) for seed in range(10)]).mean()
+        reached = torch.stack([run(schedule.eval, test, seed) for seed in range(10)]).mean()
     if is_last:
         print(f"loss {reached.item():.4f}")
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
-"""A small CNN as fast as it goes: images per second of all replicas together, printed last.
+"""Train a small CNN at full speed; the last line has the images per second of all replicas.
 
     hpclaunch --nproc 8 bench/gpu/cnn.py [--seconds 4] [--batch-size 512]
 
-First every replica by itself, then with gradients averaged over gloo in every step. The images are
-one batch of noise that stays on the GPU. Without a GPU it runs on CPUs.
+First every replica trains by itself, then gradients are averaged over gloo in every step. The
+images are one batch of noise that stays on the GPU. Without a GPU, the CNN runs on CPUs.
 """
 
 import argparse
@@ -20,7 +20,7 @@ WARM_UP = 10  # steps
 
 
 def cnn() -> nn.Module:
-    """What the first tutorial of many has for images [n, 3, 32, 32]: it leaves a GPU idle."""
+    """Return the CNN of many tutorials, for images [n, 3, 32, 32]: it keeps a GPU mostly idle."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -41,7 +41,7 @@ def trainer(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Cal
 
 
 def steps_per_second(step: Callable[[], None], seconds: float, wait: Callable[[], None]) -> float:
-    """Of each replica, while all are at it; all make the same number of steps."""
+    """Return the speed of each replica while all of them run the same number of steps."""
 
     def timed(steps: int) -> float:
         dist.barrier()

@@ -1,9 +1,9 @@
-"""Figures of the first GPU that is here: printed, and kept in bench/results.
+"""Measure on the first GPU of this machine; print the figures and keep them in bench/results.
 
     python bench/gpu/figures.py [--only throughput restart ...] [--runs 3] [--workers 2 8]
 
-All together take some six minutes. What one section has is its function's first line. The results
-of a day are one file, to which every run adds.
+All sections together take about six minutes. The docstrings of their functions describe them. The
+results of a day are one file, to which every run adds.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import psutil
 import pynvml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from measuring import BIN, HPCLAUNCH, TORCHRUN, WORKER, Run, alone, running, timed
+from measuring import BIN, HPCLAUNCH, TORCHRUN, WORKER, Run, running, standalone, timed
 from side_by_side import compare
 
 HERE = Path(__file__).parent
@@ -35,8 +35,8 @@ ROOT = HERE.parent.parent
 RESULTS = HERE.parent / "results"
 LIMIT = 180  # seconds for one job
 OFF = "--mps off"
-EPOCHS = 60  # of the recipe: long enough for a figure
-failures: list[str] = []  # launchers that have failed or hung: exit code 1
+EPOCHS = 60  # of the recipe: long enough to measure its speed
+failures: list[str] = []  # launchers that failed or hung; then the exit code is 1
 _ASK_TORCH = """
 import torch
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "none"
@@ -45,7 +45,7 @@ print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}")
 
 
 def job(*words: object, may_fail: bool = False) -> str:
-    """What hpclaunch and its workers print; "" and a complaint when it fails or hangs."""
+    """Run hpclaunch; return its output, or "" with a message if it fails or hangs."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         command = [BIN / HPCLAUNCH, "--log-dir", "logs", *map(str, words)]
         try:
@@ -58,11 +58,11 @@ def job(*words: object, may_fail: bool = False) -> str:
                 timeout=LIMIT,
             )
         except subprocess.TimeoutExpired:
-            print(f"nothing within {LIMIT} s from {' '.join(map(str, words))}")
+            print(f"not ended within {LIMIT} s: {' '.join(map(str, words))}")
             failures.append(HPCLAUNCH)
             return ""
     if done.returncode:
-        print(f"exit code {done.returncode} from {' '.join(map(str, words))}; it says")
+        print(f"exit code {done.returncode} from {' '.join(map(str, words))}; its last lines:")
         print(*done.stdout.splitlines()[-8:], sep="\n  | ")
         failures.extend([] if may_fail else [HPCLAUNCH])
         return ""
@@ -70,7 +70,7 @@ def job(*words: object, may_fail: bool = False) -> str:
 
 
 def speeds(output: str) -> list[float]:
-    """The numbers of the line "images/s ..."."""
+    """Return the numbers of the line "images/s ..."."""
     found = re.search(r"^images/s (.*)$", output, re.MULTILINE)
     return [float(word) for word in found[1].split()] if found else []
 
@@ -79,10 +79,10 @@ def speeds(output: str) -> list[float]:
 
 
 def gpu(_: argparse.Namespace) -> None:
-    """What nvidia-smi says of the GPU, and hpclaunch's doctor of the machine."""
+    """The output of nvidia-smi and of hpclaunch doctor."""
     for command in (["nvidia-smi"], [str(BIN / HPCLAUNCH), "doctor"]):
         if shutil.which(command[0]) is None:
-            print(f"no {command[0]} here")
+            print(f"{command[0]} is not installed")
             continue
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
         print(done.stdout + done.stderr, end="")
@@ -128,15 +128,15 @@ def restart(args: argparse.Namespace) -> None:
 
 
 def memory(_: argparse.Namespace) -> None:
-    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end; then, at
-    how many seconds after the SIGKILL of a worker how much was used, at each change."""
+    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end; then its
+    changes after SIGKILL of a worker, as seconds:MiB."""
     for name in (HPCLAUNCH, f"{HPCLAUNCH} {OFF}"):
         seen, samples = [used()], Samples()
         with with_cuda(name, 8) as run:
-            if run.met(run.began) is not None:
+            if run.wait_until_ready(run.began) is not None:
                 seen.append(used())
                 with samples:
-                    if run.met(run.kill_worker(7)) is not None:
+                    if run.wait_until_ready(run.kill_worker(7)) is not None:
                         seen.append(used())
         seen.append(used())
         print(f"{name:20}" + "".join(f"{mib:10.0f}" for mib in seen))
@@ -160,10 +160,10 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 @contextlib.contextmanager
 def with_cuda(launcher: str, workers: int) -> Iterator[Run]:
-    """`measuring.running` on the worker of this directory."""
+    """Start a run of the worker in this directory."""
     own = str(HERE / WORKER.name)
     with running(
-        [alone(launcher, workers)],
+        [standalone(launcher, workers)],
         workers,
         lambda argv, _: [own if word == str(WORKER) else word for word in argv],
     ) as run:
@@ -182,10 +182,10 @@ def used() -> float:
 
 
 class Samples:
-    """The GPU's memory in use while this is entered, as a thread sees it every 10 ms."""
+    """A context manager whose thread samples the used memory of the GPU every 10 ms."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, float]] = []  # (seconds since it was entered, MiB)
+        self._samples: list[tuple[float, float]] = []  # (seconds since the start, MiB)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -199,12 +199,12 @@ class Samples:
     def _sample(self) -> None:
         began = time.monotonic()
         while not self._over.wait(0.01):
-            self._seen.append((time.monotonic() - began, used()))
+            self._samples.append((time.monotonic() - began, used()))
 
     def changes(self) -> list[str]:
-        """Each change by 50 MiB or more, such as "0.31:4210"."""
+        """Return each change by 50 MiB or more, such as "0.31:4210"."""
         found, last = [], float("inf")
-        for at, mib in self._seen:
+        for at, mib in self._samples:
             if abs(mib - last) >= 50:
                 last = mib
                 found.append(f"{at:.2f}:{mib:.0f}")
@@ -214,8 +214,8 @@ class Samples:
 # Output
 
 
-class Both(io.TextIOBase):
-    """Standard output that is kept as well."""
+class Tee(io.TextIOBase):
+    """Standard output that also keeps what is written to it."""
 
     def __init__(self) -> None:
         self.kept = ""
@@ -230,8 +230,8 @@ class Both(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def the_first() -> Iterator[str]:
-    """The only GPU that anything started from here sees; yields its model."""
+def first_gpu() -> Iterator[str]:
+    """Let child processes see only the first GPU; yield its model."""
     pynvml.nvmlInit()
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -242,32 +242,32 @@ def the_first() -> Iterator[str]:
         pynvml.nvmlShutdown()
 
 
-def about(model: str) -> str:
+def describe_machine(model: str) -> str:
     torch = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True)
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 2**30
     describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     commit = ""
-    with contextlib.suppress(OSError):  # there may be no git
+    with contextlib.suppress(OSError):  # git may not be installed
         commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     return (
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}. {model}, driver "
         f"{pynvml.nvmlSystemGetDriverVersion()}; {torch.stdout.strip() or 'no torch'}; "
-        f"{cores} CPUs, {memory:.0f} GiB; hpclaunch {commit or 'of no commit'}."
+        f"{cores} CPUs, {memory:.0f} GiB; hpclaunch {commit or 'of an unknown commit'}."
     )
 
 
 def measure(args: argparse.Namespace, path: Path) -> None:
-    """What a section has printed is kept as soon as it is through."""
+    """Run the sections; keep the output of each as soon as it has ended."""
     for name in args.only:
         section = SECTIONS[name]
         print(f"\n{section.__doc__}", flush=True)
         began = time.monotonic()
-        with contextlib.redirect_stdout(Both()) as both:
+        with contextlib.redirect_stdout(Tee()) as tee:
             section(args)
         with path.open("a") as results:
-            said = both.kept.strip("\n")
-            results.write(f"\n## {name}\n\n{section.__doc__}\n\n```\n{said}\n```\n")
+            output = tee.kept.strip("\n")
+            results.write(f"\n## {name}\n\n{section.__doc__}\n\n```\n{output}\n```\n")
         print(f"({name}: {time.monotonic() - began:.0f} s)", flush=True)
 
 
@@ -279,18 +279,18 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory to keep them in")
     args = parser.parse_args()
     try:
-        with the_first() as model:
+        with first_gpu() as model:
             args.results.mkdir(parents=True, exist_ok=True)
             short = re.sub(r"[^a-z0-9]+", "-", model.lower())
             path = args.results / f"{datetime.date.today()}-{short}.md"
-            said = about(model)
-            print(said, flush=True)
+            title = describe_machine(model)
+            print(title, flush=True)
             with path.open("a") as results:
-                results.write(f"# {said}\n")
+                results.write(f"# {title}\n")
             measure(args, path)
             print(f"kept in {path}")
     except pynvml.NVMLError as e:
-        print(f"nothing measured: no GPU here, NVML says {e}")
+        print(f"nothing measured: no GPU was found ({e})")
         return 1
     return 1 if failures else 0
 

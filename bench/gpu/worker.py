@@ -1,6 +1,6 @@
-"""`bench/worker.py` with CUDA: the first all-reduce is one of a tensor on the GPU.
+"""`bench/worker.py` with CUDA: the first all-reduce is of a tensor on the GPU.
 
-Whichever worker of a machine it is, its GPU is the first that it sees.
+Every worker uses the first GPU that it sees.
 """
 
 from time import monotonic
@@ -20,13 +20,13 @@ initialised = monotonic()
 first = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
 dist.all_reduce(first)
 assert first.item() == dist.get_world_size()
-met = monotonic()
+ready = monotonic()
 
 marks = {
     "script begins": began,
-    "torch is imported": imported,
-    "process group is there": initialised,
-    "first all-reduce done": met,
+    "torch imported": imported,
+    "process group ready": initialised,
+    "first all-reduce done": ready,
 }
 who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:

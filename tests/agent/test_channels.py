@@ -1,4 +1,4 @@
-"""All channels of an agent with real sockets: what the core says goes out, what comes is events."""
+"""All channels of agents with real sockets: messages are sent, and received ones become events."""
 
 import contextlib
 import os
@@ -28,12 +28,12 @@ TCP_THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h
 
 
 class Agents:
-    """Several in this process and thread: all are served while one waits."""
+    """Channels of several agents in this thread: all are served while one waits."""
 
     def __init__(self, count):
         self.recorded = []
         self.inboxes = {}
-        self.identity = f"{os.getpid()} {time.monotonic_ns()}"  # meets no other test
+        self.identity = f"{os.getpid()} {time.monotonic_ns()}"  # unlike that of other tests
         self.places = tuple(Place(i, 0, HERE) for i in range(count))
 
     def start(self, index):
@@ -50,8 +50,7 @@ class Agents:
         channels.close()
 
     def until(self, channels, kind, speak=lambda: None):
-        """The next event of a kind; `speak` is called over and over, as agents repeat
-        themselves."""
+        """Return the next event of a kind; meanwhile, call `speak` again and again."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             speak()
@@ -63,12 +62,12 @@ class Agents:
                 if isinstance(event, kind):
                     self.inboxes[channels].remove(event)
                     return event
-        raise AssertionError(f"no {kind.__name__} came")
+        raise AssertionError(f"no {kind.__name__} within {LIMIT:.0f} s")
 
 
 @contextlib.contextmanager
-def posted(server):
-    """Run the body while a dead agent's fork server posts its notice, which takes some seconds."""
+def death_notice_of(server):
+    """Run the body while a dead agent's fork server posts the death notice for some seconds."""
     process = server._process
     ending = threading.Thread(target=server.close, kwargs={"in_order": False})
     ending.start()
@@ -120,9 +119,8 @@ def test_a_report_and_the_order_that_answers_it(agents):
     assert (heard.sender, heard.message) == (0, an_order(1))
 
 
-def test_a_report_names_the_address_that_it_comes_from(agents):
-    """A router on the way may have put its own there: other connections come from it as well. A job
-    on one node has no use for addresses."""
+def test_a_report_names_its_source_address(agents):
+    """It may be a router's, from which other connections come too. One node needs no addresses."""
     head, member = agents.start(0), agents.start(1)
     agents.until(member, events.HeadReached)
     for networks, expected in [((), ()), (("10.0.0.2",), ("10.0.0.2", HERE)), ((HERE,), (HERE,))]:
@@ -131,9 +129,11 @@ def test_a_report_names_the_address_that_it_comes_from(agents):
         assert agents.until(head, events.Received).message.networks == expected
 
 
-def test_what_a_stall_of_the_network_lost_is_repeated_soon(agents):
-    """TCP doubles its pauses: after a stall of 2 s it would be silent for 3. Both ends ask Linux to
-    repeat at even intervals (it does so here, whether or not it knows the bound of a second)."""
+def test_packets_that_a_stall_of_the_network_lost_are_repeated_soon(agents):
+    """Both ends ask Linux for even intervals between retransmissions.
+
+    By default, TCP doubles its pauses: after a stall of 2 s, it would wait for another 3 s.
+    """
     head, member = agents.start(0), agents.start(1)
     report = a_report(1, member.port)
     agents.until(head, events.Received, lambda: member.send(0, report))
@@ -150,7 +150,7 @@ def test_what_a_stall_of_the_network_lost_is_repeated_soon(agents):
 
 
 def test_another_head(agents):
-    """Every agent listens. Who asks one to lead has dialled it, and lets go of the old head."""
+    """Every agent listens. An agent dials the next head, and closes its end to the old one."""
     _, second, third = (agents.start(i) for i in range(3))
     third.dial([0, 1], ["", ""])
     assert sorted(third.ends) == [0, 1]
@@ -158,17 +158,17 @@ def test_another_head(agents):
     assert heard.sender == 2
     third.dial([1], [HERE])
     assert list(third.ends) == [1]
-    third.send(0, a_report(2))  # to nobody
+    third.send(0, a_report(2))  # no connection is left
     heard = agents.until(third, events.Received, lambda: second.send(2, an_order(2)))
     assert heard.sender == 1
 
 
-def test_both_ends_are_told_of_an_end(agents):
+def test_both_ends_notice_that_the_other_has_ended(agents):
     head, member, other = (agents.start(i) for i in range(3))
     for one, index in ((member, 1), (other, 2)):
         report = partial(one.send, 0, a_report(index))
         while agents.until(head, events.Received, report).sender != index:
-            pass  # the other one has repeated itself
+            pass  # the other agent has sent its report again
         agents.until(one, events.Received, partial(head.send, index, an_order(index)))
     agents.end(other)
     assert agents.until(head, events.PeerClosed).index == 2
@@ -177,8 +177,8 @@ def test_both_ends_are_told_of_an_end(agents):
 
 
 @pytest.mark.starts
-def test_the_fork_server_of_a_dead_agent_says_so(agents):
-    """At the port that the agent had reported, or at any where it may have listened."""
+def test_the_fork_server_of_a_dead_agent_confirms_its_death(agents):
+    """The notice is at the port that the agent has reported, or at its other possible ports."""
     head, member, other = (agents.start(i) for i in range(3))
     port, server = other.port, ForkServerClient()
     other.leave_notice(server.post_on_death, "a2")
@@ -191,13 +191,13 @@ def test_the_fork_server_of_a_dead_agent_says_so(agents):
     member.probe(effects.Probe(2))
     assert agents.until(member, events.AgentGone).index == 2
     again = agents.start(2)
-    ending.join()  # the fork server has learned that there is another agent now
+    ending.join()  # the fork server has noticed the new agent
     assert again.port == port
 
 
 @pytest.mark.starts
-def test_an_agent_without_a_place_can_be_dead_as_well(agents):
-    """It does not know its index, but the head knows which one it is."""
+def test_a_dead_agent_without_a_place_is_confirmed(agents):
+    """The agent does not know its index, but the head does."""
     head = agents.start(0)
     places = (*agents.places[:1], Place(1, 1, "any"))
     where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), has_place=False)
@@ -205,15 +205,14 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     port = other.port
     other.leave_notice(server.post_on_death, "x1")
     agents.end(other)
-    with posted(server):
+    with death_notice_of(server):
         head.probe(effects.Probe(1, HERE, port, "x1"))
         assert agents.until(head, events.AgentGone).index == 1
 
 
 @pytest.mark.starts
 def test_an_agent_takes_the_place_that_it_is_given(agents):
-    """From then on it reports as the one of that place, and others report to it and find its
-    death notice there."""
+    """It then reports with the index of that place; others reach it and find its death notice."""
     places = tuple(Place(i, i, f"m{i}") for i in range(3))
     where = Allocation("71.0", agents.identity, places, 1, (HERE, 0), has_place=False)
     head, other = agents.start(0), agents.add(where)
@@ -226,7 +225,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     assert [place.host for place in other.where.places] == ["m0", "machine 1", "m1"]
     agents.until(other, events.HeadReached)
     heard = agents.until(head, events.Received, lambda: other.send(0, a_report(2)))
-    while heard.sender == 3:  # it was on its way
+    while heard.sender == 3:  # sent before
         heard = agents.until(head, events.Received, lambda: other.send(0, a_report(2)))
     assert heard.sender == 2
     heard = agents.until(other, events.Received, lambda: head.send(2, an_order(2)))
@@ -239,7 +238,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     assert port != before
     other.leave_notice(server.post_on_death, "a2")
     agents.end(other)
-    with posted(server):
+    with death_notice_of(server):
         member.probe(effects.Probe(2))
         assert agents.until(member, events.AgentGone).index == 2
 
@@ -261,18 +260,18 @@ def test_the_users_port_is_for_every_agent_that_may_lead(agents):
 def test_another_version_is_trouble_at_both_ends(agents):
     head, member = agents.start(0), agents.start(1)
     agents.until(member, events.HeadReached)
-    of_another = wire.encode(a_report(1)).replace(b'"version":%d' % wire.VERSION, b'"version":1')
-    found = agents.until(head, events.TroubleFound, lambda: member.ends[0].send(0, of_another))
+    foreign = wire.encode(a_report(1)).replace(b'"version":%d' % wire.VERSION, b'"version":1')
+    found = agents.until(head, events.TroubleFound, lambda: member.ends[0].send(0, foreign))
     assert "install the same hpclaunch on all nodes" in found.trouble.reason
     while not agents.recorded:  # the answer may be on its way
         agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
     (fact,) = agents.recorded
-    # For one of our version this is junk, in which another would have read its trouble.
-    assert words(fact) == f"ignored from {HERE}: {said(wire.hello())}"
+    # The head's answer is readable for the other version, but not for this one.
+    assert words(fact) == f"ignored from {HERE}: {decode_error(wire.hello())}"
 
 
-def test_what_is_no_message_is_ignored(agents):
-    """However often it comes, it is recorded once."""
+def test_junk_is_ignored(agents):
+    """However often it arrives, it is recorded once."""
     head, member = agents.start(0), agents.start(1)
     agents.until(member, events.HeadReached)
     for _ in range(3):
@@ -280,10 +279,10 @@ def test_what_is_no_message_is_ignored(agents):
     heard = agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
     assert heard.sender == 1
     (fact,) = agents.recorded
-    assert words(fact) == f"ignored from {HERE}: {said(b'junk')}"
+    assert words(fact) == f"ignored from {HERE}: {decode_error(b'junk')}"
 
 
-def said(data):
+def decode_error(data):
     with pytest.raises(wire.WireError) as e:
         wire.decode(data)
     return str(e.value)

@@ -1,4 +1,4 @@
-"""Slurm is asked when the job ends, and may take its time: a `scontrol` that is played."""
+"""Questions to Slurm about the end of the job, with a stand-in for `scontrol` that may be slow."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def watch(tmp_path, monkeypatch, errands):
     job = Job((Place(0, 0, "n0"), Place(1, 1, "n1")), most=1, slurm_id="7")
     config, environ = SimpleNamespace(job=job), {"SLURM_STEP_NODELIST": "n[0-1]"}
     yield EndWatch(SimpleNamespace(config=config, environ=environ, errands=errands))
-    (tmp_path / "go").touch()  # a `scontrol` that still waits would wait for ever
+    (tmp_path / "go").touch()  # otherwise a waiting `scontrol` would never end
 
 
-def test_the_answer_to_an_earlier_question_is_of_use(watch, errands, tmp_path):
-    """Where each takes longer than there is between two, no other would ever come."""
+def test_a_late_answer_to_an_earlier_question_is_used(watch, errands, tmp_path):
+    """If answers take longer than the time between questions, all answers are late."""
     watch.ask(1)
     while not (tmp_path / "begun").exists():
         pass

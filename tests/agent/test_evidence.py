@@ -1,4 +1,4 @@
-"""What is told of a hanging rank in short."""
+"""The summary of a hanging rank."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_state_of_a_rank_is_the_worst_of_its_processes(states, state):
     [
         pytest.param({"entries": []}, False, ("", 0, "backward"), id="a torch without a recorder"),
         pytest.param({"entries": []}, True, None, id="it computes"),
-        pytest.param(RECORDED, False, None, id="all that was recorded is done"),
+        pytest.param(RECORDED, False, None, id="all recorded collectives are done"),
         pytest.param(None, False, None, id="it does not answer"),
     ],
 )
-def test_a_rank_that_stands_still_in_backward_waits_for_the_others(records, busy, waits):
+def test_a_rank_that_is_idle_in_backward_waits_for_the_others(records, busy, waits):
     processes = [{"state": "S", "wchan": "futex_wait_queue"}]
     found = {"rank": 0, "stacks": BACKWARD, "records": records, "busy": busy}
     assert state_of({**found, "processes": processes}).waits == waits
@@ -47,7 +47,7 @@ def test_a_rank_that_stands_still_in_backward_waits_for_the_others(records, busy
     ("call", "excused"),
     [("item", False), ("synchronize", False), ("svd", True), ("", True), (None, True), ([], True)],
 )
-def test_who_waits_for_a_gpu_uses_a_cpu_and_that_is_no_excuse(call, excused):
+def test_a_rank_that_busily_waits_for_a_gpu_does_not_count_as_busy(call, excused):
     processes = [{"state": "R", "wchan": "0"}]
     records = {**RECORDED, "call": call}
     found = {"rank": 0, "stacks": "", "records": records, "busy": True, "processes": processes}

@@ -1,4 +1,4 @@
-"""When an agent notes a moment, and what is lost if its log directory stalls."""
+"""When an agent records a moment, and what is lost if its log directory stalls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = (Place(0, 0, "n1"), Place(1, 1, "n2"))
 
 
 class Service:
-    """Takes lines, unless it has `stalled`."""
+    """A log service that accepts lines unless it has `stalled`."""
 
     def __init__(self):
         self.lines, self.stalled = [], False
@@ -34,7 +34,7 @@ def service():
 
 
 class Member:
-    """An agent whose workers are in this phase of this round."""
+    """A member with workers in a phase of a round."""
 
     index = leads = 0
 
@@ -52,7 +52,7 @@ def agent():
 
 
 def keeping(service, agent, *, logs=True, asked=None):
-    """`asked` gets what is to take the vitals of the workers, each time that they are asked."""
+    """Return the history of an agent; `asked` receives the callback of each request for vitals."""
     allocation = Allocation("71.0", "identity", PLACES, 0)
     directory = "logs" if logs else None
     config = SimpleNamespace(directory=directory, allocation=allocation, job=Job(PLACES))
@@ -63,11 +63,11 @@ def keeping(service, agent, *, logs=True, asked=None):
     return HistoryKeeping(context, agent, fork_server, health, None)
 
 
-def test_workers_are_asked_each_period_and_what_they_answer_is_noted(service, agent):
+def test_workers_are_asked_each_period_and_their_answers_are_recorded(service, agent):
     asked = []
     history = keeping(service, agent, asked=asked)
     history.update(time.monotonic())
-    assert service.lines == []  # no start waits for it
+    assert service.lines == []  # the start of a round does not wait for it
     history.update(history.deadline())
     (take,) = asked
     take([RankVitals(0, "step", 7, 7, 1.0, 100)])
@@ -77,7 +77,7 @@ def test_workers_are_asked_each_period_and_what_they_answer_is_noted(service, ag
     assert moment["workers"]["memory"] == 100
 
 
-def test_the_end_of_a_round_is_noted_at_once(service, agent):
+def test_the_end_of_a_round_is_recorded_at_once(service, agent):
     history = keeping(service, agent)
     now = time.monotonic()
     history.update(now)
@@ -87,7 +87,7 @@ def test_the_end_of_a_round_is_noted_at_once(service, agent):
     assert [line.get("round") for line in service.lines] == [None, 0]
 
 
-def test_what_a_stalled_directory_does_not_take_has_its_title_later(service, agent):
+def test_a_title_that_a_stalled_directory_refuses_is_written_later(service, agent):
     history = keeping(service, agent)
     now = history.deadline()
     service.stalled = True
@@ -99,7 +99,7 @@ def test_what_a_stalled_directory_does_not_take_has_its_title_later(service, age
     assert (title["launch"], moment["round"]) == ("71.0", 1)
 
 
-def test_an_agent_without_workers_notes_nothing(service, agent):
+def test_an_agent_without_workers_records_nothing(service, agent):
     agent.member.phase = Phase.PREPARING
     history = keeping(service, agent)
     history.update(time.monotonic())
@@ -107,7 +107,7 @@ def test_an_agent_without_workers_notes_nothing(service, agent):
     assert service.lines == []
 
 
-def test_without_logs_there_is_none(service, agent):
+def test_without_logs_there_is_no_history(service, agent):
     history = keeping(service, agent, logs=False)
     assert history.deadline() == float("inf")
     history.update(time.monotonic() + 100)

@@ -1,4 +1,4 @@
-"""What agents import a second after their start: everything that they would import later."""
+"""A second after their start, agents import everything that they would import later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import hpclaunch
 from hpclaunch.agent.later_imports import AFTER, MODULES, LaterImports
 
 PACKAGE = Path(hpclaunch.__file__).parent
-# Imported by a start, where it is needed at all.
+# Imported during the start, if needed at all.
 NEEDED_AT_ONCE = {
     "core.placement.mps_shares",
-    "core.protocol.job_snapshot",  # with those that make one
+    "core.protocol.job_snapshot",  # together with the modules that make a snapshot
     "observe.live_line",
     "observe.text_style",
     "observe.notifications",
@@ -29,7 +29,7 @@ NEEDED_AT_ONCE = {
 
 
 def imported_in_functions(file: Path):
-    """Modules of this package, without its name."""
+    """Yield the modules that a file imports in functions, relative to this package."""
     package = file.relative_to(PACKAGE).parts[:-1]
     tree = ast.parse(file.read_text())
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
@@ -38,19 +38,19 @@ def imported_in_functions(file: Path):
             base = ".".join((*package[: len(package) - node.level + 1], node.module or ""))
             for alias in node.names:
                 below = f"{base.strip('.')}.{alias.name}"
-                there = (PACKAGE / f"{below.replace('.', '/')}.py").exists()
-                yield below if there else base.strip(".")
+                is_module = (PACKAGE / f"{below.replace('.', '/')}.py").exists()
+                yield below if is_module else base.strip(".")
 
 
 @pytest.mark.parametrize("folder", ["agent", "core", "observe"])
-def test_everything_is_imported_by_then(folder):
+def test_every_module_that_functions_import_is_listed(folder):
     files = [f for f in (PACKAGE / folder).rglob("*.py") if not f.name.endswith("_service.py")]
     later = {module for file in files for module in imported_in_functions(file)}
     assert later - NEEDED_AT_ONCE <= set(MODULES)
 
 
 @pytest.mark.starts
-def test_once_after_a_second():
+def test_they_are_imported_once_after_a_second():
     program = (
         "import sys\n"
         "from hpclaunch.agent import later_imports\n"

@@ -1,4 +1,4 @@
-"""What an agent knows of its launch after it has taken over: the facts of earlier heads."""
+"""A head's knowledge of its launch, which includes the facts of earlier heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = [kind.__name__ for kind in KINDS]
 
 
 class Logs:
-    """Keeps what it is to read and to write, and who takes what was read."""
+    """A log service that keeps requests to read and written files; `answer` is the callback."""
 
     def __init__(self):
         self.service = self
@@ -48,7 +48,7 @@ def training():
 
 
 class Slurm:
-    """What is known of the job's end, and its beginning."""
+    """A stand-in for the watch of the job's end, which does not know when the job began."""
 
     began = None
 
@@ -70,7 +70,7 @@ def ledger_of(crew, agent, directory, logs, record, *, anew=False, slurm=Slurm):
 
 
 def keeping(crew, agent, directory, logs, slurm=Slurm, *, anew=False):
-    """The ledger of an agent, which has had all that this agent has recorded."""
+    """Return the ledger of an agent with all facts that the agent has recorded."""
 
     def record(fact):
         made.note(fact, time.time())
@@ -112,7 +112,7 @@ def test_a_new_head_asks_for_the_facts_of_those_before(tmp_path):
     ledger.update(time.monotonic())
     assert logs.asked == [(str(tmp_path), "71.0")]
     assert (ledger.launch(), ledger.goodput(), ledger.packed()) == (None, None, b"")
-    logs.answer("")  # nobody has written anything
+    logs.answer("")  # nothing was written
     assert ledger.launch() is None
     written(crew, (0, 1), tmp_path, ahead)
     logs.answer(fact_files.lines_of(tmp_path, "71.0", NAMES))
@@ -120,12 +120,12 @@ def test_a_new_head_asks_for_the_facts_of_those_before(tmp_path):
     assert launch.until - launch.begin > 105
     assert [end.round for end in launch.ends] == [0]
     assert ledger.goodput() is not None
-    logs.answer(fact_files.lines_of(tmp_path, "71.0", NAMES))  # once more
+    logs.answer(fact_files.lines_of(tmp_path, "71.0", NAMES))  # the same answer again
     assert len(ledger.launch().entries) == len(launch.entries)
 
 
-def test_a_first_agent_that_was_started_anew_knows_what_the_start_before_has_recorded(tmp_path):
-    """Also if it still leads term 0, and its own facts are in the file by then."""
+def test_a_first_agent_that_was_started_again_reads_the_facts_of_its_first_start(tmp_path):
+    """This also holds if it still leads term 0 and its own facts are already in the file."""
     crew, logs = training(), Logs()
     before = [(at, fact) for at, fact in crew.facts[0] if at < 50]
     ledger, ahead = keeping(crew, 0, tmp_path, logs, anew=True)
@@ -163,7 +163,7 @@ def test_a_clock_that_is_set_forward_books_no_time(tmp_path, monkeypatch):
     assert ledger.launch().until - ledger.launch().begin < lasted + 60
 
 
-def test_it_asks_again_as_long_as_it_does_not_know_them(tmp_path):
+def test_it_asks_again_until_it_has_the_facts(tmp_path):
     crew, logs = training(), Logs()
     crew.kill(0)
     crew.until(110.0)
@@ -175,7 +175,7 @@ def test_it_asks_again_as_long_as_it_does_not_know_them(tmp_path):
     assert logs.written == {}
 
 
-def test_a_head_before_that_recorded_only_that_it_leads(tmp_path):
+def test_an_earlier_head_recorded_only_that_it_leads(tmp_path):
     crew, logs, now = training(), Logs(), time.time()
     crew.kill(0)
     crew.until(110.0)
@@ -190,7 +190,7 @@ def test_a_head_before_that_recorded_only_that_it_leads(tmp_path):
     assert ledger.launch().begin == now - 5
 
 
-def test_a_head_that_nobody_follows_yet_does_not_record_since_when_it_has_its_nodes(monkeypatch):
+def test_a_head_without_followers_does_not_record_when_the_nodes_were_allocated(monkeypatch):
     crew = training()
     control, reaches = crew.agents[1], crew._reaches
     monkeypatch.setattr(crew, "_reaches", lambda a, b: a != 1 and reaches(a, b))
@@ -207,7 +207,7 @@ def test_a_head_that_nobody_follows_yet_does_not_record_since_when_it_has_its_no
     assert [type(fact) for fact in recorded] == [NodesAllocated]
 
 
-def test_since_when_the_job_has_its_nodes_is_recorded_once(tmp_path):
+def test_the_time_of_the_allocation_is_recorded_once(tmp_path):
     crew, logs = training(), Logs()
     began = float(round(time.time()) - 1000)
     ledger, _ = keeping(crew, 0, tmp_path, logs, SimpleNamespace(began=began))
@@ -216,8 +216,8 @@ def test_since_when_the_job_has_its_nodes_is_recorded_once(tmp_path):
     assert ledger.launch().allocated == began
 
 
-def test_what_the_seats_do_is_recorded_now_and_then():
-    """Of a job that is killed, more is not lost."""
+def test_the_use_of_seats_is_recorded_now_and_then():
+    """If the job is killed, only the time since the last record is lost."""
     crew, recorded = training(), []
     ledger = ledger_of(crew, 0, None, Logs(), recorded.append)
     for _ in range(3):
@@ -235,14 +235,14 @@ def test_the_log_service_reads_the_facts_of_a_launch(tmp_path):
         client.read_facts(tmp_path, "70.0", NAMES)
         client.read_facts(tmp_path, "71.0", NAMES)
         client._socket.setblocking(True)
-        told = []
-        while len(told) < 2:
-            told += client.replies()
+        replies = []
+        while len(replies) < 2:
+            replies += client.replies()
     finally:
         client.close()
-    assert [type(each) for each in told] == [Facts, Facts]
-    assert fact_files.of_lines(told[0].lines) == []
-    (run,) = fact_files.of_lines(told[1].lines)
+    assert [type(each) for each in replies] == [Facts, Facts]
+    assert fact_files.of_lines(replies[0].lines) == []
+    (run,) = fact_files.of_lines(replies[1].lines)
     assert [type(fact) for _, fact in run.facts] == [
         type(fact) for _, fact in crew.facts[0] if isinstance(fact, KINDS)
     ]

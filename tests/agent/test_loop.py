@@ -1,4 +1,4 @@
-"""The loop with adapters of its own making, around a real core."""
+"""The loop with test adapters and a real core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUIET = 0.2  # seconds
 
 
 class World(Adapter):
-    """Performs `kinds` by noting them."""
+    """An adapter that performs effects of these kinds by appending them to `performed`."""
 
     def __init__(self, kinds=ALL):
         self.kinds, self.performed = kinds, []
@@ -32,7 +32,7 @@ class World(Adapter):
 
 
 class Pipe(Adapter):
-    """Is readable from the start, and says that there is trouble."""
+    """An adapter that is readable from the start, and then reports trouble."""
 
     def __init__(self):
         self.reader, self.writer = os.pipe()
@@ -54,7 +54,7 @@ class Pipe(Adapter):
 
 
 class Clock(Adapter):
-    """Has a deadline, and trouble then."""
+    """An adapter that reports trouble at its deadline."""
 
     def __init__(self):
         self.at = time.monotonic() + QUIET
@@ -66,8 +66,8 @@ class Clock(Adapter):
         return [TROUBLE] if now >= self.at else []
 
 
-class Helped(Clock):
-    """Takes its helper for lost then."""
+class ClientOfHelper(Clock):
+    """An adapter that gives up its helper at the deadline."""
 
     limits_helper = True
 
@@ -76,7 +76,7 @@ class Helped(Clock):
         return []
 
 
-class Closed(Adapter):
+class ClosingAdapter(Adapter):
     def __init__(self, name, order, fails=False):
         self.name, self.order, self.fails = name, order, fails
 
@@ -91,17 +91,17 @@ def looping(*adapters):
     return Loop(control, Journal(None, "0"), adapters)
 
 
-def test_an_effect_that_nobody_performs_is_an_error_at_the_start():
+def test_an_effect_without_an_adapter_is_an_error_at_the_start():
     with pytest.raises(TypeError, match="no adapter performs Record"):
         looping(World(ALL - {effects.Record}))
 
 
-def test_an_effect_that_two_perform_is_one_too():
+def test_an_effect_with_two_adapters_is_an_error_at_the_start():
     with pytest.raises(TypeError, match="Record is performed twice"):
         looping(World(), World({effects.Record}))
 
 
-def test_what_arrives_is_handled_before_its_adapter_continues():
+def test_an_event_is_handled_before_its_adapter_continues():
     pipe, world = Pipe(), World()
     pipe.world = world
     each = looping(world, pipe)
@@ -111,7 +111,7 @@ def test_what_arrives_is_handled_before_its_adapter_continues():
     each.close([])
 
 
-def test_the_earliest_deadline_wakes_it():
+def test_the_loop_wakes_at_the_earliest_deadline():
     clock = Clock()
     end = looping(World(), Adapter(), clock).run([events.Started()])
     assert end.verdict.code == EXIT_USAGE
@@ -119,23 +119,23 @@ def test_the_earliest_deadline_wakes_it():
 
 
 def test_helpers_get_more_time_after_a_suspension(monkeypatch):
-    """This process was late, as its helpers were; anything else is late all the same."""
-    helped, clock = Helped(), Clock()
+    """Only deadlines for helpers, which were suspended too, are extended."""
+    helped, clock = ClientOfHelper(), Clock()
     clock.at += QUIET
     monkeypatch.setattr(loop, "LATE", 0.0)
     assert looping(World(), helped, clock).run([events.Started()]).verdict.code == EXIT_USAGE
 
 
-def test_they_are_closed_in_reverse_with_exceptions_even_if_one_fails():
+def test_adapters_are_closed_in_reverse_order_except_for_some_even_if_one_fails():
     order: list[str] = []
-    first, second, third, fourth = (Closed(n, order, fails=n == "3") for n in "1234")
+    first, second, third, fourth = (ClosingAdapter(n, order, fails=n == "3") for n in "1234")
     with pytest.raises(OSError, match="3"):
         looping(World(), first, second, third, fourth).close([fourth, third])
     assert order == ["2", "1", "4", "3"]
 
 
-def test_the_loop_knows_none_of_their_cases():
-    """What it imports of the agent is what an adapter is."""
+def test_the_loop_knows_no_particular_adapter():
+    """Its only import from the agent is the class Adapter."""
     text = Path(loop.__file__).read_text()
     assert [line for line in text.splitlines() if line.startswith("from .")] == [
         "from ..core.consensus.awake_clock import LATE",

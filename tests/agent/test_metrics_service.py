@@ -1,4 +1,4 @@
-"""What the process that tells metrics makes of its agent's answers."""
+"""The metrics that the service makes of its agent's answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def packed(*entries, ends=()):
 
 
 class Agent:
-    """Answers with what it is given; `asked` are the questions that have come."""
+    """An agent with fixed answers; `asked` are the questions that it has received."""
 
     def __init__(self):
         self.socket = ViewSocket()
@@ -99,7 +99,7 @@ def until(known, condition):
     return families
 
 
-def test_an_agent_is_asked_at_most_once_a_second_however_many_scrape():
+def test_an_agent_is_asked_at_most_once_a_second_however_many_scrapes_there_are():
     with an_agent() as agent:
         known = Known(agent.socket.name, ranks=False)
         began = time.monotonic()
@@ -137,12 +137,12 @@ def test_ends_of_rounds_are_counted_although_a_ledger_forgets_old_ones():
     ends = [RoundEnded(n, float(n), float(n), (EndReason.GROWTH,)) for n in range(5)]
     look = packing.pack(LAUNCH)
     known = Known(b"nobody", ranks=False)
-    for told in (ends[:3], ends[1:4], ends[3:]):
-        known.end(look, packed(entry, ends=told))
+    for shown in (ends[:3], ends[1:4], ends[3:]):
+        known.end(look, packed(entry, ends=shown))
     assert value(known.scraped(), "round_ends", cause="more nodes") == 5
 
 
-def test_an_agent_that_is_gone_is_told_of_as_it_was():
+def test_the_last_metrics_of_an_ended_agent_are_served():
     with an_agent() as agent:
         known = Known(agent.socket.name, ranks=False)
         before = until(known, lambda found: value(found, "leads") == 1)
@@ -152,16 +152,16 @@ def test_an_agent_that_is_gone_is_told_of_as_it_was():
     assert value(after, "round") == value(before, "round") == 1
 
 
-def test_a_port_beyond_the_last_one_is_complained_of():
-    """The agents of one node have ports in a row: there may be none left."""
-    said = []
+def test_a_port_beyond_the_last_one_is_reported():
+    """The agents of one node have consecutive ports, so the last ones may not exist."""
+    messages = []
 
     class Channel:
         def send(self, message):
-            said.append(message)
+            messages.append(message)
 
     known = Known(b"", ranks=False)
     target = MetricsTarget(port=65536)
     service = MetricsService(Channel(), known, target, "", Exposition(known.scraped))
     service._try()
-    assert said == [Complaint("bind(): port must be 0-65535.").encoded()]
+    assert messages == [Complaint("bind(): port must be 0-65535.").encoded()]

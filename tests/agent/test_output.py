@@ -1,4 +1,4 @@
-"""What one agent holds open to show its workers' output, round after round."""
+"""The files that an agent opens to show its workers' output, round after round."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from surroundings import full_disk
 NPROC = 2
 
 
-class Stalled:
-    """A console that takes nothing, until it is given room."""
+class StalledConsole:
+    """A console that accepts nothing until it has room."""
 
     room = 0
     wanting = False
@@ -52,23 +52,23 @@ class Stalled:
 
 
 class Channel:
-    """What the log service has told."""
+    """A channel that keeps the log service's replies."""
 
     def __init__(self) -> None:
-        self.told: list[Reply] = []
+        self.replies: list[Reply] = []
 
     def send(self, message: dict[str, Any]) -> None:
-        self.told.append(decode(REPLIES, message))
+        self.replies.append(decode(REPLIES, message))
 
 
-class Here(LogServiceClient):
-    """Asks a log service in this process."""
+class LocalClient(LogServiceClient):
+    """A client of a log service in this process."""
 
     def __init__(self, service: LogService) -> None:
-        self.there = service
+        self.service = service
 
     def send(self, request: Message) -> None:
-        self.there.serve(decode(REQUESTS, json.loads(json.dumps(request.encoded()))))
+        self.service.serve(decode(REQUESTS, json.loads(json.dumps(request.encoded()))))
 
 
 @pytest.fixture
@@ -91,17 +91,17 @@ def output(service):
         streams=streams,
         role="",
     )
-    logs = Logs(config, Here(service), lambda _: None)
+    logs = Logs(config, LocalClient(service), lambda _: None)
     return Output(SimpleNamespace(config=config, logs=logs, host="n1"))
 
 
 def no_more(_: Reply | None) -> tuple[()]:
-    """Return the events that follow from a reply."""
+    """Return no events for a reply."""
     return ()
 
 
 def begin(output: Output, number: int, directory: Path) -> list[Path]:
-    """The files to which the workers of a round write."""
+    """Begin a round; return the files to which its workers write."""
     part = Assignment(number, 0, 0, NPROC, NPROC, 0, NPROC, 0, 1, "2", "", "", 0, False, "")
     here = directory / f"round-{number}"
     workers = [
@@ -132,8 +132,8 @@ def test_a_round_leaves_nothing_open(output, service, tmp_path, capfd):
         assert sorted(out) == ["[0]:loss rank-0.out", "[1]:loss rank-1.out"]
 
 
-def test_what_a_stalled_console_holds_up_is_duplicated_once_it_goes_on(output, service, tmp_path):
-    stalled = Stalled()
+def test_lines_are_duplicated_once_a_stalled_console_continues(output, service, tmp_path):
+    stalled = StalledConsole()
     service.consoles = {1: stalled, 2: stalled}
     for path in begin(output, 0, tmp_path):
         path.write_text(f"loss {path.name}\n")
@@ -145,16 +145,16 @@ def test_what_a_stalled_console_holds_up_is_duplicated_once_it_goes_on(output, s
     assert [text.count("loss") for text in duplicates(tmp_path, 0)] == [NPROC, NPROC]
     assert stalled.data.count(b"loss") == 2 * NPROC
     before = len(os.listdir("/proc/self/fd"))
-    begin(output, 2, tmp_path)  # and with it, what is left of the first round
+    begin(output, 2, tmp_path)  # this also ends the first round
     assert len(os.listdir("/proc/self/fd")) == before - 2 * NPROC - 2
 
 
-def test_why_nothing_more_is_duplicated_is_told_in_the_next_round_too(output, service, tmp_path):
-    here, screen = tmp_path / "round-0", Stalled()
+def test_the_end_of_duplicates_is_reported_in_the_next_round_too(output, service, tmp_path):
+    here, screen = tmp_path / "round-0", StalledConsole()
     screen.room = 1 << 20
     service.consoles = {1: screen, 2: screen}
     (path, *_) = begin(output, 0, tmp_path)
-    path.write_text("loss")  # a line without an end, which is passed on when its round is forgotten
+    path.write_text("loss")  # an unfinished line, which is written when its round is closed
     service.mirror.wake(1.0)
     with full_disk():
         begin(output, 1, tmp_path)
@@ -176,15 +176,15 @@ def test_a_round_begins_with_a_private_directory_and_without_old_errors(output, 
         output.prepare(part, workers, here, errors=[str(error)], store=store, done=no_more)
     assert not error.exists()
     assert here.stat().st_mode & 0o777 == 0o700
-    assert service._channel.told == [Prepared(n) for n in (1, 2)]
+    assert service._channel.replies == [Prepared(n) for n in (1, 2)]
 
 
-def test_why_a_round_cannot_begin(output, service, tmp_path):
+def test_a_round_that_cannot_begin_names_the_file(output, service, tmp_path):
     (tmp_path / "round-0").write_text("in the way")
     begin(output, 0, tmp_path)
-    (told,) = service._channel.told
-    assert isinstance(told, Refused)
-    assert told.file == str(tmp_path / "round-0")
+    (reply,) = service._channel.replies
+    assert isinstance(reply, Refused)
+    assert reply.file == str(tmp_path / "round-0")
 
 
 def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
@@ -195,5 +195,5 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     with out.open("a") as f:
         f.write("the last line\n")
     output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_more)
-    texts = [told.text for told in service._channel.told if isinstance(told, Tail)]
+    texts = [reply.text for reply in service._channel.replies if isinstance(reply, Tail)]
     assert texts == ["", "the last line"]

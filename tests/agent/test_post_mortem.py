@@ -1,4 +1,4 @@
-"""What the user reads at the end of a job that failed."""
+"""The account that the user reads at the end of a failed job."""
 
 from hpclaunch.agent import post_mortem
 from hpclaunch.core.head.restarts import Budget
@@ -16,7 +16,7 @@ def at_head(verdict):
     )
 
 
-def test_the_whole_story_with_what_to_do():
+def test_the_whole_account_with_advice():
     tail = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'"
     verdict = Verdict(
         1, "rank 0 on n0 exited with code 1", Origin.FAILURE, failure(0, tail), (failure(1),)
@@ -38,7 +38,7 @@ def test_the_whole_story_with_what_to_do():
     ]
 
 
-def test_nothing_is_said_about_what_is_not_known():
+def test_an_unknown_error_has_no_advice():
     verdict = Verdict(
         3, "rank 0 on n0 exited with code 3", Origin.FAILURE, failure(0, "loss is nan", code=3)
     )
@@ -47,7 +47,7 @@ def test_nothing_is_said_about_what_is_not_known():
     assert said.endswith("\n  see docs/messages.md#failure\n  logs: /logs/7.0")
 
 
-def test_a_worker_that_was_killed_without_a_word():
+def test_a_worker_that_was_killed_and_wrote_nothing():
     verdict = Verdict(137, "rank 0 was killed", Origin.FAILURE, failure(0, code=137, signal=9))
     lines = at_head(verdict).splitlines()
     assert lines[1] == "  rank 0 wrote nothing"
@@ -55,7 +55,7 @@ def test_a_worker_that_was_killed_without_a_word():
 
 
 def test_a_fork_server_that_was_killed():
-    """No rank is to blame, nor what it wrote; who kills so is the same."""
+    """No rank is at fault, and no output is shown; the advice is that for a killed worker."""
     cause = failure(2, code=137, signal=9, culprit=Culprit.FORK_SERVER)
     peer = failure(0, code=1)
     budget = Budget(1)
@@ -72,19 +72,19 @@ def test_a_fork_server_that_was_killed():
     ]
 
 
-def test_options_and_names_are_not_torn():
+def test_options_and_names_are_not_broken_across_lines():
     verdict = Verdict(1, "why", Origin.FAILURE, failure(0, "CUDA error: invalid device ordinal"))
     words = at_head(verdict).split()
     assert {"LOCAL_RANK,", "CUDA_VISIBLE_DEVICES", "(--gpus-per-task=1),"} <= set(words)
 
 
-def test_the_others_say_one_line():
+def test_the_other_agents_print_one_line():
     verdict = Verdict(1, "why", Origin.FAILURE, failure(0, "No module named 'x'"))
-    said = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
-    assert said == "n1: why (exit code 1)"
+    line = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
+    assert line == "n1: why (exit code 1)"
 
 
-def test_a_mistake_is_told_once():
+def test_a_mistake_is_printed_once():
     verdict = Verdict(EXIT_USAGE, "no script x.py", Origin.USAGE)
     assert at_head(verdict) == "error: no script x.py"
     assert post_mortem.account(verdict, code=EXIT_USAGE, host="n1", at_head=False, log_dir="") == ""
@@ -100,5 +100,5 @@ def test_many_consequences_are_counted():
 
 def test_the_exit_code_is_that_of_the_launcher():
     verdict = Verdict(137, "why", Origin.FAILURE, failure(0, "x", code=137, signal=9))
-    said = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
-    assert said == "n1: why (exit code 1)"
+    line = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
+    assert line == "n1: why (exit code 1)"

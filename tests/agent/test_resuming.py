@@ -1,4 +1,4 @@
-"""The search for checkpoints as an agent asks for it, of a process that may be killed or hang."""
+"""The search for checkpoints from the agent's side: its process may be killed or hang."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, recorded
     assert answer(resuming) == [events.CheckpointChosen("", number=7)]
 
 
-def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming):
+def test_a_killed_process_is_replaced_before_it_is_needed(resuming):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
     helper = process_of(resuming)
@@ -111,7 +111,7 @@ def test_that_of_the_agent_that_has_chosen_reads_ahead_until_the_round_ends(resu
     assert resuming.deadline() < math.inf
 
 
-def test_a_new_checkpoint_is_recorded_once_and_decides_nothing(
+def test_a_new_checkpoint_is_recorded_once_and_makes_no_event(
     resuming, recorded, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("hpclaunch.agent.resuming.NEWEST_AGAIN", 0.0)

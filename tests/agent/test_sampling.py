@@ -1,4 +1,4 @@
-"""What an agent makes of what the fork server has found out about its workers."""
+"""The sample that an agent makes of the fork server's data about its workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hpclaunch.agent.sampling import sample_of
 
 
 def test_steps_on_gpus_are_no_collectives():
-    """The script chooses the names of process groups."""
+    """A script may give a process group any name, even that of the steps on GPUs."""
     ranks = [
         {"rank": 0, "arrivals": {"gpu:steps": {"1": 5}}, "steps": {"7": 9}, "blind": False},
         {"rank": 1, "arrivals": {"gpu:steps": {"1": 6}}, "steps": ["nonsense"], "blind": False},

@@ -1,4 +1,4 @@
-"""Who asks Slurm for another run, with commands of Slurm that are played."""
+"""Requests of agents to Slurm for another run, with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ JOB = Job(
     slurm_id="71",
 )
 SCONTROL = """#!/bin/sh
-echo "$@" >> asked
+echo "$@" >> calls
 [ "$1" = show ] && echo "JobId=71 JobName=job UserId=me(1) Requeue=1 Restarts=$(cat restarts)"
 [ "$1" = requeue ] && {{ {}; }}
 exit 0
 """
-# In a process of its own: signals that end it are blocked there.
+# It runs in a process of its own, which blocks the signals that end it.
 PROGRAM = """
 import pickle, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -45,15 +45,15 @@ def agent(tmp_path):
         (tmp_path / "restarts").write_text("0")
         for name, text in (
             ("scontrol", SCONTROL.format(says)),
-            ("scancel", '#!/bin/sh\necho scancel "$@" >> asked\n'),
+            ("scancel", '#!/bin/sh\necho scancel "$@" >> calls\n'),
         ):
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
         environ = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
         environ |= {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
         verdict = Verdict(EXIT_SAVED, "", Origin.TIME_LIMIT, sequel=Sequel.REQUEUE)
-        said = pickle.dumps((verdict, JOB, environ, leads)).hex()
-        command = [sys.executable, "-c", PROGRAM, said, str(asked)]
+        arguments = pickle.dumps((verdict, JOB, environ, leads)).hex()
+        command = [sys.executable, "-c", PROGRAM, arguments, str(asked)]
         process = subprocess.Popen(
             command,
             cwd=tmp_path,
@@ -73,9 +73,9 @@ def agent(tmp_path):
         process.communicate()
 
 
-def asked(tmp_path):
+def slurm_calls(tmp_path):
     try:
-        return (tmp_path / "asked").read_text().splitlines()
+        return (tmp_path / "calls").read_text().splitlines()
     except FileNotFoundError:
         return []
 
@@ -83,26 +83,26 @@ def asked(tmp_path):
 RELEASES = "scancel --signal=TERM 71.0"
 
 
-def test_the_head_asks(agent, tmp_path):
-    _, said = agent().communicate(timeout=60)
-    assert asked(tmp_path) == ["show job -o 71", "requeue 71"]
-    assert said == "hpclaunch: job 71 is requeued: run 2 follows\n"
+def test_the_head_asks_slurm(agent, tmp_path):
+    _, output = agent().communicate(timeout=60)
+    assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
+    assert output == "hpclaunch: job 71 is requeued: run 2 follows\n"
 
 
-def test_the_others_wait_until_they_are_told(agent, tmp_path):
+def test_the_others_wait_for_sigterm(agent, tmp_path):
     process = agent(leads=False, asked=100)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
-    assert asked(tmp_path) == []
+    assert slurm_calls(tmp_path) == []
 
 
-def test_another_launch_of_the_job_is_quicker(agent, tmp_path):
-    _, said = agent(says=f"echo 1 > restarts; {FORBIDS}").communicate(timeout=60)
-    assert asked(tmp_path) == ["show job -o 71", "requeue 71", "show job -o 71"]
-    assert "was not requeued" not in said
+def test_another_launch_of_the_job_has_already_requeued_it(agent, tmp_path):
+    _, output = agent(says=f"echo 1 > restarts; {FORBIDS}").communicate(timeout=60)
+    assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71", "show job -o 71"]
+    assert "was not requeued" not in output
 
 
-def test_one_that_is_refused_lets_the_others_leave(agent, tmp_path):
-    _, said = agent(says=FORBIDS).communicate(timeout=60)
-    assert said.endswith("hpclaunch: job 71 was not requeued: no\n")
-    assert asked(tmp_path)[-1] == RELEASES
+def test_a_head_that_is_refused_lets_the_others_end(agent, tmp_path):
+    _, output = agent(says=FORBIDS).communicate(timeout=60)
+    assert output.endswith("hpclaunch: job 71 was not requeued: no\n")
+    assert slurm_calls(tmp_path)[-1] == RELEASES

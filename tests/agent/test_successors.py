@@ -1,4 +1,4 @@
-"""A helper that was killed has a successor at once, unless that ends again and again."""
+"""A helper that was killed is replaced at once, unless its successors end again and again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clock(monkeypatch):
     return times
 
 
-def test_the_user_learns_which_one_it_was_and_what_it_costs(clock):
+def test_the_message_names_the_helper_and_what_may_be_lost(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)
     assert is_replaced(Serving())
@@ -45,7 +45,7 @@ def test_the_user_learns_which_one_it_was_and_what_it_costs(clock):
     ]
 
 
-def test_one_that_ends_again_and_again_has_none(clock):
+def test_a_helper_that_ends_again_and_again_is_not_replaced(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)
     assert all(is_replaced(Serving()) for _ in range(MOST))
@@ -59,7 +59,7 @@ def test_one_that_ends_again_and_again_has_none(clock):
     assert is_replaced(Serving())
 
 
-def test_one_that_fails_by_itself_would_fail_again(clock):
+def test_a_helper_that_fails_by_itself_is_replaced_less_often(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)
     assert [is_replaced(Failing()) for _ in range(MOST_FAILED + 1)] == [True, True, False]

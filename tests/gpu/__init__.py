@@ -1,8 +1,8 @@
-"""hpclaunch on a real GPU, with the real driver, MPS and NCCL: what stand-ins cannot answer for.
+"""hpclaunch on a real GPU, with the real driver, MPS and NCCL, where stand-ins are not enough.
 
-`jobs` starts the command as a user does, `conftest` finds the GPU and looks after every test that
-nothing was left running. `scripts` holds what the workers run.
+`jobs` starts hpclaunch as a user does; `conftest` finds the GPU and checks after every test that no
+process is left. `scripts` contains the workers' scripts.
 
     make test-gpu                      PYTHON=... names the Python whose torch has CUDA
-    python -m pytest tests/gpu         skipped where there is no GPU, with the reason
+    python -m pytest tests/gpu         skipped, with the reason, without a GPU
 """

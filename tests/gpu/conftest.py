@@ -1,4 +1,4 @@
-"""The GPU, jobs on it, and after every test: nothing of ours left running."""
+"""Fixtures: the GPU, jobs on it, and the check that a test leaves no process."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ import json, torch
 count = torch._C._cuda_getDeviceCount() if torch.version.cuda else 0  # by CUDA, not by NVML
 uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(count)]
 nccl = torch.cuda.nccl.version() if count else ()
-told = {"version": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl, "uuids": uuids}
-print(json.dumps(told))
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl, "uuids": uuids}
+print(json.dumps(found))
 """
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if str(item.path).startswith(f"{HERE}/"):  # for thousands of items
+        if str(item.path).startswith(f"{HERE}/"):  # fast: there are thousands of items
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.timeout(3 * LIMIT))
 
 
 def ask_torch(**changes: str) -> dict[str, object]:
-    """Of the Python that runs the tests, in a process of its own."""
+    """Return what torch reports about GPUs, in a new process with the tests' Python."""
     command = [sys.executable, "-c", _ASK_TORCH]
-    said = subprocess.run(
+    done = subprocess.run(
         command, env=environment(**changes), capture_output=True, text=True, timeout=2 * LIMIT
     )
-    assert said.returncode == 0, said.stderr
-    return json.loads(said.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="session")
@@ -64,21 +64,21 @@ def machine() -> Iterator[Machine]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as e:
-        _not_here(f"no GPU: NVML says {e}")
+        _skip(f"no GPU: NVML returns {e}")
     try:
         if not pynvml.nvmlDeviceGetCount():
-            _not_here("no GPU: NVML finds none")
-        told = ask_torch()
-        if not told["uuids"]:
-            _not_here(f"torch {told['version']} of {sys.executable} sees no GPU")
+            _skip("no GPU: NVML finds none")
+        torch = ask_torch()
+        if not torch["uuids"]:
+            _skip(f"torch {torch['version']} of {sys.executable} sees no GPU")
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         uuid, model = (f(handle) for f in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
-        yield Machine(pynvml, handle, uuid, model, told)
+        yield Machine(pynvml, handle, uuid, model, torch)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _not_here(reason: str) -> NoReturn:
+def _skip(reason: str) -> NoReturn:
     if "HPCLAUNCH_GPU_REQUIRED" in os.environ:
         pytest.fail(reason)
     pytest.skip(reason)
@@ -86,14 +86,14 @@ def _not_here(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def real_mps(machine: Machine) -> None:
-    """For tests that need the real one."""
+    """Skip tests that need the real MPS if it is missing."""
     if shutil.which(CONTROL) is None:
-        _not_here(f"no {CONTROL} in PATH")
+        _skip(f"no {CONTROL} in PATH")
 
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """For MPS's sockets; empty after the test."""
+    """Make a directory for MPS's sockets, which is removed after the test."""
     directory = Path(tempfile.mkdtemp(prefix="gpu-", dir=SHORT))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
@@ -101,11 +101,11 @@ def temporary() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(machine: Machine, temporary: Path) -> Iterator[None]:
-    """No daemon, no server, no directory of MPS, and the GPU's memory as it was."""
+    """Require that no daemon, server or directory of MPS and no GPU memory is left."""
     daemons, directories, used = mps_processes(), mps_directories(temporary), machine.used()
     yield
-    eventually("no MPS that was not there before", lambda: mps_processes() <= daemons)
-    eventually("the GPU's memory given back", lambda: machine.used() < used + 256)
+    eventually("no new process of MPS", lambda: mps_processes() <= daemons)
+    eventually("release of the GPU's memory", lambda: machine.used() < used + 256)
     assert mps_directories(temporary) <= directories
 
 
@@ -121,7 +121,7 @@ class Launch(Protocol):
 
 @pytest.fixture
 def launch(machine: Machine, temporary: Path, nothing_left: None) -> Iterator[Launch]:
-    """Start a job, with `words` for `tell.py`; unless told otherwise its task has one GPU."""
+    """Start a job, with `words` for `computing.py`; by default, its task has one GPU."""
     jobs: list[Job] = []
 
     def launch(
@@ -148,7 +148,7 @@ class Run(Protocol):
 
 @pytest.fixture
 def run(machine: Machine, temporary: Path, nothing_left: None) -> Run:
-    """A whole job of a task with one GPU; a hang is an error."""
+    """Run a job with one GPU to its end; a hang is an error."""
 
     def run(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
         here = environment(TMPDIR=str(temporary), CUDA_VISIBLE_DEVICES=machine.uuid, **env)
@@ -166,7 +166,7 @@ def run(machine: Machine, temporary: Path, nothing_left: None) -> Run:
                 launcher.wait(15)
             launcher.kill()
             launcher.wait()
-            pytest.fail(f"not over after {LIMIT:.0f} s; it says\n{output.read_text()}")
+            pytest.fail(f"not ended after {LIMIT:.0f} s; its output:\n{output.read_text()}")
         return subprocess.CompletedProcess(command, code, output.read_text())
 
     return run

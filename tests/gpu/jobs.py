@@ -1,4 +1,4 @@
-"""Start hpclaunch as a user does, on one real GPU, and see what is on that GPU meanwhile."""
+"""Start hpclaunch as a user does, on one real GPU, and inspect that GPU meanwhile."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parent.parent.parent
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 CONTROL = "nvidia-cuda-mps-control"
-# Seconds: eight first starts of CUDA, where the files of torch are not in memory yet.
+# Seconds: enough for eight starts of CUDA before torch's files are in the page cache.
 LIMIT = float(os.environ.get("HPCLAUNCH_GPU_LIMIT", "150"))
 
-Told = Mapping[str, Any]  # see `scripts/tell.py`
+WorkerState = Mapping[str, Any]  # see `scripts/computing.py`
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -34,16 +34,16 @@ def environment(**changes: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Machine:
-    """The first GPU of this machine through NVML, which stays open, and what torch has to say."""
+    """The first GPU of this machine, by NVML, which stays open, and what torch reports."""
 
     nvml: Any
     handle: Any
     uuid: str
     model: str
-    torch: Mapping[str, Any]  # version, cuda, nccl, uuids: from a process of its own
+    torch: Mapping[str, Any]  # version, cuda, nccl, uuids; from another process
 
     def holders(self) -> set[int]:
-        """Processes with a CUDA context on the GPU, as far as NVML names any."""
+        """Return the processes with a CUDA context on the GPU, as far as NVML names them."""
         ask = self.nvml.nvmlDeviceGetMPSComputeRunningProcesses
         clients = {p.pid for p in ask(self.handle)}
         return clients | {
@@ -51,19 +51,19 @@ class Machine:
         }
 
     def used(self) -> float:
-        """MiB of the GPU's memory."""
+        """Return the used memory of the GPU, in MiB."""
         return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used / 2**20
 
 
 class Job:
-    """hpclaunch on `scripts/tell.py`, in a directory of its own. The caller owes `end`."""
+    """A job with `scripts/computing.py` in a directory of its own. The caller must call `end`."""
 
     def __init__(
         self, directory: Path, env: Mapping[str, str], options: Sequence[str], words: Sequence[str]
     ) -> None:
         self.directory = directory
         self._output = directory / "output"
-        command = [HPCLAUNCH, "--log-dir", directory / "logs", *options, SCRIPTS / "tell.py"]
+        command = [HPCLAUNCH, "--log-dir", directory / "logs", *options, SCRIPTS / "computing.py"]
         with self._output.open("w") as output:
             self.launcher = subprocess.Popen(
                 [*command, directory, *words],
@@ -78,28 +78,28 @@ class Job:
     def output(self) -> str:
         return self._output.read_text()
 
-    def told(self, workers: int, *, restarts: int = 0) -> list[Told]:
-        """What all workers of a round have told, by rank."""
-        paths = [self.directory / f"told-{restarts}-{rank}.json" for rank in range(workers)]
+    def states(self, workers: int, *, restarts: int = 0) -> list[WorkerState]:
+        """Wait for the states that all workers of a round have written; return them by rank."""
+        paths = [self.directory / f"state-{restarts}-{rank}.json" for rank in range(workers)]
 
-        def there() -> bool:
-            assert self.launcher.poll() is None, f"it has ended:\n{self.output}"
+        def all_written() -> bool:
+            assert self.launcher.poll() is None, f"the launcher has ended:\n{self.output}"
             return all(path.exists() for path in paths)
 
-        self._eventually(f"{workers} workers after {restarts} restarts", there)
+        self._eventually(f"{workers} workers after {restarts} restarts", all_written)
         return [json.loads(path.read_text()) for path in paths]
 
     def crash(self) -> None:
         (self.directory / "fault").touch()
 
     def go(self) -> int:
-        """Let the workers end; returns the exit code."""
+        """Let the workers end; return the exit code."""
         (self.directory / "go").touch()
         self._eventually("the job's end", lambda: self.launcher.poll() is not None)
         return self.launcher.returncode
 
     def family(self) -> set[int]:
-        """The launcher and everything below it."""
+        """Return the launcher and its descendants."""
         agent = psutil.Process(self.launcher.pid)
         return {agent.pid, *(p.pid for p in agent.children(recursive=True))}
 
@@ -124,7 +124,7 @@ class Job:
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    """Without zombies: whoever adopts an orphan may not wait for it."""
+    """Return the living processes, without zombies: some init processes do not reap orphans."""
     found = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -134,31 +134,31 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 def devices(pid: int) -> set[str]:
-    """NVIDIA's devices that it has open, be it for CUDA or for NVML."""
+    """Return NVIDIA's devices that a process has open, for CUDA or for NVML."""
     found: set[str] = set()
     with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError):  # it was closed meanwhile
                 found.add(os.readlink(fd))
     return {path for path in found if path.startswith("/dev/nvidia")}
 
 
 class KernelLog:
-    """What the kernel says from now on."""
+    """The kernel's log from now on."""
 
     def __init__(self) -> None:
         self._fd = -1
-        with suppress(OSError):  # it may not be read, as in most containers
+        with suppress(OSError):  # it is not readable in most containers
             self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def xids(self) -> list[str] | None:
-        """The driver's lines about Xids; None where the log may not be read."""
+        """Return the driver's lines about Xids, or None if the log is not readable."""
         found = []
         while self._fd >= 0:
             try:  # "priority,number,time,flags;text"
                 _, _, text = os.read(self._fd, 1 << 13).decode(errors="replace").partition(";")
-            except BlockingIOError:  # that was the last one
+            except BlockingIOError:  # no further line
                 os.close(self._fd)
                 return found
             except BrokenPipeError:  # some were overwritten before they were read
@@ -174,7 +174,7 @@ class KernelLog:
 
 
 def control(pipe: str, command: str) -> str:
-    """What the daemon of that pipe directory answers."""
+    """Return the answer of the daemon of a pipe directory."""
     logs = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": str(Path(pipe).parent)}
     done = subprocess.run(
         [CONTROL],
@@ -193,17 +193,17 @@ def servers(pipe: str) -> list[int]:
 
 
 def clients(pipe: str) -> set[int]:
-    """Processes that compute through the daemon's servers."""
+    """Return the clients of the daemon's servers."""
     lists = [control(pipe, f"get_client_list {server}") for server in servers(pipe)]
     return {int(word) for words in lists for word in words.split()}
 
 
 def mps_processes() -> set[int]:
-    """Daemons and servers, anybody's."""
+    """Return all daemons and servers, of any user."""
     names = {p.pid: p.info["name"] or "" for p in psutil.process_iter(["name"])}
     return {pid for pid, name in names.items() if name.startswith("nvidia-cuda-mps")}
 
 
 def mps_directories(temporary: Path) -> set[Path]:
-    """hpclaunch's own, there or where it goes when a path is too long."""
+    """Return hpclaunch's MPS directories, there or in /tmp, which is used if a path is too long."""
     return {path for place in (temporary, Path("/tmp")) for path in place.glob("hpclaunch-mps-*")}

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Run, in ten minutes on a machine with one GPU, what matters most first, and last what may leave the
-# GPU in disorder.
+# Run the tests and benchmarks for a GPU in ten minutes: the most important ones first, and last those
+# that may leave the GPU in a bad state.
 #
-#     make gpu-bundle                         where there is a network; carry .wheels along
-#     bash tests/gpu/ten_minutes.sh           there; again, to go on where it stopped
-#     bash tests/gpu/ten_minutes.sh nccl mps  these steps, whether they were done or not
+#     make gpu-bundle                         on a machine with a network; then copy .wheels
+#     bash tests/gpu/ten_minutes.sh           on the machine with the GPU; again, to continue
+#     bash tests/gpu/ten_minutes.sh nccl mps  these steps, even if they are done
 #
-# Each step has a limit of its own. What all calls print is in $OUT/ten_minutes.txt as well
-# (bench/results without OUT); $OUT/summary.txt has one line for each step of the last one.
+# Each step has its own time limit. The output of all calls is also in $OUT/ten_minutes.txt (by
+# default in bench/results); $OUT/summary.txt has one line for each step of the last call.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${OUT:-bench/results} venv=.venv-gpu state=.venv-gpu.done
@@ -16,9 +16,9 @@ chosen=" $* " python=$venv/bin/python
 mkdir -p "$out"
 touch "$state"
 : > "$summary"
-# The Python that has torch, before the environment that is made here has one of the same name.
+# The Python that has torch, not the one of the environment that is made here.
 export PYTHON=$(command -v "${PYTHON:-python3}")
-# The driver's programs; where MPS is, too.
+# The directories of the driver's programs and of MPS.
 export PATH="$PWD/$venv/bin:$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
 # Limits are for 16 CPUs; `rehearse` stretches them.
@@ -26,9 +26,9 @@ stretch=${STRETCH:-1}
 export HPCLAUNCH_GPU_REQUIRED=1 HPCLAUNCH_GPU_LIMIT=$((30 * stretch)) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 COLUMNS=200
 
-# step NAME SECONDS COMMAND...: exit code 77 of the command means that it cannot be tried here. A
-# second call leaves out what went well. The output comes at the end of the step: whoever holds a pipe
-# open, as a daemon may, would outlast the limit. At SIGINT pytest still shows what has failed.
+# step NAME SECONDS COMMAND...: run a command. Exit code 77 means that the step is impossible here. A
+# second call skips steps that succeeded. The output is printed at the end of the step, not piped,
+# since a daemon may keep a pipe open beyond the limit. At SIGINT, pytest still shows failures.
 step() {
     local name=$1 limit=$(($2 * stretch)) began=$SECONDS status what last
     shift 2

@@ -1,4 +1,4 @@
-"""Which GPUs a task has, and which of them its workers see."""
+"""The GPUs that a task has, and those that its workers see."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_the_survey_knows_the_gpu(machine: Machine) -> None:
 @pytest.mark.parametrize("by", ["index", "uuid"])
 def test_a_worker_for_each_gpu_that_is_named(launch: Launch, machine: Machine, by: str) -> None:
     job = launch("--nproc", "gpu", visible="0" if by == "index" else machine.uuid)
-    (told,) = job.told(1)
-    assert told["devices"] == 1
-    assert told["first"] == told["by_local_rank"] == machine.uuid
-    assert told["env"]["LOCAL_RANK"] == told["env"]["HPCLAUNCH_LOCAL_RANK"] == "0"
-    assert told["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert told["product"] == 64**3
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in told["env"]
+    (state,) = job.states(1)
+    assert state["devices"] == 1
+    assert state["first"] == state["by_local_rank"] == machine.uuid
+    assert state["env"]["LOCAL_RANK"] == state["env"]["HPCLAUNCH_LOCAL_RANK"] == "0"
+    assert state["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert state["product"] == 64**3
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in state["env"]
     assert job.go() == 0, job.output
 
 
@@ -52,14 +52,14 @@ def test_a_worker_for_each_gpu_that_is_named(launch: Launch, machine: Machine, b
 def test_every_gpu_of_the_machine(
     launch: Launch, machine: Machine, options: tuple[str, ...]
 ) -> None:
-    """Seen by all, who know their own by LOCAL_RANK; or by one, as its device 0."""
+    """All workers see all GPUs and select one by LOCAL_RANK; or each sees its own as device 0."""
     uuids = machine.torch["uuids"]
     if len(uuids) < 2:
-        pytest.skip("one GPU is here, this is about several")
+        pytest.skip("needs several GPUs")
     job = launch("--nproc", "gpu", *options, visible=None)
-    told = job.told(len(uuids))
-    assert [t["by_local_rank"] for t in told] == uuids
-    assert {t["devices"] for t in told} == {1 if options else len(uuids)}
+    states = job.states(len(uuids))
+    assert [t["by_local_rank"] for t in states] == uuids
+    assert {t["devices"] for t in states} == {1 if options else len(uuids)}
     assert job.go() == 0, job.output
 
 

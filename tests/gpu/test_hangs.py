@@ -1,5 +1,5 @@
-"""Ranks that hang, or are late, with their work on the GPU, are found and named. `pytest -rP` shows
-what the user reads and the evidence that is kept."""
+"""Ranks that hang, or are late, in work on the GPU are found and named. `pytest -rP` shows the
+launcher's output and the evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_hang_is_found(run: Run, temporary: Path, workers: int, how: str, back
 
 
 def test_a_straggler(run: Run) -> None:
-    """It is named after two samples with a pace: 21 s after the first step, or a little more."""
+    """A straggler is named after two samples of the pace: 21 s after the first step or later."""
     options = ("--nproc", 2, "--mps", "off")
     words = ("--steps", 450, "--late", 0.05, "--pause", 0.005)
     ended = run(*options, TRAINING, *words)

@@ -1,4 +1,4 @@
-"""Checks on a GPU that is well: they read it, and find nothing that sets it aside."""
+"""Health checks of a healthy GPU: they can read it and find no fault."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_the_watcher_reads_the_real_driver(machine: Machine) -> None:
 
 
 def test_no_fault_is_found(launch: Launch) -> None:
-    """Not at the start, nor as a round begins anew."""
+    """No fault is found at the start or at the beginning of a round."""
     job = launch("--nproc", 1, "--health", "on")
-    (told,) = job.told(1)
+    (state,) = job.states(1)
     assert "cordoned" not in job.output
     assert job.go() == 0, job.output
-    assert told["product"] == 64**3
+    assert state["product"] == 64**3
 
 
 def test_doctor(machine: Machine) -> None:

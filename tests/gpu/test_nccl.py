@@ -1,4 +1,4 @@
-"""The real NCCL and several ranks on one GPU, under a script that knows nothing of it."""
+"""The real NCCL with several ranks on one GPU, in a script without special code for that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_gpu_of_its_own(run: Run) -> None:
 
 
 def test_two_on_one_gpu(run: Run, machine: Machine) -> None:
-    """Its version decides: it works, or says at once what would. It never hangs."""
+    """Depending on NCCL's version, it works, or fails at once with advice. It never hangs."""
     ended = run("--nproc", 2, "--max-restarts", 0, SCRIPT)
     if machine.torch["nccl"][:2] >= SINCE:
         assert ended.returncode == 0, ended.stdout
@@ -44,14 +44,14 @@ def test_three_on_one_gpu(run: Run) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 8])
-def test_gloo_in_its_place(run: Run, workers: int) -> None:
+def test_gloo_in_place_of_nccl(run: Run, workers: int) -> None:
     ended = run("--nproc", workers, "--shared-backend", "gloo", SCRIPT)
     assert ended.returncode == 0, ended.stdout
     assert sums(ended.stdout) == [f"rank {r} sums to {workers}" for r in range(workers)]
 
 
-def test_what_nccl_itself_says(run: Run, machine: Machine) -> None:
-    """Without the launcher's word: up to 2.29 it must not work, or the word is out of date."""
+def test_nccls_own_error(run: Run, machine: Machine) -> None:
+    """NCCL up to 2.29 fails without the launcher's check too, so the check is not outdated."""
     if machine.torch["nccl"][:2] >= SINCE:
         pytest.skip("this NCCL can have two ranks on a GPU")
     unhooked = ("--no-python", "env", "-u", "HPCLAUNCH_RANKS_PER_GPU", "timeout", 60)

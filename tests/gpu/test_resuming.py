@@ -1,4 +1,4 @@
-"""A training whose state is on the GPU: the same bits warm and cold, and after a kill."""
+"""A training with its state on the GPU: the same bits warm and cold, and after a kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_worker_is_killed_between_two_steps(run: Run, temporary: Path) -> None
     options = ("--nproc", 1, "--max-restarts", 1, "--checkpoint-dir", saved)
     killed = run(*options, TRAINING, "--save", saved, "--kill-at", 12)
     assert killed.returncode == 0, killed.stdout
-    assert "goes on at step 12" in killed.stdout
+    assert "resumes at step 12" in killed.stdout
     assert results(killed.stdout) == results(whole.stdout)
 
 

@@ -1,4 +1,4 @@
-"""Several workers on one GPU, with MPS and without."""
+"""Several workers on one GPU, with and without MPS."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from .conftest import Launch, Run
-from .jobs import CONTROL, ROOT, Machine, Told, clients, control, environment, servers
+from .jobs import CONTROL, ROOT, Machine, WorkerState, clients, control, environment, servers
 
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-def pipe_of(told: list[Told]) -> str:
-    """The one of all workers."""
-    (pipe,) = {t["env"][PIPE] for t in told}
+def pipe_of(states: list[WorkerState]) -> str:
+    """Return the pipe directory that all workers have."""
+    (pipe,) = {t["env"][PIPE] for t in states}
     return pipe
 
 
-def all_are_clients(told: list[Told], pipe: str) -> bool:
-    return clients(pipe) >= {t["pid"] for t in told}
+def all_are_clients(states: list[WorkerState], pipe: str) -> bool:
+    return clients(pipe) >= {t["pid"] for t in states}
 
 
 @pytest.mark.parametrize(
@@ -47,62 +47,62 @@ def test_workers_on_one_gpu(
     mps: str,
     used: bool,
 ) -> None:
-    """All see it as device 0, and as the one of their LOCAL_RANK."""
+    """All workers see the GPU as device 0, which is also their LOCAL_RANK."""
     if used:
         request.getfixturevalue("real_mps")
     job = launch("--nproc", workers, "--mps", mps)
-    told = job.told(workers)
-    for position, t in enumerate(told):
+    states = job.states(workers)
+    for position, t in enumerate(states):
         assert (t["devices"], t["product"], t["met"]) == (1, 64**3, workers)
         assert t["first"] == t["by_local_rank"] == machine.uuid
         assert t["env"]["HPCLAUNCH_LOCAL_RANK"] == str(position)
         assert t["env"]["LOCAL_RANK"] == "0"
     if workers <= len(os.sched_getaffinity(0)):
-        sets = [set(t["cpus"]) for t in told]
+        sets = [set(t["cpus"]) for t in states]
         assert not any(a & b for a, b in combinations(sets, 2))
     if used:
-        shows_mps(told, machine, temporary)
+        require_mps(states, machine, temporary)
     else:
-        assert not any(PIPE in t["env"] for t in told)
+        assert not any(PIPE in t["env"] for t in states)
         assert not list(temporary.glob("hpclaunch-mps-*"))
     assert job.go() == 0, job.output
 
 
-def shows_mps(told: list[Told], machine: Machine, temporary: Path) -> None:
-    """Asked of the daemon, of the files, and of the driver."""
-    pipe = pipe_of(told)
+def require_mps(states: list[WorkerState], machine: Machine, temporary: Path) -> None:
+    """Require that the workers use MPS, by the daemon, by files, and by the driver."""
+    pipe = pipe_of(states)
     (own,) = temporary.glob("hpclaunch-mps-*")
     assert own in Path(pipe).parents
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    assert all_are_clients(told, pipe)
+    assert all_are_clients(states, pipe)
     (server,) = servers(pipe)
     listed = control(pipe, "ps").split()
-    assert all(str(t["pid"]) in listed for t in told)
+    assert all(str(t["pid"]) in listed for t in states)
     holders = machine.holders()
-    if not holders & {server, *(t["pid"] for t in told)}:
+    if not holders & {server, *(t["pid"] for t in states)}:
         return  # a container in which NVML names no processes
     assert server in holders
 
 
 @pytest.mark.usefixtures("real_mps")
 def test_limits_of_a_client(launch: Launch) -> None:
-    """A quarter of the processors, and no more than 2 GiB."""
+    """Each client has a quarter of the multiprocessors, and at most 2 GiB."""
     limits = ("--mps-threads", 25, "--mps-memory", "2G")
     alone = launch("--nproc", 1, "--mps", "off", words=("--beyond", 4096))
-    (free,) = alone.told(1)
+    (free,) = alone.states(1)
     assert alone.go() == 0, alone.output
     job = launch("--nproc", 2, *limits, words=("--mib", 512, "--beyond", 4096))
-    told = job.told(2)
+    states = job.states(2)
     assert free["room"]
-    assert not any(t["room"] for t in told)
-    assert all(t["processors"] < free["processors"] for t in told)
-    assert {t["env"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in told} == {"25"}
-    assert {t["env"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for t in told} == {"0=2G"}
+    assert not any(t["room"] for t in states)
+    assert all(t["processors"] < free["processors"] for t in states)
+    assert {t["env"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in states} == {"25"}
+    assert {t["env"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for t in states} == {"0=2G"}
     assert job.go() == 0, job.output
 
 
 @pytest.mark.usefixtures("real_mps")
-def test_somebody_elses_daemon_is_used_and_left_alone(launch: Launch, temporary: Path) -> None:
+def test_another_users_daemon_is_used_and_not_stopped(launch: Launch, temporary: Path) -> None:
     pipe, logs = temporary / "theirs", temporary / "their-logs"
     pipe.mkdir()
     logs.mkdir()
@@ -110,9 +110,9 @@ def test_somebody_elses_daemon_is_used_and_left_alone(launch: Launch, temporary:
     subprocess.run([CONTROL, "-d"], env=environment(**names), check=True, timeout=60)
     try:
         job = launch("--nproc", 2, **names)
-        told = job.told(2)
-        assert pipe_of(told) == str(pipe)
-        assert all_are_clients(told, str(pipe))
+        states = job.states(2)
+        assert pipe_of(states) == str(pipe)
+        assert all_are_clients(states, str(pipe))
         assert job.go() == 0, job.output
         assert control(str(pipe), "get_server_list").split()
     finally:
@@ -120,7 +120,7 @@ def test_somebody_elses_daemon_is_used_and_left_alone(launch: Launch, temporary:
 
 
 def test_the_recipe(run: Run, temporary: Path) -> None:
-    """Eight replicas, as `sbatch/mps_replicas.sbatch` starts them."""
+    """Start eight replicas, as `sbatch/mps_replicas.sbatch` does."""
     ended = run("--nproc", 8, ROOT / "workers" / "mps_replicas.py", "--dir", temporary / "saved")
     assert ended.returncode == 0, ended.stdout
     (reached,) = re.findall(r"^accuracy (.*)$", ended.stdout, re.MULTILINE)

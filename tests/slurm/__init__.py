@@ -1,8 +1,8 @@
-"""hpclaunch on a real Slurm cluster: slurmctld and slurmd on three hosts that live on this machine.
+"""hpclaunch on a real Slurm cluster: slurmctld and slurmd on several hosts within this machine.
 
-`hosts` makes the hosts, `cluster` runs Slurm on them, `conftest` brings both up for the session and
-looks after every test that nothing was left running. `scripts` holds what the workers run.
+`hosts` makes the hosts, `cluster` runs Slurm on them, and `conftest` starts both for the session
+and checks after every test that no process is left. `scripts` contains the workers' scripts.
 
-    sudo apt install slurm-wlm munge      nothing else: no daemon has to run beforehand
-    sudo python -m pytest tests/slurm     skipped where it cannot run, with the reason
+    sudo apt install slurm-wlm munge      nothing else: no daemon needs to run
+    sudo python -m pytest tests/slurm     skipped, with the reason, where it cannot run
 """

@@ -1,5 +1,4 @@
-"""Questions to a job that runs, or is over: what `hpclaunch status`, the metrics and `hpclaunch
-report` say of it."""
+"""Answers about a running or ended job: `hpclaunch status`, metrics, and `hpclaunch report`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from .cluster import Cluster, Job, eventually
 
 PORT = 9400
-PAUSE = 0.5  # seconds between two questions, each of which is a program
+PAUSE = 0.5  # seconds between two questions, since each starts a program
 SCRAPE = """\
 import sys, urllib.request
 accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -29,47 +28,47 @@ except OSError:
 Metrics = dict[tuple[str, ...], float]
 
 
-def told(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> Any:
-    """Return what `status --json` prints; [] if it ends with another code than 0."""
+def status(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> Any:
+    """Return what `status --json` prints, or [] if its exit code is not 0."""
     command = ["sh", "-c", 'hpclaunch status "$@" --json 2>&1 || true', "sh", *words]
-    said = cluster.on(host, command, user=user)
-    return json.loads(said) if said.startswith("[") else []
+    output = cluster.on(host, command, user=user)
+    return json.loads(output) if output.startswith("[") else []
 
 
-def running(cluster: Cluster, job: int, each: int = 2, **more: Any) -> Any:
-    """Return the launch, once all of its ranks make steps; each agent has so many ranks."""
-    found: list[Any] = []
+def wait_until_running(cluster: Cluster, job: int, each: int = 2, **more: Any) -> Any:
+    """Wait until all ranks make steps, `each` per agent; return the launch."""
+    launches: list[Any] = []
 
-    def look() -> bool:
-        found[:] = told(cluster, str(job), **more)
-        agents = found[0]["job"]["agents"] if found else []
+    def all_step() -> bool:
+        launches[:] = status(cluster, str(job), **more)
+        agents = launches[0]["job"]["agents"] if launches else []
         made = [worker["steps"] for agent in agents for worker in agent["workers"]]
         return bool(agents) and len(made) == each * len(agents) and all(made)
 
-    eventually("its steps", look, pause=PAUSE)
-    return found[0]
+    eventually("steps of all ranks", all_step, pause=PAUSE)
+    return launches[0]
 
 
-def scraped(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PORT) -> Metrics:
+def scrape(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PORT) -> Metrics:
     """Return the metrics that the agent on this host serves; {} if nobody answers."""
     text = cluster.on(host, ["python", "-", at, str(port)], stdin=SCRAPE)
     return values(openmetrics(text.rstrip("\n") + "\n")) if text.strip() else {}
 
 
 def values(families: Iterable[Metric]) -> Metrics:
-    """{(name, labels but for those of the launch): value}"""
-    found = {}
+    """Return {(name, labels except those of the launch): value}."""
+    metrics = {}
     for family in families:
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
-            found[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
-    return found
+            metrics[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
+    return metrics
 
 
 def report(cluster: Cluster, job: Job) -> dict[str, Any]:
     command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --json"
-    told: dict[str, Any] = json.loads(cluster.on("n4", ["sh", "-c", command]))
-    return told
+    result: dict[str, Any] = json.loads(cluster.on("n4", ["sh", "-c", command]))
+    return result
 
 
 def logs(job: Job) -> Path:

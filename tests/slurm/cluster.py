@@ -1,7 +1,7 @@
 """A real Slurm cluster for the tests: munged, slurmctld and slurmd on `hosts`, and jobs on it.
 
-Everything of it lies in one temporary directory and in the hosts' own namespaces, so that neither
-a Slurm of this machine nor another cluster of these tests is in its way.
+All its files are in one temporary directory and in the hosts' own namespaces, so it does not
+conflict with a Slurm of this machine or with other clusters of these tests.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .hosts import Host, Process
 TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONTROLLER = "ctl"
 PREFIX = "hpclaunch-slurm-"
-GOING_ON = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING")
+UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING")
 DAEMONS = r"^(\S*/)?(slurmd|slurmstepd|slurmctld|slurmscriptd|munged)\b|^: slurmscriptd"
-NOT_OF_JOBS = rf"{DAEMONS}|^\S+ {re.escape(str(surroundings.STRANGER))}$"
+NOT_JOBS = rf"{DAEMONS}|^\S+ {re.escape(str(surroundings.STRANGER))}$"
 _CONFIG = """\
 ClusterName=test
 SlurmctldHost={controller}
@@ -72,7 +72,7 @@ PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 def eventually(
     what: str, found: Callable[[], object], timeout: float = 60.0, pause: float = 0.1
 ) -> None:
-    """Wait until `found()` is true; AssertionError names what never came."""
+    """Wait until `found()` is true. AssertionError, which names `what`, after the timeout."""
     began = time.monotonic()
     while not found():
         waited = time.monotonic() - began
@@ -81,9 +81,9 @@ def eventually(
 
 
 def remove_stale() -> None:
-    """Directories of runs that were killed; what ran in them ended with those runs.
+    """Remove the directories of test runs that were killed; their processes ended with them.
 
-    A cluster holds the lock in its directory for as long as its process lives.
+    A cluster holds the lock in its directory as long as its process lives.
     """
     for path in Path(surroundings.SHORT).glob(f"{PREFIX}*"):
         if path.is_symlink() or path.stat().st_uid != os.geteuid():
@@ -97,18 +97,18 @@ def remove_stale() -> None:
 
 
 class Cluster:
-    """`up` and `down`; in between, `sbatch`. Nodes are n1, n2, ... of `nodes`."""
+    """A Slurm cluster. Call `up` first and `down` last; `nodes` are n1, n2, ..."""
 
     def __init__(self, open_to_all: Sequence[Path]) -> None:
-        """`open_to_all` are the directories that jobs of any user need."""
+        """`open_to_all` are the directories that jobs of all users must be able to read."""
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=surroundings.SHORT))
         self._lock = (self.directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.directory.chmod(0o755)
         self._open_to_all = open_to_all
         self._all: list[Host] = []
-        self.submitted: list[Job] = []  # by the test that runs
-        self.env = {  # nothing of the environment that the tests were started in
+        self.submitted: list[Job] = []  # by the current test
+        self.env = {  # without the other variables of the tests' environment
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -117,13 +117,16 @@ class Cluster:
         }
 
     def up(self, nodes: int, gpus: int, cpus: int) -> None:
-        """Returns once all nodes are idle. On an exception the caller owes a `down`."""
+        """Start the cluster and wait until all nodes are idle.
+
+        The caller must call `down`, also after an exception.
+        """
         names = {CONTROLLER: 1} | {f"n{i}": 10 + i for i in range(1, nodes + 1)}
         self._write_config(names, nodes=nodes, gpus=gpus, cpus=cpus)
         setup = [f"mount --bind {self.directory}/hosts /etc/hosts"]
-        # Names are found at once or not at all, as on a cluster whose name server answers.
+        # Name lookups succeed or fail at once, as with a name server that answers.
         setup += [f"mount --bind {self.directory}/nsswitch.conf /etc/nsswitch.conf"]
-        # Else every host would have the load of all of them, and of the tests beside them.
+        # Otherwise each host would show the load of all hosts and of other tests.
         setup += [f"mount --bind {self.directory}/loadavg /proc/loadavg"]
         setup += hosts.opening(self._open_to_all, self.directory / "aside")
         if "stranger" in surroundings.entered:
@@ -150,10 +153,10 @@ class Cluster:
         files = {"hosts": "\n".join(lines) + "\n", "loadavg": "0.00 0.00 0.00 1/1 1\n"}
         files |= {"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
         files |= {"slurm.conf": config, "gres.conf": gres}
-        files |= {f"gpu{n}": "" for n in range(numbers["gpus"])}  # all that Slurm asks of them
+        files |= {f"gpu{n}": "" for n in range(numbers["gpus"])}  # enough for Slurm
         for name, text in files.items():
             (here / name).write_text(text)
-            (here / name).chmod(0o644)  # for every user
+            (here / name).chmod(0o644)  # readable by all users
         key = here / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
@@ -190,18 +193,20 @@ class Cluster:
         return where.run(argv, env=self.env, user=user, stdin=stdin)
 
     def start_daemon(self, host: str, *argv: str) -> None:
-        """One of the site's, whatever the umask is that the users of this cluster have."""
+        """Start a daemon with an ordinary umask, whatever the umask of this cluster's users is."""
         self.on(host, ["sh", "-c", 'umask 022; exec "$@"', "sh", *argv])
 
     def processes(self, pattern: str = "", host: str = "") -> list[Process]:
-        """The living ones of jobs on the nodes, or on one node; no zombies."""
+        """Return the jobs' processes on all nodes, or on one, without zombies."""
         where = [self.nodes[host]] if host else list(self.nodes.values())
-        return hosts.processes(where, rf"^(?!{NOT_OF_JOBS}).*(?:{pattern})")
+        return hosts.processes(where, rf"^(?!{NOT_JOBS}).*(?:{pattern})")
 
     @contextmanager
-    def parted(self, names: Collection[str]) -> Iterator[None]:
-        """These nodes are in a network of their own, without the others and without Slurm's
-        controller; nobody is told."""
+    def partitioned(self, names: Collection[str]) -> Iterator[None]:
+        """Move these nodes to a network of their own, without the other nodes and the controller.
+
+        No connection is closed.
+        """
         for name in names:
             self.nodes[name].move(hosts.OTHER_SWITCH)
         try:
@@ -212,8 +217,8 @@ class Cluster:
 
     @contextmanager
     def refusing(self, names: Collection[str], others: Collection[str]) -> Iterator[None]:
-        """These nodes refuse connections of the others' agents, and reset those that there are."""
-        ports = f"{PORTS.start}-{PORTS.stop - 1}"  # not Slurm's: srun ends a step for that
+        """Let these nodes refuse connections from the others' agents, and reset existing ones."""
+        ports = f"{PORTS.start}-{PORTS.stop - 1}"  # not Slurm's: srun would end the step
         with ExitStack() as firewalls:
             for name in names:
                 addresses = [self.nodes[other].address for other in others]
@@ -222,7 +227,7 @@ class Cluster:
 
     @contextmanager
     def with_second_network(self) -> Iterator[None]:
-        """Every node has another address, in a network of its own; its name there is n1i, ..."""
+        """Connect all nodes to a second network, where their names are n1i, n2i, ..."""
         with ExitStack() as links:
             for host in self.nodes.values():
                 links.enter_context(host.second_link())
@@ -230,7 +235,7 @@ class Cluster:
 
     @contextmanager
     def without_names(self) -> Iterator[None]:
-        """Every node resolves its own name and that of the controller, and no other."""
+        """Let each node resolve only its own name and the controller's."""
         for host in self.nodes.values():
             file = self.directory / f"hosts.{host.name}"
             known = [f"{h.address} {h.name}\n" for h in (host, self.controller)]
@@ -246,7 +251,7 @@ class Cluster:
     # Jobs
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Of a job whose user has this home."""
+        """Return the environment of a job whose user has this home."""
         users = {"HOME": str(home), "XDG_STATE_HOME": f"{home}/state"}
         return self.env | users | surroundings.variables
 
@@ -260,28 +265,30 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> Job:
-        """Submit a script of one task per node, whose files and home are in `directory`."""
+        """Submit a job script with one task per node; its files and home are in `directory`."""
         output = directory / f"job-{secrets.token_hex(4)}.out"
         command = ["sbatch", "--parsable", "--no-requeue", f"--nodes={nodes}", f"-D{directory}"]
         command += ["--ntasks-per-node=1", f"--output={output}", "--open-mode=append", *options]
         script = f"#!/bin/bash\n{body}\n"
-        said = self.controller.run(
+        job_id = self.controller.run(
             command, env=self.environment(directory) | dict(env or {}), user=user, stdin=script
         )
-        return Job(self, int(said.split(";")[0]), directory, output)
+        return Job(self, int(job_id.split(";")[0]), directory, output)
 
     def has_ended(self, job: int) -> bool:
-        """Return whether a run of the job has ended, by Slurm's own list; its nodes may not be idle
-        yet."""
+        """Return whether Slurm has recorded the end of a run of the job.
+
+        Its nodes may not be idle yet.
+        """
         ended = (self.directory / "ended").read_text(errors="replace").splitlines()
         return any(line.startswith(f"JobId={job} ") for line in ended)
 
     def jobs(self) -> list[str]:
-        """The ids of those that are not over."""
+        """Return the ids of jobs that have not ended."""
         return self.on(CONTROLLER, ["squeue", "-h", "-o", "%i"]).split()
 
     def directory_of(self, user: str) -> Path:
-        """A fresh directory of the user's own, which the user can come to."""
+        """Make a new directory that belongs to the user and that the user can reach."""
         directory = Path(tempfile.mkdtemp(prefix=f"{user}-", dir=self.directory))
         entry = pwd.getpwnam(user)
         os.chown(directory, entry.pw_uid, entry.pw_gid)
@@ -289,17 +296,19 @@ class Cluster:
 
 
 def _is_far(begin: str) -> bool:
-    """Whether Slurm lets a job begin later than in a few seconds."""
+    """Return whether a job will begin later than in a few seconds."""
     try:
         return time.mktime(time.strptime(begin, "%Y-%m-%dT%H:%M:%S")) > time.time() + 10
     except ValueError:
-        return False  # it is not known yet
+        return False  # Slurm does not know it yet
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a job ended. Its console is not in the words for it: the report of a failed test has a
-    section with that."""
+class JobResult:
+    """The end of a job.
+
+    Its text does not contain the console: the report of a failed test has a section for that.
+    """
 
     state: str
     code: int  # of the batch script
@@ -311,6 +320,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """A submitted job."""
+
     cluster: Cluster
     id: int
     directory: Path
@@ -327,7 +338,7 @@ class Job:
         """Show its state, exit codes, logs and console, for a test that failed."""
         try:
             state = self.fields()["JobState"]
-        except AssertionError as e:  # Slurm does not answer, or does not remember the job
+        except AssertionError as e:  # Slurm does not answer, or has forgotten the job
             state = str(e)
         logs = [str(path) for path in self.directory.glob("hpclaunch-logs/*")]
         return (
@@ -336,8 +347,8 @@ class Job:
             f"{self.output}"
         )
 
-    def wait(self, timeout: float = 120.0, *, runs: int = 1) -> Ended:
-        """Until Slurm has taken it off the nodes, after so many `runs` at most."""
+    def wait(self, timeout: float = 120.0, *, runs: int = 1) -> JobResult:
+        """Wait until Slurm has removed the job from its nodes, after at most so many `runs`."""
         fields: dict[str, str] = {}
 
         def over() -> bool:
@@ -346,28 +357,28 @@ class Job:
             fields.update(self.fields())
             for times in range(1, runs):
                 self._begins(fields, times)
-            return fields["JobState"] not in GOING_ON
+            return fields["JobState"] not in UNFINISHED
 
         eventually(f"the end of job {self.id}", over, timeout)
-        return Ended(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
+        return JobResult(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
 
-    def starts_again(self, times: int, timeout: float = 120.0) -> None:
-        """Wait until Slurm has requeued it so often, and let it begin."""
+    def wait_for_requeue(self, times: int, timeout: float = 120.0) -> None:
+        """Wait until Slurm has requeued the job so many times, and let it begin."""
 
         def begun() -> bool:
             fields = self.fields()
             state = fields["JobState"]
-            is_over = state not in GOING_ON and state != "REQUEUED"
-            assert not is_over, f"job {self.id} is not requeued, but {state}"
+            has_ended = state not in UNFINISHED and state != "REQUEUED"
+            assert not has_ended, f"job {self.id} is not requeued, but {state}"
             return self._begins(fields, times)
 
         eventually(f"requeue {times} of job {self.id}", begun, timeout)
 
     def _begins(self, fields: Mapping[str, str], times: int) -> bool:
         waits = fields["JobState"] == "PENDING" and fields["Restarts"] == str(times)
-        if waits and _is_far(fields["StartTime"]):  # Slurm would let it wait for two minutes
+        if waits and _is_far(fields["StartTime"]):  # Slurm's own delay is two minutes
             now = ["scontrol", "update", f"JobId={self.id}", "StartTime=now+3"]
-            with contextlib.suppress(AssertionError):  # it has just begun
+            with contextlib.suppress(AssertionError):  # the job may have just begun
                 self.cluster.on(CONTROLLER, now)
         return waits
 
@@ -385,20 +396,20 @@ class Job:
 
     @property
     def codes(self) -> dict[int, int]:
-        """The exit code of every agent, by its task (see `scripts/agent.sh`)."""
+        """The exit codes of the agents by task (see `scripts/agent.sh`)."""
         found = [p for p in self.directory.glob("code.*") if p.suffix[1:].isdecimal()]
         return {int(p.suffix[1:]): int(p.read_text()) for p in found}
 
-    def told(self) -> dict[int, Mapping[str, str]]:
-        """The environment of every worker so far, by rank (see `scripts/tell.py`)."""
-        found = self.directory.glob("told-*.json")
-        return dict(sorted((int(p.stem[5:]), json.loads(p.read_text())) for p in found))
+    def environments(self) -> dict[int, Mapping[str, str]]:
+        """Return the recorded environment of each worker, by rank (see `scripts/simple.py`)."""
+        found = self.directory.glob("environ-*.json")
+        return dict(sorted((int(p.stem[8:]), json.loads(p.read_text())) for p in found))
 
     def forget(self) -> None:
-        """What was told so far."""
-        for told in self.directory.glob("told-*"):
-            told.unlink()
+        """Delete the environments that were recorded so far."""
+        for file in self.directory.glob("environ-*"):
+            file.unlink()
 
-    def until_all_run(self, world: int) -> None:
-        """Wait until all workers of `scripts/tell.py` are there."""
-        eventually(f"{world} workers", lambda: len(self.told()) == world)
+    def wait_for_workers(self, world: int) -> None:
+        """Wait until so many workers of `scripts/simple.py` have recorded their environments."""
+        eventually(f"{world} workers", lambda: len(self.environments()) == world)

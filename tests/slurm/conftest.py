@@ -1,4 +1,4 @@
-"""The cluster for the session, and what every test owes: that nothing is left running."""
+"""Fixtures: the cluster for the session, and the check that a test leaves no process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NODES = 4
 AGENT = r"^\S*python\S* \S*/hpclaunch "
 FORK_SERVER = r"hpclaunch\.worker\.fork_server"
 WORKER = r"^\S*python\S* -u "
-LIGHT_TORCH = {"PYTHONPATH": surroundings.LIGHT_TORCH}  # of jobs in which torch weighs nothing
+LIGHT_TORCH = {"PYTHONPATH": surroundings.LIGHT_TORCH}  # for jobs with the stand-in for torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if str(item.path).startswith(f"{HERE}/"):  # for thousands of items
+        if str(item.path).startswith(f"{HERE}/"):  # fast: there are thousands of items
             item.add_marker(pytest.mark.slurm)
 
 
@@ -42,21 +42,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the jobs of a failing test, and those of its fixtures."""
+    """Show the jobs of a failed test and of its fixtures."""
     report = yield
     if report.failed:
         values = list(getattr(item, "funcargs", {}).values())
         values += [getattr(value, "job", None) for value in values]
         values += [job for value in values if isinstance(value, Cluster) for job in value.submitted]
         for job in dict.fromkeys(value for value in values if isinstance(value, Job)):
-            report.sections.append((f"job {job.id}", _shown(job)))
+            report.sections.append((f"job {job.id}", _text(job)))
     return report
 
 
-def _shown(job: Job) -> str:
+def _text(job: Job) -> str:
     try:
         return str(job)
-    except Exception as e:  # it would end the whole run
+    except Exception as e:  # otherwise it would end the whole test run
         return f"cannot be shown: {e!r}"
 
 
@@ -68,7 +68,7 @@ def cluster() -> Iterator[Cluster]:
 
 @contextmanager
 def cluster_of(nodes: int) -> Iterator[Cluster]:
-    """Idle nodes, n1, n2 and so on, with four GPUs each that are none."""
+    """Start a cluster with idle nodes n1, n2, ..., each with four GPUs that do not exist."""
     if reason := _why_not():
         if "HPCLAUNCH_SLURM_REQUIRED" in os.environ:
             pytest.fail(reason)
@@ -76,8 +76,8 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
     remove_stale()
     package = Path(hpclaunch.__file__).parent
     prefixes = [Path(sys.base_prefix), Path(sys.prefix)]
-    usual = os.umask(0o022)  # every user reads what is compiled
-    compileall.compile_dir(package, quiet=1)  # once, and not in every agent
+    usual = os.umask(0o022)  # all users must be able to read the compiled files
+    compileall.compile_dir(package, quiet=1)  # once, instead of in every agent
     os.umask(usual)
     it = Cluster(open_to_all=[*prefixes, package.parent, ROOT])
     try:
@@ -94,20 +94,20 @@ def _why_not() -> str:
         return f"a Slurm cluster needs {', '.join(missing)}"
     trial = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"]
     done = subprocess.run(trial, capture_output=True, text=True)
-    return f"no namespaces for hosts here: {done.stderr.strip()}" if done.returncode else ""
+    return f"namespaces are not available: {done.stderr.strip()}" if done.returncode else ""
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(cluster: Cluster) -> Iterator[None]:
+def no_process_is_left(cluster: Cluster) -> Iterator[None]:
     with own_jobs(cluster):
         yield
 
 
 @contextmanager
 def own_jobs(cluster: Cluster) -> Iterator[None]:
-    """Begin on idle nodes, and leave no job, and no agent, fork server, store or worker."""
+    """Wait for idle nodes; at the end, fail if a process of a job is left."""
     cluster.submitted.clear()
-    # Jobs that are just completing would keep the first nodes from this test.
+    # Jobs that are completing would still occupy the first nodes.
     with suppress(AssertionError):
         eventually("idle nodes", cluster.is_idle, timeout=5)
     try:
@@ -116,7 +116,7 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
         for job in cluster.jobs():
             cluster.on("ctl", ["scancel", job])
         try:
-            eventually("nodes with nothing of ours", lambda: not cluster.processes())
+            eventually("nodes without processes of jobs", lambda: not cluster.processes())
         except AssertionError as e:
             left = cluster.processes()
             for process in left:
@@ -126,14 +126,16 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def light_torch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all jobs of a test find the torch that weighs nothing."""
+    """Let all jobs of a test use the stand-in for torch."""
     for name, value in LIGHT_TORCH.items():
         monkeypatch.setitem(cluster.env, name, value)
 
 
 def with_spare(node: int) -> str:
-    """Return an srun in which the node of this number is the spare: its task begins when the others
-    have begun the first round."""
+    """Return an srun in which the node of this number is the spare.
+
+    Its task begins after the first round has begun on the others.
+    """
     begun = "-e hpclaunch-logs/*/round-0/rank-0.out"
     wait = f'while [ "$SLURM_NODEID" = {node} ] && ! [ {begun} ]; do sleep 0.1; done'
     return f"srun bash -c '{wait}; exec hpclaunch \"$@\"' bash"
@@ -154,8 +156,8 @@ class Launch(Protocol):
 def launch(cluster: Cluster, tmp_path: Path) -> Launch:
     """Submit a job that starts hpclaunch with `args` on all nodes, in the test's own directory.
 
-    The agents' exit codes are kept for `Job.codes`; `srun` may be another command before theirs,
-    `after` is what the job script does next, and `timing` has other time-outs than the usual.
+    `srun` is the command before `args`; by default it also records exit codes for `Job.codes`.
+    `after` is the rest of the job script. `timing` overrides time-outs.
     """
 
     def launch(

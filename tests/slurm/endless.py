@@ -1,4 +1,4 @@
-"""Training on all nodes that goes on until it is told to end, whatever strikes it."""
+"""Training on all nodes that continues through all faults until the test ends it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections import Counter
 from pathlib import Path
 from tempfile import mkdtemp
 
-from .cluster import Cluster, Ended, eventually
+from .cluster import Cluster, JobResult, eventually
 from .conftest import SCRIPTS
 from .stand_in_gpus import Gpus
 from .training import ELASTIC, expected, newest, saves
 
-PATIENCE = 180  # seconds for anything that must come in the end, however busy this machine is
+PATIENCE = 180  # seconds for each thing that must happen, even on a busy machine
 
 
 class Endless:
-    """It begins at once. `directory` is its own; agents that are killed can be started anew.
+    """A training that starts at once in its own `directory`, and whose agents can be restarted.
 
-    Each node has a GPU with MPS, which its workers do not use.
+    Each node has a GPU with MPS, which the workers do not use.
     """
 
     def __init__(self, cluster: Cluster, directory: Path, workers: int = 1) -> None:
-        """`workers` are those of one node."""
+        """`workers` is the number per node."""
         self.cluster = cluster
         self.saved, self.logs = directory / "saved", directory / "logs"
         self._over = directory / "over"
@@ -45,23 +45,23 @@ class Endless:
             options=["--no-kill"],
         )
 
-    def progress(self, epochs: int) -> None:
-        """Wait until so many more are saved."""
+    def wait_for_progress(self, epochs: int) -> None:
+        """Wait until so many more epochs are saved."""
         wanted = newest(self.saved) + epochs
         eventually("progress", lambda: newest(self.saved) >= wanted, PATIENCE)
 
-    def all_take_part(self) -> None:
-        """Wait until all nodes do."""
-        self.progress(2)  # so the first of them is noted
+    def wait_for_all_nodes(self) -> None:
+        """Wait until all nodes take part in an epoch."""
+        self.wait_for_progress(2)  # after the second, the first is recorded in `writers`
         world = self._workers * len(self.cluster.nodes)
         eventually("all nodes", lambda: saves(self.saved)[-1][2] == world, PATIENCE)
 
-    def end(self) -> Ended:
+    def end(self) -> JobResult:
         self._over.touch()
         return self.job.wait(PATIENCE)
 
-    def wrong(self, ended: Ended) -> list[str]:
-        """What is, in words."""
+    def problems(self, ended: JobResult) -> list[str]:
+        """Return all faults of the result, as text."""
         found = []
         codes = {host: self.job.codes.get(task) for task, host in enumerate(self.cluster.nodes)}
         if any(code != 0 for code in codes.values()):
@@ -70,15 +70,15 @@ class Endless:
         if twice := [epoch for epoch, number in times.items() if number > 1]:
             found.append(f"epochs {twice} were saved more than once")
         epochs = newest(self.saved) + 1
-        # A worker may have been killed when it had saved an epoch, and not noted that yet.
-        there = [epoch in times or self.file(epoch).exists() for epoch in range(epochs)]
-        if not all(there):
-            found.append(f"epochs {[e for e in range(epochs) if not there[e]]} were not saved")
-        said = re.findall(r"^final (\d+)$", ended.output, re.MULTILINE)
-        if said != [expected(epochs)]:
-            found.append(f"the result is {said}, and {expected(epochs)} is right")
+        # A worker may have been killed after it saved an epoch and before it recorded that.
+        is_saved = [epoch in times or self.file(epoch).exists() for epoch in range(epochs)]
+        if not all(is_saved):
+            found.append(f"epochs {[e for e in range(epochs) if not is_saved[e]]} were not saved")
+        result = re.findall(r"^final (\d+)$", ended.output, re.MULTILINE)
+        if result != [expected(epochs)]:
+            found.append(f"the result is {result}, but should be {expected(epochs)}")
         if left := self._gpus.left():
-            found.append(f"of MPS there are still {left}")
+            found.append(f"files of MPS are left: {left}")
         return found
 
     def file(self, epoch: int) -> Path:

@@ -23,7 +23,7 @@ MPS_KEEPER = r"hpclaunch\.worker\.mps"
 CROWD = ROOT / "tests" / "stand_ins" / "crowd.py"
 STRANGERS = 1000
 
-# Run beside a process: what it traces cannot be reaped by its parent, not even after SIGKILL.
+# A process that is traced cannot be reaped by its parent, not even after SIGKILL.
 TRACER = """
 import ctypes, sys, time
 PTRACE_SEIZE = 0x4206
@@ -37,7 +37,7 @@ time.sleep(600)
 
 @contextmanager
 def unkillable(pid: int) -> Iterator[None]:
-    """SIGKILL does not end the process meanwhile."""
+    """Let the process survive SIGKILL meanwhile."""
     command = [sys.executable, "-c", TRACER, str(pid)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout is not None
@@ -50,18 +50,20 @@ def unkillable(pid: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """It strikes when `during` is entered, and is healed when that is left.
+    """A fault that begins when `during` is entered, and ends when that is left.
 
-    A process that it would strike may not be there at that moment: then nothing happens.
+    Nothing happens if its target process does not exist at that time.
     """
 
     words: str
     during: AbstractContextManager[None]
-    lasts: float = 0.0  # seconds until it is to be healed
-    network: bool = False  # no two of these at the same time
+    lasts: float = 0.0  # seconds until it must end
+    network: bool = False  # two of these must not overlap
 
 
 class Faults:
+    """A random sequence of faults in a training."""
+
     def __init__(self, training: Endless, rng: random.Random) -> None:
         self.training, self.rng = training, rng
         self.job, self.cluster = training.job, training.cluster
@@ -86,7 +88,7 @@ class Faults:
         self._drawn = 0
 
     def draw(self) -> Fault:
-        """The next one. Which that is depends on `rng` alone, and not on what the job does."""
+        """Return the next fault, which depends on `rng` only."""
         self._drawn += 1
         host = self.rng.choice(self.hosts)
         return self.rng.choice(self.kinds)(host)
@@ -103,16 +105,16 @@ class Faults:
         return Fault(f"{host}: the fork server killed", self._killed(host, FORK_SERVER))
 
     def template(self, host: str) -> Fault:
-        """The youngest of this name is the round's store, on the node that has it."""
+        """Kill the youngest process of this name: on the head's node, the round's store."""
         return Fault(f"{host}: the template or the store killed", self._killed(host, TEMPLATE))
 
     def mps_keeper(self, host: str) -> Fault:
-        return Fault(f"{host}: the keeper of MPS killed", self._killed(host, MPS_KEEPER))
+        return Fault(f"{host}: the MPS keeper killed", self._killed(host, MPS_KEEPER))
 
     def agent(self, host: str) -> Fault:
         after = self._lasting(20)
-        words = f"{host}: the agent killed, and started anew after {after:.1f} s"
-        return Fault(words, self._started_anew(host, after))
+        words = f"{host}: the agent killed, and started again after {after:.1f} s"
+        return Fault(words, self._started_again(host, after))
 
     def stop(self, host: str) -> Fault:
         lasts = self._lasting(8)
@@ -120,23 +122,23 @@ class Faults:
 
     def unkillable(self, host: str) -> Fault:
         lasts = self._lasting(8)
-        words = f"{host}: a worker killed that does not go for {lasts:.1f} s"
-        return Fault(words, self._killed_in_vain(host), lasts)
+        words = f"{host}: a worker killed that survives for {lasts:.1f} s"
+        return Fault(words, self._survives_sigkill(host), lasts)
 
     def error(self, host: str) -> Fault:
-        """A different one each time: the same twice, and no checkpoint in between, ends a job."""
+        """Raise a new error each time: the same error twice, without a checkpoint, ends a job."""
         words = f"fault {self._drawn}"
         return Fault(f"{host}: a worker raises", self._raises(host, words), lasts=2.0)
 
     @contextmanager
     def _killed(self, host: str, pattern: str) -> Iterator[None]:
-        """The youngest."""
+        """Kill the youngest such process."""
         for process in self._youngest(host, pattern):
             _send(process, signal.SIGKILL)
         yield
 
     @contextmanager
-    def _started_anew(self, host: str, after: float) -> Iterator[None]:
+    def _started_again(self, host: str, after: float) -> Iterator[None]:
         for agent in self._youngest(host, AGENT):
             (self.job.directory / f"again.{host}").write_text(f"{after:.1f}\n")
             _send(agent, signal.SIGKILL)
@@ -154,10 +156,10 @@ class Faults:
                 _send(agent, signal.SIGCONT)
 
     @contextmanager
-    def _killed_in_vain(self, host: str) -> Iterator[None]:
+    def _survives_sigkill(self, host: str) -> Iterator[None]:
         with ExitStack() as tracers:
             for worker in self._youngest(host, WORKER):
-                with suppress(AssertionError):  # it may have ended just now
+                with suppress(AssertionError):  # the worker may have just ended
                     tracers.enter_context(unkillable(worker.pid))
                 _send(worker, signal.SIGKILL)
             yield
@@ -174,7 +176,7 @@ class Faults:
             wish.unlink(missing_ok=True)
 
     def _youngest(self, host: str, pattern: str) -> list[Process]:
-        """One, or none if there is none now."""
+        """Return the youngest such process, or []."""
         return sorted(self.cluster.processes(pattern, host=host), key=lambda p: p.pid)[-1:]
 
     # The network
@@ -191,25 +193,25 @@ class Faults:
     def parts(self, host: str) -> Fault:
         lasts = self._lasting(10)
         away, _ = self._divided(host)
-        words = f"{', '.join(away)}: without the rest for {lasts:.1f} s"
-        return Fault(words, self.cluster.parted(away), lasts, network=True)
+        words = f"{', '.join(away)}: cut off from the rest for {lasts:.1f} s"
+        return Fault(words, self.cluster.partitioned(away), lasts, network=True)
 
     def firewalls(self, host: str) -> Fault:
-        """On one side or on both."""
+        """Reset connections, on one side or on both."""
         lasts = self._lasting(10)
         away, rest = self._divided(host)
         both = self.rng.choice([False, True])
-        words = f"{', '.join(away)}: the rest's connections reset for {lasts:.1f} s"
-        words += ", and theirs by the rest" if both else ""
+        words = f"{', '.join(away)}: connections from the rest reset for {lasts:.1f} s"
+        words += ", and those to the rest" if both else ""
         return Fault(words, self._refusing(away, rest, both=both), lasts, network=True)
 
     def crowd(self, host: str) -> Fault:
         lasts = self._lasting(10)
-        words = f"{host}: {STRANGERS} strangers at the agent's port for {lasts:.1f} s"
+        words = f"{host}: {STRANGERS} foreign connections to the agent for {lasts:.1f} s"
         return Fault(words, self._crowded(host), lasts)
 
     def _divided(self, host: str) -> tuple[list[str], list[str]]:
-        """This host with some others, and the rest."""
+        """Return this host with some others, and the rest."""
         others = [name for name in self.hosts if name != host]
         away = [host, *self.rng.sample(others, self.rng.randrange(1, len(others)))]
         return away, [name for name in self.hosts if name not in away]
@@ -224,7 +226,7 @@ class Faults:
 
     @contextmanager
     def _crowded(self, host: str) -> Iterator[None]:
-        """From another node; it may be that they do not all get in."""
+        """Connect from another node; some of the connections may fail."""
         number = self.hosts.index(host)
         home = self.cluster.environment(self.job.directory)
         key = secret.load_or_create(secret.secret_path(home))
@@ -232,7 +234,10 @@ class Faults:
         target = [self.cluster.nodes[host].address, str(port), str(STRANGERS)]
         stranger = self.cluster.nodes[self.hosts[number - 1]]
         command = stranger.command([sys.executable, str(CROWD), *target])
-        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL  # they go at the end of their input
+        pipe, nowhere = (
+            subprocess.PIPE,
+            subprocess.DEVNULL,
+        )  # the crowd ends at the end of its input
         with subprocess.Popen(command, stdin=pipe, stdout=nowhere, stderr=nowhere) as crowd:
             try:
                 yield
@@ -242,7 +247,7 @@ class Faults:
     # The rest
 
     def suspend(self, _: str) -> Fault:
-        """Not while a node cannot be reached: it would never hear that the job is resumed."""
+        """Suspend the job, but never during a network fault: a node would miss the resumption."""
         lasts = self._lasting(6)
         return Fault(f"the job suspended for {lasts:.1f} s", self._suspended(), lasts, network=True)
 
@@ -261,7 +266,7 @@ class Faults:
 
     @contextmanager
     def _full(self, host: str) -> Iterator[None]:
-        """Not even for an empty file."""
+        """Leave no room in the log directory, not even for an empty file, and kill a worker."""
         options = ["-t", "tmpfs", "-o", "size=4k,nr_inodes=1"]
         self.cluster.on(host, ["mount", *options, "small", str(self.training.logs)])
         try:
@@ -272,5 +277,5 @@ class Faults:
 
 
 def _send(process: Process, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+    with contextlib.suppress(ProcessLookupError):  # it may have just ended
         process.kill(signum)

@@ -1,7 +1,7 @@
-"""Hosts on one machine: network, name, processes and mounts of their own, and files in common.
+"""Hosts within one machine: own network, name, processes and mounts, but shared files.
 
-A host lives as long as its process 1. The kernel ends that with whoever started it, and everything
-on the host with it: however the tests end, nothing of theirs goes on. Needs root.
+A host lives as long as its process 1. The kernel ends that process, and with it all others on the
+host, when its parent ends: no process survives the tests, however they end. Needs root.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNSHARE = (
 
 
 def why_no_firewall() -> str:
-    """Why a host can have none; "" if it can."""
+    """Return why hosts cannot have a firewall, or ""."""
     trial = ["unshare", "--net", "nft", "list", "ruleset"]
     done = subprocess.run(trial, capture_output=True, text=True)
     return done.stderr.strip() if done.returncode else ""
@@ -41,7 +41,7 @@ def why_no_firewall() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A living process on a host; `pid` is the one that the tests see."""
+    """A living process on a host; `pid` is that in the tests' namespace."""
 
     pid: int
     host: str
@@ -52,8 +52,8 @@ class Process:
         os.kill(self.pid, signum)
 
     @property
-    def is_held(self) -> bool:
-        """Whether it stands still after a SIGSTOP."""
+    def is_stopped(self) -> bool:
+        """True while the process is stopped by SIGSTOP."""
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
@@ -64,7 +64,7 @@ class Host:
     """A host without a link; `connect` or `become_switch` give it one."""
 
     def __init__(self, name: str, number: int, setup: Sequence[str]) -> None:
-        """`setup` are shell commands to run as root on the new host; `number` is its address."""
+        """`setup` are shell commands to run as root on the new host; `number` ends its address."""
         self.name = name
         self.address, self.second_address = str(NETWORK[number]), str(SECOND_NETWORK[number])
         lines = [
@@ -74,7 +74,7 @@ class Host:
             "ip link set lo up",
             "mount -t tmpfs tmpfs /dev/shm",
             *setup,
-            "trap '' CHLD",  # stays ignored: orphans are reaped by the kernel
+            "trap '' CHLD",  # ignored from now on, so that the kernel reaps orphans
             "echo ready",
             "exec sleep infinity >/dev/null 2>&1",
         ]
@@ -85,28 +85,28 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # a Ctrl-C is for the tests, which end the host in order
+            start_new_session=True,  # only the tests receive a Ctrl-C, and then stop the host
         )
-        said = self._wait_until_ready()
+        output = self._wait_until_ready()
         children = psutil.Process(self._parent.pid).children()
         if not children:
             self._parent.wait()
-            raise RuntimeError(f"no host {name}: {said}")
+            raise RuntimeError(f"cannot start host {name}: {output}")
         self.pid = children[0].pid  # process 1 of the host
         self.space = os.readlink(f"/proc/{self.pid}/ns/pid")
 
     def _wait_until_ready(self) -> str:
-        assert self._parent.stdout is not None, "a pipe was asked for"
-        said = ""
+        assert self._parent.stdout is not None, "stdout is a pipe"
+        output = ""
         with self._parent.stdout as lines:
             for line in lines:
                 if line == "ready\n":
                     break
-                said += line
-        return said
+                output += line
+        return output
 
     def down(self) -> None:
-        """Everything on the host ends at once, as when the power fails."""
+        """End everything on the host at once, as a power failure does."""
         if self._parent.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self._parent.wait()
@@ -114,11 +114,11 @@ class Host:
     # The link
 
     def _net(self, command: str) -> None:
-        """In the host's network, but with the machine's process ids."""
+        """Run a command in the host's network, but with the machine's process ids."""
         subprocess.run(["nsenter", "-t", str(self.pid), "-n", *command.split()], check=True)
 
     def become_switch(self) -> None:
-        """The other hosts' links end here."""
+        """Become the host where the links of all others end."""
         for bridge in (SWITCH, OTHER_SWITCH):
             self._net(f"ip link add {bridge} type bridge")
             self._net(f"ip link set {bridge} up")
@@ -136,7 +136,7 @@ class Host:
 
     @contextmanager
     def second_link(self) -> Iterator[None]:
-        """Connect this host to the second network, by the interface ib0."""
+        """Connect this host to the second network with the interface ib0."""
         self._add_link(f"ib-{self.name}", OTHER_SWITCH, "ib0", self.second_address)
         try:
             yield
@@ -144,14 +144,14 @@ class Host:
             self._net("ip link del ib0")
 
     def cut(self) -> None:
-        """Pull the plug of the network: nothing comes or goes, and nobody is told."""
+        """Cut the network: no packet arrives or leaves, and no connection is closed."""
         self._switch._net(f"ip link set to-{self.name} down")
 
     def heal(self) -> None:
         self._switch._net(f"ip link set to-{self.name} up")
 
     def move(self, bridge: str) -> None:
-        """To another switch: the hosts there see one another, and nobody else."""
+        """Move the link to another switch, whose hosts can reach only one another."""
         self._switch._net(f"ip link set to-{self.name} master {bridge}")
 
     @contextmanager
@@ -164,7 +164,7 @@ class Host:
 
     @contextmanager
     def refusing(self, others: Collection[str], ports: str) -> Iterator[None]:
-        """A firewall here resets what these addresses send over TCP, from or to these ports."""
+        """Reset, by a firewall, TCP packets of these addresses from or to these ports."""
         senders = f"ip saddr {{ {', '.join(others)} }}"
         reset = "tcp flags & rst == 0 reject with tcp reset;"
         chain = "type filter hook input priority 0;"
@@ -178,7 +178,7 @@ class Host:
     # Processes
 
     def command(self, argv: Sequence[str], cwd: Path | str = "/", user: str = "") -> list[str]:
-        """What to start here so that `argv` runs on this host, as `user` where one is named."""
+        """Return the command line that runs `argv` on this host, as `user` if given."""
         enter = ["nsenter", "-t", str(self.pid), "-n", "-u", "-m", "-p", "--"]
         if user:
             entry = pwd.getpwnam(user)
@@ -195,7 +195,7 @@ class Host:
         user: str = "",
         stdin: str = "",
     ) -> str:
-        """What it printed; AssertionError with all of it when it failed."""
+        """Run a command; return its output. AssertionError with the output if it fails."""
         done = subprocess.run(
             self.command(argv, cwd, user),
             env=env,
@@ -205,14 +205,15 @@ class Host:
             text=True,
             timeout=LIMIT,
         )
-        said = f"{shlex.join(argv)} on {self.name} ended with {done.returncode}: {done.stdout}"
-        assert done.returncode == 0, said
+        message = f"{shlex.join(argv)} on {self.name} ended with {done.returncode}: {done.stdout}"
+        assert done.returncode == 0, message
         return done.stdout
 
 
 def processes(where: Sequence[Host], pattern: str = "") -> list[Process]:
-    """Return the living ones on these hosts whose command line matches, host by host. A zombie
-    holds nothing and does nothing.
+    """Return the processes on these hosts whose command line matches, host by host.
+
+    Zombies are left out, since they do nothing.
     """
     spaces = {host.space: host for host in where}
     found: dict[str, list[Process]] = {host.name: [] for host in where}
@@ -228,23 +229,23 @@ def processes(where: Sequence[Host], pattern: str = "") -> list[Process]:
                 command = f"(template) {command}"  # it shares the workers' command line
             uid = entry.stat().st_uid
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile, or is one that even root may not look into
+            continue  # it has ended, or even root may not inspect it
         if state not in "ZX" and re.search(pattern, command, re.DOTALL):
             found[host.name].append(Process(int(number), host.name, uid, command))
     return [process for each in found.values() for process in each]
 
 
 def opening(paths: Sequence[Path], aside: Path) -> list[str]:
-    """Shell commands for a host's setup: let every user come to `paths`.
+    """Return shell commands for a host's setup that let every user reach `paths`.
 
-    A Python or a checkout below a closed directory (/root is 0700) is of no use to other users.
-    On the host the closed directory is covered by an open one with nothing in it but our paths.
+    Other users cannot use a Python or a checkout below a private directory (/root is 0700). On the
+    host, such a directory is covered by a public one that contains only our paths.
     """
     away, covers, back = [], [], []
     closed = {path: blocker for path in paths if (blocker := _blocker(path))}
     for number, (path, blocker) in enumerate(closed.items()):
         if any(other in path.parents for other in closed):
-            continue  # it comes with that one
+            continue  # it is moved together with the other
         spot = aside / str(number)
         there, here, cover = (shlex.quote(str(p)) for p in (path, spot, blocker))
         away += [f"mkdir -p {here}", f"mount --rbind {there} {here}"]
@@ -254,7 +255,7 @@ def opening(paths: Sequence[Path], aside: Path) -> list[str]:
 
 
 def _blocker(path: Path) -> Path | None:
-    """The outermost directory above `path` that other users may not pass."""
+    """Return the outermost directory above `path` that other users cannot enter."""
     for directory in reversed(path.parents):
         if not directory.stat().st_mode & stat.S_IXOTH:
             return directory

@@ -1,8 +1,8 @@
-"""The job scripts of `sbatch/` as they are: run them, and kill one of their workers half-way.
+"""Run the job scripts of `sbatch/` unchanged, and kill one of their workers half-way.
 
 undisturbed = run(cluster, tmp_path / "a", "ddp")
 killed = run_with_a_kill(cluster, tmp_path / "b", "ddp", stop="checkpoints/ddp/epoch-4.tmp")
-came_out_alike(killed, epoch=4)
+require_same_epoch(killed, epoch=4)
 assert reached(killed) == reached(undisturbed)
 assert rounds(tmp_path / "b") == 2
 """
@@ -19,16 +19,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .cluster import Cluster, Ended, Job, eventually
+from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import ROOT
 from .hosts import Process
 from .recipes.jobs import ONE_THREAD, rounds
 
 __all__ = [
     "Stop",
-    "came_out_alike",
     "kill",
     "reached",
+    "require_same_epoch",
     "rounds",
     "run",
     "run_with_a_kill",
@@ -47,7 +47,7 @@ def submit(
     options: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Job:
-    """`sbatch/NAME.sbatch` in `directory`, where `workers/` is too; `options` are sbatch's."""
+    """Submit `sbatch/NAME.sbatch` in `directory`, with a copy of `workers/`, and more `options`."""
     ignored = shutil.ignore_patterns("build", "__pycache__")
     shutil.copytree(ROOT / "workers", directory / "workers", ignore=ignored, dirs_exist_ok=True)
     body = (ROOT / "sbatch" / f"{name}.sbatch").read_text()
@@ -56,8 +56,8 @@ def submit(
     )
 
 
-def run(cluster: Cluster, directory: Path, name: str, **more: Any) -> Ended:
-    """As `submit`; it ended well."""
+def run(cluster: Cluster, directory: Path, name: str, **more: Any) -> JobResult:
+    """Submit a job script, wait for its end, and require exit code 0."""
     ended = submit(cluster, directory, name, **more).wait()
     assert ended.code == 0, str(ended)
     return ended
@@ -72,17 +72,17 @@ def run_with_a_kill(
     stop: str = "",
     rank: int = 1,
     **more: Any,
-) -> Ended:
-    """As `run`; the worker of `rank` is killed at a `Stop`, or once the file `after` is there.
+) -> JobResult:
+    """Run a job script; kill the worker of `rank` at a `Stop`, or once the file `after` exists.
 
-    Both are paths in `directory`. Without a stop the training may be over before the kill.
+    Both are paths in `directory`. Without a stop, the training may end before the kill.
     """
     with Stop(directory / stop) if stop else nullcontext() as stopping:
         job = submit(cluster, directory, name, **more)
         if after:
             eventually(after, (directory / after).exists, timeout=90)
         if stopping:
-            stopping.reached(job)
+            stopping.wait_until_reached(job)
         kill(job, rank)
         ended = job.wait()
     assert ended.code == 0, str(ended)
@@ -90,10 +90,9 @@ def run_with_a_kill(
 
 
 class Stop:
-    """A file that a training opens, cannot write a byte to, and so waits at.
+    """A file at which a training stops, since it cannot write to it.
 
-    It is a FIFO, full, whose reader, this one, takes nothing out. Use it as a context, until the
-    worker that writes is dead.
+    It is a full FIFO that nobody reads. Use it as a context until the worker that writes is dead.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,19 +111,19 @@ class Stop:
     def __exit__(self, *exc: object) -> None:
         os.close(self._reader)
 
-    def reached(self, job: Job, timeout: float = 240.0) -> None:
-        """Wait until the training is there. Whoever comes next finds no such file."""
+    def wait_until_reached(self, job: Job, timeout: float = 240.0) -> None:
+        """Wait until the training has opened the file, then remove its name."""
         eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
         self._path.unlink()
 
     def _has_a_writer(self) -> bool:
         poll = select.poll()
-        poll.register(self._reader, 0)  # it tells when the last writer hung up, all the same
+        poll.register(self._reader, 0)  # POLLHUP is reported in any case
         return not poll.poll(0)
 
 
 def kill(job: Job, rank: int) -> None:
-    """SIGKILL for the worker of this rank and for what it has started, in the newest round."""
+    """Kill the worker of this rank and its child processes, in the newest round."""
     found = workers(job, rank)
     assert found, f"no worker of rank {rank}:\n{job.output}"
     for process in found:
@@ -132,7 +131,7 @@ def kill(job: Job, rank: int) -> None:
 
 
 def workers(job: Job, rank: int) -> list[Process]:
-    """The living processes whose standard output is the file of this rank."""
+    """Return the processes whose standard output is the file of this rank."""
     return [p for p in job.cluster.processes() if _writes_to(p.pid).endswith(f"/rank-{rank}.out")]
 
 
@@ -140,17 +139,17 @@ def _writes_to(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/fd/1")
     except FileNotFoundError:
-        return ""  # it ended meanwhile
+        return ""  # it has ended
 
 
-def came_out_alike(ended: Ended, epoch: int) -> None:
-    """It was trained twice, before the kill and again after it, with the same loss and accuracy."""
+def require_same_epoch(ended: JobResult, epoch: int) -> None:
+    """Require that this epoch ran before and after the kill with the same loss and accuracy."""
     once, again = re.findall(rf"^epoch {epoch}: .*$", ended.output, re.MULTILINE)
     assert once == again, str(ended)
 
 
-def reached(ended: Ended, what: str = "accuracy") -> float:
-    """The number in the one line `accuracy 0.97`, or whatever else the script reaches."""
+def reached(ended: JobResult, what: str = "accuracy") -> float:
+    """Return the number in the only line `accuracy 0.97`, or `WHAT NUMBER`."""
     found = re.findall(rf"^{what} (\S+)$", ended.output, re.MULTILINE)
     assert len(found) == 1, str(ended)
     return float(found[0])

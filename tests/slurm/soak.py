@@ -1,10 +1,10 @@
-"""Thirty random faults in one job, which comes to the right result: `make soak`.
+"""Thirty random faults in one job, which must reach the right result: `make soak`.
 
-HPCLAUNCH_SOAK_SEED chooses the faults; the seed of a run is printed at its beginning. Not one of
-the ordinary tests, since it takes several minutes. One fault at a time, and the next one when the
-training goes on; `bench/chaos.py` does not wait for that.
+HPCLAUNCH_SOAK_SEED selects the faults; the seed of a run is printed at its start. This is not among
+the ordinary tests, since it takes several minutes. There is one fault at a time, and the next one
+begins when the training has made progress; `bench/chaos.py` does not wait for that.
 """
-# ruff: noqa: T201 -- it tells what it does
+# ruff: noqa: T201 -- it prints its progress
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def test_thirty_faults(cluster: Cluster, tmp_path: Path) -> None:
     faults = Faults(training, random.Random(seed))
     most = 0
     for number in range(FAULTS):
-        training.progress(2)
+        training.wait_for_progress(2)
         before = newest(training.saved)
         fault = faults.draw()
         print(f"{number + 1:3}. after epoch {before}: {fault.words}", flush=True)
         with fault.during:
             time.sleep(fault.lasts)
-        went = time.monotonic()
-        training.progress(1)
-        most = max(most, round(time.monotonic() - went))
-    training.all_take_part()
+        healed = time.monotonic()
+        training.wait_for_progress(1)
+        most = max(most, round(time.monotonic() - healed))
+    training.wait_for_all_nodes()
     ended = training.end()
-    assert not training.wrong(ended), f"{training.wrong(ended)}: {ended}"
+    assert not training.problems(ended), f"{training.problems(ended)}: {ended}"
     hosts = sorted({host for _, host in writers(training.saved)})
-    print(f"the right result, every epoch saved once, by {hosts}")
-    print(f"{most} s at most from the end of a fault to the next checkpoint")
+    print(f"the result is right, every epoch was saved once, by {hosts}")
+    print(f"at most {most} s from the end of a fault to the next checkpoint")

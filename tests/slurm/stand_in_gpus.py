@@ -1,4 +1,4 @@
-"""GPUs for the nodes of a cluster that has none.
+"""Stand-in GPUs for the nodes of a cluster.
 
 Slurm's GPUs are files; NVML and the control daemon of MPS are stand-ins (tests/stand_ins).
 """
@@ -22,7 +22,7 @@ OF_MPS = r"nvidia-cuda-mps|hpclaunch\.worker\.mps"
 
 
 class Gpus:
-    """Jobs with `--gres=gpu:N`, whose nodes all have the same GPUs unless said otherwise."""
+    """Jobs with `--gres=gpu:N`; by default, all their nodes have the same GPUs."""
 
     def __init__(self, cluster: Cluster, directory: Path, temporary: Path) -> None:
         self.cluster, self.directory, self.temporary = cluster, directory, temporary
@@ -37,7 +37,7 @@ class Gpus:
     def launch(
         self, *args: object, gres: str = "gpu:2", srun: str = "", path: bool = True, **options: Any
     ) -> Job:
-        """`path`: NVIDIA's control daemon is in it."""
+        """Submit a job; with `path`, the MPS control daemon is in PATH."""
         paths = filter(None, [str(STAND_INS), self.cluster.env.get("PYTHONPATH")])
         env = {
             "LD_LIBRARY_PATH": str(nvml.library()),
@@ -54,15 +54,15 @@ class Gpus:
             command, directory=self.directory, env=env, options=more, **options
         )
 
-    def told(self, number: int = 0) -> dict[int, dict[str, Any]]:
-        """By the ranks of a round, see `scripts/client.py`."""
-        found = self.directory.glob(f"told-*.{number}.json")
-        return {int(p.stem[5:].partition(".")[0]): json.loads(p.read_text()) for p in found}
+    def environments(self, number: int = 0) -> dict[int, dict[str, Any]]:
+        """Return the environments of the workers of a round, by rank (see `scripts/client.py`)."""
+        found = self.directory.glob(f"environ-*.{number}.json")
+        return {int(p.stem[8:].partition(".")[0]): json.loads(p.read_text()) for p in found}
 
-    def until_all_run(self, world: int, number: int = 0) -> list[dict[str, Any]]:
-        eventually(f"{world} workers", lambda: len(self.told(number)) == world)
-        told = self.told(number)
-        return [told[rank] for rank in sorted(told)]
+    def wait_for_workers(self, world: int, number: int = 0) -> list[dict[str, Any]]:
+        eventually(f"{world} workers", lambda: len(self.environments(number)) == world)
+        environments = self.environments(number)
+        return [environments[rank] for rank in sorted(environments)]
 
     def go(self) -> None:
         (self.directory / "go").touch()

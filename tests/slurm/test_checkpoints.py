@@ -1,4 +1,4 @@
-"""The checkpoint that all nodes resume from: seen by each of them, or on a disk of each."""
+"""The checkpoint from which all nodes resume: on a shared directory, or on each node's disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from hpclaunch.system.checkpoints import service
 
-from .cluster import Cluster, Ended, eventually
+from .cluster import Cluster, JobResult, eventually
 from .conftest import SCRIPTS, WORKER, Launch
 from .scripts import resume
 
@@ -23,7 +23,7 @@ HELPER = r"hpclaunch\.\w+\.|^\(template\)"  # the command line of a process besi
 
 @contextmanager
 def disk(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
-    """Of each of these nodes its own, in place of what all see; empty."""
+    """Cover the directory on each of these nodes by an empty one of its own."""
     for node in nodes:
         cluster.on(node, ["mount", "-t", "tmpfs", "tmpfs", str(path)])
     try:
@@ -35,7 +35,7 @@ def disk(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """Three steps, which an earlier job has saved."""
+    """Checkpoints of three steps, as of an earlier job."""
     directory = tmp_path / "saved"
     directory.mkdir()
     for step in (1, 2, 3):
@@ -43,13 +43,13 @@ def saved(tmp_path: Path) -> Path:
     return directory
 
 
-def all_go_on_from(ended: Ended, name: str) -> None:
+def require_all_resume_from(ended: JobResult, name: str) -> None:
     assert ended.code == 0, str(ended)
     for rank in (0, 1):
-        assert f"rank {rank} goes on from {name}\n" in ended.output, str(ended)
+        assert f"rank {rank} resumes from {name}\n" in ended.output, str(ended)
 
 
-def test_a_node_sees_it_later(cluster: Cluster, launch: Launch, saved: Path) -> None:
+def test_a_node_sees_a_checkpoint_later(cluster: Cluster, launch: Launch, saved: Path) -> None:
     journals = saved.parent / "logs"
     options = ("--nproc", 1, "--checkpoint-dir", saved, "--log-dir", journals)
     with disk(cluster, saved, "n2"):
@@ -59,12 +59,12 @@ def test_a_node_sees_it_later(cluster: Cluster, launch: Launch, saved: Path) -> 
             texts = [path.read_text() for path in journals.glob("journal*.jsonl")]
             return any("there is no such file" in text for text in texts)
 
-        eventually("a look at it", missed)
-    all_go_on_from(job.wait(), "step-3.pt")
+        eventually("a failed look at it", missed)
+    require_all_resume_from(job.wait(), "step-3.pt")
 
 
-def test_a_node_never_sees_any(cluster: Cluster, launch: Launch, saved: Path) -> None:
-    """To begin again would be to lose what the user has."""
+def test_a_node_never_sees_a_checkpoint(cluster: Cluster, launch: Launch, saved: Path) -> None:
+    """The job ends, since a start from the beginning could overwrite the user's checkpoints."""
     options = ("--nproc", 1, "--checkpoint-dir", saved)
     with disk(cluster, saved, "n2"):
         script = (RESUME, "--dir", saved, "--steps", 4)
@@ -72,37 +72,37 @@ def test_a_node_never_sees_any(cluster: Cluster, launch: Launch, saved: Path) ->
     assert ended.code == 1, str(ended)
     assert f"n2 does not see {saved}/step-3.pt: there is no such file" in ended.output
     assert "--checkpoint-local is for one on each node" in ended.output
-    assert "goes on from" not in ended.output
+    assert "resumes from" not in ended.output
 
 
 def test_a_disk_of_each_node(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """The newest that all have. A node that comes without any brings all back to the start."""
+    """All resume from the newest checkpoint that each has, or all start from the beginning."""
     saved = tmp_path / "saved"
     saved.mkdir()
     options = ("--nproc", 1, "--checkpoint-dir", saved, "--checkpoint-local")
     script = (RESUME, "--dir", saved, "--each", "--steps")
     with disk(cluster, saved, "n1", "n2"):
-        all_go_on_from(launch(*options, *script, 3, nodes=2).wait(), "nothing")
+        require_all_resume_from(launch(*options, *script, 3, nodes=2).wait(), "nothing")
         cluster.on("n2", ["rm", f"{saved}/step-3.pt"])
         ended = launch(*options, *script, 3, nodes=2).wait()
-        all_go_on_from(ended, "step-2.pt")
+        require_all_resume_from(ended, "step-2.pt")
         assert "passing over checkpoint step-3.pt: n2 does not see it" in ended.output
         cluster.on("n1", ["sh", "-c", f"rm '{saved}'/*"])
         ended = launch(*options, *script, 1, nodes=2).wait()
-        all_go_on_from(ended, "nothing")
+        require_all_resume_from(ended, "nothing")
 
 
-def test_one_that_brings_the_job_down(launch: Launch, saved: Path) -> None:
+def test_a_checkpoint_that_makes_the_job_fail_is_passed_over(launch: Launch, saved: Path) -> None:
     options = ("--nproc", 1, "--checkpoint-dir", saved)
     script = (RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt")
     ended = launch(*options, *script, nodes=2).wait()
-    all_go_on_from(ended, "step-2.pt")
+    require_all_resume_from(ended, "step-2.pt")
     assert ended.output.count("hpclaunch: resuming from") == 3
     assert "passing over checkpoint step-3.pt: the job failed twice while" in ended.output
     assert (saved / "step-3.pt").exists()
 
 
-def test_without_an_older_one_it_ends(launch: Launch, saved: Path) -> None:
+def test_without_an_older_checkpoint_the_job_ends(launch: Launch, saved: Path) -> None:
     for step in (1, 2):
         (saved / f"step-{step}.pt").unlink()
     shutil.copy(saved / "step-3.pt", saved / "other.txt")
@@ -110,19 +110,19 @@ def test_without_an_older_one_it_ends(launch: Launch, saved: Path) -> None:
     script = (RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt")
     ended = launch(*options, *script, nodes=2).wait()
     assert ended.code == 1, str(ended)
-    assert "goes on from" not in ended.output
+    assert "resumes from" not in ended.output
 
 
-def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another(
+def test_a_head_that_cannot_search_checkpoints_is_replaced(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """On its node the program that looks for them ends at once, each time."""
+    """On the head's node, the search process ends at once, each time."""
     program = inspect.getsourcefile(service)
     assert program is not None
     saved = tmp_path / "saved"
     options = ("--nproc", 1, "--nnodes", "2:3", "--checkpoint-dir", saved)
-    job = launch(*options, SCRIPTS / "tell.py", "--until", "go")
-    job.until_all_run(3)
+    job = launch(*options, SCRIPTS / "simple.py", "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     cluster.on("n1", ["mount", "--bind", "/dev/null", program])
     try:
@@ -130,8 +130,8 @@ def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another(
             process.kill()
         (worker,) = cluster.processes(WORKER, host="n3")
         worker.kill()
-        job.until_all_run(2)
-        assert {told["hostname"] for told in job.told().values()} == {"n2", "n3"}
+        job.wait_for_workers(2)
+        assert {env["hostname"] for env in job.environments().values()} == {"n2", "n3"}
         (job.directory / "go").touch()
         ended = job.wait()
     finally:

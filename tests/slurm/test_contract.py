@@ -1,4 +1,4 @@
-"""A job in which nothing goes wrong: what the workers are told, and what is left on disk."""
+"""A job without failures: the workers' environment, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from .cluster import Cluster, Job
 from .conftest import SCRIPTS, Launch, own_jobs
 
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 
 
 @pytest.fixture(scope="module")
 def good(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Two workers on each of three nodes."""
-    body = f"srun {SCRIPTS}/agent.sh --nproc 2 {TELL}"
+    """A job with two workers on each of three nodes."""
+    body = f"srun {SCRIPTS}/agent.sh --nproc 2 {SIMPLE}"
     with own_jobs(cluster):
         job = cluster.sbatch(body, directory=tmp_path_factory.mktemp("good"))
         ended = job.wait()
@@ -25,11 +25,11 @@ def good(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def test_every_worker_is_told_who_it_is(good: Job) -> None:
-    told = good.told()
-    assert list(told) == list(range(6))
-    port = told[0]["MASTER_PORT"]
-    for rank, env in told.items():
+def test_every_worker_has_torchruns_environment(good: Job) -> None:
+    envs = good.environments()
+    assert list(envs) == list(range(6))
+    port = envs[0]["MASTER_PORT"]
+    for rank, env in envs.items():
         node = rank // 2
         expected = {
             "hostname": f"n{node + 1}",
@@ -54,15 +54,15 @@ def test_every_worker_is_told_who_it_is(good: Job) -> None:
 
 
 def test_a_script_on_standard_input(launch: Launch, tmp_path: Path) -> None:
-    """srun copies its own to each task, and every worker of each round reads all of it."""
+    """srun copies its standard input to each task; every worker of each round reads all of it."""
     (tmp_path / "go").touch()
-    agents = f"cat {TELL} | srun {SCRIPTS}/agent.sh"
+    agents = f"cat {SIMPLE} | srun {SCRIPTS}/agent.sh"
     job = launch("--nproc", 2, "-", "--fail", "3:go?:kill", srun=agents, nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    told = job.told()
-    assert list(told) == list(range(4))
-    assert {env["TORCHELASTIC_RESTART_COUNT"] for env in told.values()} == {"1"}
+    envs = job.environments()
+    assert list(envs) == list(range(4))
+    assert {env["TORCHELASTIC_RESTART_COUNT"] for env in envs.values()} == {"1"}
 
 
 def test_no_script_on_standard_input(launch: Launch) -> None:
@@ -75,7 +75,7 @@ def test_no_script_on_standard_input(launch: Launch) -> None:
     assert ours[0].endswith("- is a script on standard input, which is empty")
 
 
-def test_logs_are_private_and_whole(good: Job) -> None:
+def test_logs_are_private_and_complete(good: Job) -> None:
     assert good.codes == {0: 0, 1: 0, 2: 0}
     logs = good.directory / "hpclaunch-logs" / f"{good.id}.0"
     for path in (logs, logs / "round-0"):
@@ -98,7 +98,7 @@ def _check_journal(path: Path, starts_with: str, ends_with: str) -> None:
     assert times == sorted(times)
 
 
-def test_a_good_job_says_nothing_but_what_its_workers_say(good: Job) -> None:
+def test_a_good_job_prints_only_its_workers_output(good: Job) -> None:
     lines = sorted(good.output.splitlines())
     assert lines == [f"rank {rank} is on n{1 + rank // 2}" for rank in range(6)]
 
@@ -112,31 +112,29 @@ def test_a_good_job_says_nothing_but_what_its_workers_say(good: Job) -> None:
     ],
     ids=["part of the job's nodes", "two tasks on every node", "fewer tasks on the last node"],
 )
-def test_the_step_counts_and_not_the_job(
+def test_ranks_are_those_of_the_step_not_of_the_job(
     launch: Launch, nodes: int, tasks: int, srun: str, hosts: list[str]
 ) -> None:
     options = [f"--ntasks-per-node={tasks}"]
-    job = launch("--nproc", 1, TELL, srun=f"{srun} hpclaunch", nodes=nodes, options=options)
+    job = launch("--nproc", 1, SIMPLE, srun=f"{srun} hpclaunch", nodes=nodes, options=options)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    told = job.told()
-    assert [env["hostname"] for env in told.values()] == hosts
-    assert {env["WORLD_SIZE"] for env in told.values()} == {str(len(hosts))}
-    assert [env["LOCAL_RANK"] for env in told.values()] == [
+    envs = job.environments()
+    assert [env["hostname"] for env in envs.values()] == hosts
+    assert {env["WORLD_SIZE"] for env in envs.values()} == {str(len(hosts))}
+    assert [env["LOCAL_RANK"] for env in envs.values()] == [
         str(hosts[:rank].count(host)) for rank, host in enumerate(hosts)
     ]
-    assert {env["MASTER_ADDR"] for env in told.values()} == {f"10.78.0.1{hosts[0][1]}"}
+    assert {env["MASTER_ADDR"] for env in envs.values()} == {f"10.78.0.1{hosts[0][1]}"}
 
 
-def test_without_scontrol_the_host_list_is_read_all_the_same(
-    launch: Launch, tmp_path: Path
-) -> None:
-    """As in most containers."""
+def test_the_host_list_is_read_without_scontrol(launch: Launch, tmp_path: Path) -> None:
+    """Most containers have no scontrol."""
     only = tmp_path / "bin"
     only.mkdir()
     srun = 'ln -s "$(command -v hpclaunch)" bin; srun env "PATH=$PWD/bin" hpclaunch'
-    job = launch("--nproc", 1, TELL, srun=srun, nodes=2)
+    job = launch("--nproc", 1, SIMPLE, srun=srun, nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    assert [env["hostname"] for env in job.told().values()] == ["n1", "n2"]
-    assert {env["PATH"] for env in job.told().values()} == {str(only)}
+    assert [env["hostname"] for env in job.environments().values()] == ["n1", "n2"]
+    assert {env["PATH"] for env in job.environments().values()} == {str(only)}

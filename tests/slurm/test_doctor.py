@@ -1,4 +1,4 @@
-"""The doctor on all nodes of a step: one table, and what is really broken is found."""
+"""hpclaunch doctor on all nodes of a step prints one table, and finds real faults."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def test_nodes_in_order_are_in_one_table(launch: Launch) -> None:
 
 
 @lightly
-def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: Path) -> None:
-    """n2 has a secret of its own. For n3 the head's name means itself, and it cannot ask Slurm."""
+def test_another_secret_and_a_name_that_resolves_to_loopback(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """n2 has another secret. n3 resolves the head's name to loopback, and has no scontrol."""
     secrets = [tmp_path / "secret", tmp_path / "other"]
     for path in secrets:
         path.write_bytes(os.urandom(32))
@@ -52,19 +54,19 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
     assert ended.code == 1, str(ended)
     tables = {text.split()[0]: text for text in ended.output.split("hpclaunch doctor on ")[1:]}
     assert set(tables) == {"n1", "n2", "n3"}, str(ended)
-    said = ended.output  # srun passes pieces on: the tables may be interleaved
-    assert "no connection from n[2-3] to n1, port " in said
-    assert "FAIL  rendezvous" in said
-    assert "another secret file or --rdzv-id, from which the ports derive" in _words(said)
-    assert said.count("fingerprint") >= 2
-    assert "FAIL  route" in said
-    assert "n1 resolves to loopback here" in _words(said)
+    text = ended.output  # srun forwards output in pieces: the tables may be interleaved
+    assert "no connection from n[2-3] to n1, port " in text
+    assert "FAIL  rendezvous" in text
+    assert "another secret file or --rdzv-id, from which the ports derive" in _words(text)
+    assert text.count("fingerprint") >= 2
+    assert "FAIL  route" in text
+    assert "n1 resolves to loopback here" in _words(text)
     assert "Traceback" not in ended.output
 
 
 @lightly
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
-    # Cut once the tasks are there: srun ends a step that it cannot start everywhere.
+    # Cut only after the tasks have started: srun ends a step that it cannot start everywhere.
     until = "until [ -e cut ]; do sleep 0.1; done"
     tasks = f"touch here-$SLURM_PROCID; {until}; exec hpclaunch doctor --timeout 20"
     job = launch(srun=f"srun bash -c '{tasks}'")
@@ -80,7 +82,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) ->
     eventually("idle nodes", lambda: not cluster.jobs(), timeout=120.0)
 
 
-# Stands for the workers' interpreter: on n2, products of matrices are wrong.
+# It replaces the workers' interpreter: on n2, products of matrices are wrong.
 FAULTY_PYTHON = """\
 #!/bin/sh
 case $2 in
@@ -98,7 +100,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_nodes_are_measured_and_one_that_computes_wrong_results_is_named(
+def test_a_node_that_computes_wrong_results_is_named(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
@@ -110,11 +112,11 @@ def test_nodes_are_measured_and_one_that_computes_wrong_results_is_named(
     env = {"PYTHON_EXEC": str(python), "TMPDIR": str(tmp_path / "temporary")}
     ended = launch(srun=f"{DOCTOR} --measure", env=env).wait(timeout=240)
     assert ended.code == 1, str(ended)
-    said = _words(ended.output)
-    assert "hpclaunch doctor on n[1-3]" in said
-    assert "3 x " in said.partition("compute")[2]
-    assert "1 x pairs across nodes, all-reduce with gloo" in said
-    assert "FAIL results n2 rank 1 on n2: a product of matrices is wrong" in said
+    text = _words(ended.output)
+    assert "hpclaunch doctor on n[1-3]" in text
+    assert "3 x " in text.partition("compute")[2]
+    assert "1 x pairs across nodes, all-reduce with gloo" in text
+    assert "FAIL results n2 rank 1 on n2: a product of matrices is wrong" in text
     assert "hpclaunch: " not in ended.output
     assert list((tmp_path / "temporary").iterdir()) == []
     assert not cluster.processes("measurement")
@@ -129,5 +131,5 @@ def test_in_the_batch_shell_of_several_nodes(launch: Launch) -> None:
 
 
 def _words(table: str) -> str:
-    """Without the breaks of lines in a cell."""
+    """Return the table's words without line breaks."""
     return " ".join(table.split())

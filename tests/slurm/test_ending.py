@@ -1,7 +1,7 @@
-"""The end of a job on a real cluster: all ranks have notice of it at one step.
+"""The end of a job on a real cluster: all ranks receive notice before the same step.
 
-Where handlers of signals save before a time limit, it is a model that is trained; elsewhere a
-number takes its place.
+The job whose signal handler saves before a time limit trains a model; in the others, a number takes
+its place.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .conftest import AGENT, LIGHT_TORCH, SCRIPTS, Launch
 
 ENDING = SCRIPTS / "ending.py"
 lightly = pytest.mark.usefixtures("light_torch")
-SRUN = "srun hpclaunch"  # a shell between would die of the signals
+SRUN = "srun hpclaunch"  # a shell in between would die of the signals
 SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
-AMPLE = ("--notice", 25)  # for ranks that leave once they have saved, on a busy machine too
+AMPLE = ("--notice", 25)  # enough to save and exit, even on a busy machine
 RANKS = 4
 SAVED = 75
 
 
-def saved_alike(directory: Path) -> dict[str, object]:
-    """Return what all ranks have saved: the same."""
+def common_save(directory: Path) -> dict[str, object]:
+    """Return what all ranks have saved; require that it is the same."""
     saved = [json.loads((directory / f"saved-{rank}.json").read_text()) for rank in range(RANKS)]
     assert all(each == saved[0] for each in saved), saved
-    assert saved[0]["drawn"] - saved[0]["step"] in (0, 1)  # inside of a step, or after one
+    assert saved[0]["drawn"] - saved[0]["step"] in (0, 1)  # within a step, or after one
     return dict(saved[0])
 
 
@@ -40,7 +40,7 @@ def until_it_trains(job: Job) -> None:
 
 
 def limited(launch: Launch, directory: Path, how: str, *light: str, **more: object) -> Job:
-    """Submit a job with a time limit, which `limit` brings near once it trains."""
+    """Submit a job with a time limit, which `limit` shortens once it trains."""
     directory.mkdir()
     settings, options = (*SETTINGS, *AMPLE), ["--time=5"]
     timing = {"ask_end": 1.0, "ask_again": 1.0}
@@ -59,15 +59,15 @@ def limited(launch: Launch, directory: Path, how: str, *light: str, **more: obje
 
 
 def limit(job: Job, seconds: int) -> None:
-    """Let its time limit be in so many seconds, fewer than a user can ask Slurm for."""
+    """Set the end of the job to so many seconds from now, fewer than a user can request."""
     until_it_trains(job)
     update = ["scontrol", "update", f"JobId={job.id}", f"EndTime=now+{seconds}"]
     job.cluster.on(CONTROLLER, update)
 
 
-def assert_saved_alike(job: Job, how: str) -> None:
+def require_common_save_at_end(job: Job, how: str) -> None:
     ended = job.wait(timeout=150)
-    saved = saved_alike(job.directory)
+    saved = common_save(job.directory)
     assert (ended.state, ended.code) == ("FAILED", SAVED), str(ended)
     (step,) = re.findall(r"given notice before step ([\d,]+): the time limit is in", ended.output)
     if how == "signal":
@@ -80,10 +80,10 @@ def assert_saved_alike(job: Job, how: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) -> None:
-    """Set limits for two jobs and for a step, which has a minute from its beginning."""
+    """Limit two jobs, and a step, which has a minute from its start."""
     srun = "srun --time=1 hpclaunch"
     of_step = launch(*SETTINGS, *AMPLE, ENDING, "due", "light", nodes=2, srun=srun, env=LIGHT_TORCH)
-    until_it_trains(of_step)  # with no other beside it that would cost it the time
+    until_it_trains(of_step)  # before other jobs slow it down
     jobs = {
         "signal": limited(launch, tmp_path / "signal", "signal"),
         "due": limited(launch, tmp_path / "due", "due", "light", env=LIGHT_TORCH),
@@ -91,16 +91,16 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) ->
     for job in jobs.values():
         limit(job, 35)
     for how, job in jobs.items():
-        assert_saved_alike(job, how)
-    assert_saved_alike(of_step, "due")
+        require_common_save_at_end(job, how)
+    require_common_save_at_end(of_step, "due")
 
 
 @lightly
-def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path: Path) -> None:
+def test_scripts_that_read_the_notice_file_or_ignore_notice(launch: Launch, tmp_path: Path) -> None:
     reads, unaware = (limited(launch, tmp_path / how, how, "light") for how in ("file", "unaware"))
     limit(reads, 35)
     limit(unaware, 20)
-    assert_saved_alike(reads, "file")
+    require_common_save_at_end(reads, "file")
     ended = unaware.wait(timeout=150)
     assert ended.code == 143, str(ended)
     assert "nothing was saved after the notice" in ended.output
@@ -117,15 +117,15 @@ def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Pat
     )
     ended = job.wait(timeout=150)
     assert "the job is preempted: it ends in" in ended.output, str(ended)
-    saved_alike(tmp_path)
-    said = r"saved, not finished: ended (\d+) s before its preemption"
-    early = [int(seconds) for seconds in re.findall(said, ended.output)]
+    common_save(tmp_path)
+    text = r"saved, not finished: ended (\d+) s before its preemption"
+    early = [int(seconds) for seconds in re.findall(text, ended.output)]
     assert 0 < min(early) <= max(early) <= 8  # --grace and the time to ask for another run
     assert urgent.wait(timeout=150).code == 0
 
 
 def signal_one_agent(cluster: Cluster) -> None:
-    """Slurm signals the workers too, wherever they are."""
+    """Signal one agent only: Slurm would signal the workers as well, at any step."""
     (agent,) = cluster.processes(AGENT, host="n2")
     os.kill(agent.pid, signal.SIGUSR1)
 
@@ -140,10 +140,10 @@ def test_a_signal_reaches_all_ranks_at_one_step(
         signal_one_agent(cluster)
         names = [tmp_path / f"saved-{rank}.json" for rank in range(RANKS)]
         eventually("saves", lambda: all(name.exists() for name in names))  # noqa: B023
-        saved_alike(tmp_path)
+        common_save(tmp_path)
         for name in names:
             name.unlink()
-        eventually("the end of the wave", lambda: not any(name.exists() for name in names))  # noqa: B023
+        eventually("no further save", lambda: not any(name.exists() for name in names))  # noqa: B023
     job.cancel()
     ended = job.wait()
     assert "hpclaunch: ended by SIGTERM on n" in ended.output, str(ended)
@@ -157,17 +157,17 @@ def test_workers_that_leave_after_a_signal(
     until_it_trains(job)
     signal_one_agent(cluster)
     ended = job.wait()
-    saved_alike(tmp_path)
+    common_save(tmp_path)
     assert ended.code == SAVED, str(ended)
     assert "given notice" not in ended.output
 
 
 @lightly
 @pytest.mark.parametrize(("how", "name"), [("agreed", "SIGUSR1"), ("alone", "SIGUSR2")])
-def test_workers_that_leave_where_slurms_own_signal_finds_them(
+def test_workers_that_leave_at_slurms_own_signal(
     launch: Launch, tmp_path: Path, how: str, name: str
 ) -> None:
-    """Before they come to the step of the notice."""
+    """The workers leave before the step of the notice."""
     job = launch(*SETTINGS, ENDING, how, "light", nodes=2, srun=SRUN)
     until_it_trains(job)
     job.cancel(f"--signal={name}")
@@ -175,4 +175,4 @@ def test_workers_that_leave_where_slurms_own_signal_finds_them(
     assert ended.code == SAVED, str(ended)
     assert "saved, not finished: the workers left after" in ended.output, str(ended)
     if how == "agreed":
-        saved_alike(tmp_path)
+        common_save(tmp_path)

@@ -1,4 +1,4 @@
-"""The job fails: every agent ends with the code of its cause, and the user is told which it was."""
+"""A job that fails: every agent ends with the exit code of the cause, which is also printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from .cluster import Cluster, eventually
 from .conftest import AGENT, SCRIPTS, Launch
 
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_the_last_failure_is_the_exit_code(
 ) -> None:
     (tmp_path / "now").touch()
     arguments = ("--until", "never", "--fail", f"1:now:{how}")
-    job = launch("--nproc", 1, "--max-restarts", 1, TELL, *arguments)
+    job = launch("--nproc", 1, "--max-restarts", 1, SIMPLE, *arguments)
     ended = job.wait()
     assert ended.code == code, str(ended)
     assert job.codes == {0: code, 1: code, 2: code}
@@ -37,30 +37,28 @@ def test_the_last_failure_is_the_exit_code(
         assert f"hpclaunch: {host}: {verdict}" in ended.output
 
 
-def test_where_one_bad_exit_kills_the_step(launch: Launch, tmp_path: Path) -> None:
-    """As under KillOnBadExit=1: Slurm ends the other agents as soon as the first one has left.
+def test_one_bad_exit_that_kills_the_step(launch: Launch, tmp_path: Path) -> None:
+    """With KillOnBadExit=1, Slurm ends the other agents as soon as the first one has ended.
 
-    All are on their way out then, and none may be taken from its code or from its last words.
+    The exit code and the last lines must nevertheless be complete.
     """
     (tmp_path / "now").touch()
     arguments = ("--until", "never", "--fail", "1:now:3")
     options = ("--nproc", 1, "--max-restarts", 0)
-    job = launch(*options, TELL, *arguments, srun="srun -K hpclaunch", nodes=2)
+    job = launch(*options, SIMPLE, *arguments, srun="srun -K hpclaunch", nodes=2)
     ended = job.wait()
     assert ended.code == 3, str(ended)
     assert "  the last lines of rank 1:\n    | last words of rank 1\n" in ended.output
 
 
-def test_what_fails_later_is_a_consequence(
-    cluster: Cluster, launch: Launch, tmp_path: Path
-) -> None:
-    """Rank 2 fails after rank 1; its agent hears of that later, and must not take it for its own.
+def test_a_later_failure_is_a_consequence(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """Rank 2 fails after rank 1, but its agent learns of rank 1's failure only later.
 
-    The agent on n3 is stopped meanwhile, so that it cannot have asked its worker to end.
+    The agent on n3 is stopped meanwhile, so it cannot have asked its worker to end.
     """
     arguments = ("--until", "never", "--fail", "1:first:kill", "--fail", "2:second:9")
-    job = launch("--nproc", 1, "--max-restarts", 0, TELL, *arguments)
-    job.until_all_run(3)
+    job = launch("--nproc", 1, "--max-restarts", 0, SIMPLE, *arguments)
+    job.wait_for_workers(3)
     (agent,) = cluster.processes(AGENT, host="n3")
     agent.kill(signal.SIGSTOP)
     for number, file in ((1, "first"), (2, "second")):

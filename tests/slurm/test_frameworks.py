@@ -1,4 +1,4 @@
-"""Lightning, which finds out by itself how it was started, in a user's own script.
+"""Lightning in a user's own script, where it detects by itself how it was started.
 
 pip install -e '.[frameworks]'
 """
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def test_lightning_on_one_node(cluster: Cluster, tmp_path: Path) -> None:
-    """A task for each device, as Lightning wants it under Slurm."""
+    """Start one task per device, as Lightning requires under Slurm."""
     ended = submit(cluster, tmp_path, "alliance/lightning_ddp.sh")
     weights(ended, world=2)
     assert ended.output.count("is of TorchElasticEnvironment") == 2, str(ended)

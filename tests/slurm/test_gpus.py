@@ -1,7 +1,7 @@
-"""GPUs on Slurm: shared through MPS, cordoned when they are ill.
+"""GPUs on Slurm: shared with MPS, and nodes with broken GPUs are cordoned.
 
-Slurm's GPUs are files; NVML, the control daemon and CUDA's side of MPS are stand-ins
-(tests/stand_ins). Slurm, the processes and what ends them are real.
+Slurm's GPUs are files; NVML, the MPS control daemon and its clients are stand-ins
+(tests/stand_ins). Slurm, the processes and the faults are real.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .stand_in_gpus import OF_MPS, Gpus
 pytestmark = pytest.mark.usefixtures("light_torch")
 
 CLIENT = SCRIPTS / "client.py"
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 DAEMON = r"nvidia-cuda-mps-control -[df]"
 
 
@@ -41,11 +41,11 @@ def gpus(cluster: Cluster, tmp_path: Path) -> Iterator[Gpus]:
 
 def test_workers_that_share_gpus_are_clients_of_mps(cluster: Cluster, gpus: Gpus) -> None:
     job = gpus.launch("--nproc", 4, CLIENT, nodes=2)
-    told = gpus.until_all_run(8)
-    assert all(t["client"] for t in told)
-    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == sorted([nvml.uuid(0), nvml.uuid(1)] * 2) * 2
-    assert {t["LOCAL_RANK"] for t in told} == {"0"}
-    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in told}) == 4  # one daemon per GPU and node
+    envs = gpus.wait_for_workers(8)
+    assert all(t["client"] for t in envs)
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in envs] == sorted([nvml.uuid(0), nvml.uuid(1)] * 2) * 2
+    assert {t["LOCAL_RANK"] for t in envs} == {"0"}
+    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in envs}) == 4  # one daemon per GPU and node
     for host in ("n1", "n2"):
         assert len(cluster.processes(DAEMON, host=host)) >= 2
     for path in gpus.left():
@@ -64,10 +64,10 @@ def test_each_worker_is_near_its_gpu(gpus: Gpus) -> None:
     gpus.go()
     ended = gpus.launch(CLIENT, nodes=2).wait()
     assert ended.code == 0, str(ended)
-    told = gpus.until_all_run(4)
-    assert [t["cpus"] for t in told] == [[1], [0], [1], [0]]
-    assert {t["OMP_NUM_THREADS"] for t in told} == {"1"}
-    assert {t["CUDA_DEVICE_ORDER"] for t in told} == {"PCI_BUS_ID"}
+    envs = gpus.wait_for_workers(4)
+    assert [t["cpus"] for t in envs] == [[1], [0], [1], [0]]
+    assert {t["OMP_NUM_THREADS"] for t in envs} == {"1"}
+    assert {t["CUDA_DEVICE_ORDER"] for t in envs} == {"PCI_BUS_ID"}
     assert "a worker has 1 core" in ended.output  # the advice about data loaders
     (journal,) = gpus.directory.glob("hpclaunch-logs/*/journal.jsonl")
     assert "rank 0: GPU 0, CPUs 1" in journal.read_text()
@@ -76,9 +76,9 @@ def test_each_worker_is_near_its_gpu(gpus: Gpus) -> None:
 def test_agents_of_one_node_share_a_daemon(cluster: Cluster, gpus: Gpus) -> None:
     options = ["--ntasks-per-node=3"]
     job = gpus.launch(CLIENT, nodes=1, gres="gpu:1", options=options)
-    told = gpus.until_all_run(3)
-    assert all(t["client"] for t in told)
-    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in told}) == 1
+    envs = gpus.wait_for_workers(3)
+    assert all(t["client"] for t in envs)
+    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in envs}) == 1
     (pipes,) = gpus.left()
     assert len([p for p in pipes.iterdir() if p.is_dir()]) == 1
     gpus.go()
@@ -88,7 +88,7 @@ def test_agents_of_one_node_share_a_daemon(cluster: Cluster, gpus: Gpus) -> None
 
 def test_a_fault_of_one_client_ends_all_and_the_next_round_has_mps_again(gpus: Gpus) -> None:
     job = gpus.launch("--nproc", 2, CLIENT, "1:0", nodes=1, gres="gpu:1")
-    assert all(t["client"] for t in gpus.until_all_run(2, number=1))
+    assert all(t["client"] for t in gpus.wait_for_workers(2, number=1))
     gpus.go()
     ended = job.wait()
     assert ended.code == 0, str(ended)
@@ -101,7 +101,7 @@ def test_a_fault_of_one_client_ends_all_and_the_next_round_has_mps_again(gpus: G
 def test_nothing_of_mps_outlives_its_job(cluster: Cluster, gpus: Gpus, how: str) -> None:
     states = {"scancel": "CANCELLED", "SIGKILL of the agent": "FAILED"}
     job = gpus.launch("--nproc", 2, CLIENT, nodes=1, gres="gpu:1")
-    gpus.until_all_run(2)
+    gpus.wait_for_workers(2)
     if how == "scancel":
         job.cancel()
     elif how == "SIGKILL of the agent":
@@ -110,7 +110,7 @@ def test_nothing_of_mps_outlives_its_job(cluster: Cluster, gpus: Gpus, how: str)
     else:
         (keeper,) = cluster.processes(r"hpclaunch\.worker\.mps")
         keeper.kill()
-        assert all(t["client"] for t in gpus.until_all_run(2, number=1))
+        assert all(t["client"] for t in gpus.wait_for_workers(2, number=1))
         gpus.go()
     ended = job.wait()
     assert ended.state == states.get(how, "COMPLETED"), str(ended)
@@ -118,26 +118,28 @@ def test_nothing_of_mps_outlives_its_job(cluster: Cluster, gpus: Gpus, how: str)
     assert gpus.left() == []
 
 
-def test_what_a_killed_node_left_is_swept_by_the_next_job(cluster: Cluster, gpus: Gpus) -> None:
+def test_leftovers_of_a_killed_node_are_removed_by_the_next_job(
+    cluster: Cluster, gpus: Gpus
+) -> None:
     job = gpus.launch("--nproc", 2, CLIENT, nodes=1, gres="gpu:1", options=["-wn1"])
-    gpus.until_all_run(2)
+    gpus.wait_for_workers(2)
     for process in cluster.processes(host="n1"):
-        with contextlib.suppress(ProcessLookupError):  # it ended with one of the others
+        with contextlib.suppress(ProcessLookupError):  # it may have ended together with another
             process.kill()
     job.wait()
     assert len(gpus.left()) == 1
     gpus.go()
-    again = gpus.launch("--nproc", 1, TELL, nodes=1, gres="gpu:1", options=["-wn1"])
+    again = gpus.launch("--nproc", 1, SIMPLE, nodes=1, gres="gpu:1", options=["-wn1"])
     ended = again.wait()
     assert ended.code == 0, str(ended)
     assert gpus.left() == []
 
 
-def test_without_the_control_daemon_workers_take_turns(gpus: Gpus) -> None:
+def test_without_the_control_daemon_workers_share_time_slices(gpus: Gpus) -> None:
     gpus.go()
     ended = gpus.launch("--nproc", 2, CLIENT, nodes=1, gres="gpu:1", path=False).wait()
     assert ended.code == 0, str(ended)
-    assert not any(t["client"] for t in gpus.told().values())
+    assert not any(t["client"] for t in gpus.environments().values())
     line = "on n1: GPU 0: shared by time slices, without MPS: nvidia-cuda-mps-control is not in PAT"
     assert line in ended.output
     ended = gpus.launch("--mps=on", CLIENT, nodes=1, gres="gpu:1", path=False).wait()
@@ -146,7 +148,7 @@ def test_without_the_control_daemon_workers_take_turns(gpus: Gpus) -> None:
 
 
 def test_workers_that_evade_mps_are_named(gpus: Gpus) -> None:
-    """Their script takes the pipe directory away, and CUDA goes on without a word."""
+    """Their script removes the variable of the pipe directory, and CUDA does not complain."""
     evade = gpus.directory / "evade.py"
     evade.write_text(
         "import os, runpy\nos.environ.pop('CUDA_MPS_PIPE_DIRECTORY')\n"
@@ -167,10 +169,10 @@ def test_mps_off_and_an_exclusive_gpu(gpus: Gpus) -> None:
 
 def test_a_node_with_a_broken_gpu_is_cordoned(cluster: Cluster, gpus: Gpus) -> None:
     gpus.driver([Gpu(), Gpu(ecc=3, recovery=None)], host="n2")
-    job = gpus.launch("--nnodes=2:3", TELL)
+    job = gpus.launch("--nnodes=2:3", SIMPLE)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    hosts = [told["hostname"] for told in job.told().values()]
+    hosts = [env["hostname"] for env in job.environments().values()]
     assert hosts == ["n1", "n1", "n3", "n3"]
     assert "n2 is cordoned: GPU 1 ECC: 3 uncorrected memory errors" in ended.output
     line = only(ended.output, "  for the administrator: ")
@@ -184,34 +186,34 @@ def test_a_node_with_a_broken_gpu_is_cordoned(cluster: Cluster, gpus: Gpus) -> N
 
 def test_too_few_nodes_are_fit(gpus: Gpus) -> None:
     gpus.driver([Gpu(error=LOST), Gpu()], host="n3")
-    ended = gpus.launch(TELL).wait()
+    ended = gpus.launch(SIMPLE).wait()
     assert ended.code == 1, str(ended)
     assert "n3: GPUs: GPU 0: GPU is lost" in ended.output
     assert "2 of 3 nodes are left, and the job needs 3 (--nnodes 2:3 goes on" in ended.output
-    ended = gpus.launch("--health=off", "--nproc=2", TELL, nodes=1, options=["-wn3"]).wait()
+    ended = gpus.launch("--health=off", "--nproc=2", SIMPLE, nodes=1, options=["-wn3"]).wait()
     assert ended.code == 0, str(ended)
 
 
 def test_a_gpu_that_falls_off_the_bus_while_the_workers_run(gpus: Gpus) -> None:
     driver = gpus.driver([Gpu(), Gpu()], host="n2")
-    job = gpus.launch("--nnodes=1:2", TELL, "--until", "go", nodes=2)
-    job.until_all_run(4)
-    for told in job.directory.glob("told-*"):
-        told.unlink()
+    job = gpus.launch("--nnodes=1:2", SIMPLE, "--until", "go", nodes=2)
+    job.wait_for_workers(4)
+    for file in job.directory.glob("environ-*"):
+        file.unlink()
     driver.gpus[1].error = LOST
     driver.xid(1, 79)
-    job.until_all_run(2)
+    job.wait_for_workers(2)
     gpus.go()
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert "n2 is cordoned: GPU 1" in ended.output
-    assert "restart" not in ended.output  # it is nobody's failure
+    assert "restart" not in ended.output  # no worker has failed
 
 
-def test_the_drivers_word_on_a_programs_fault_is_in_the_account(gpus: Gpus) -> None:
+def test_an_xid_of_a_programs_fault_is_reported(gpus: Gpus) -> None:
     driver = gpus.driver([Gpu()])
-    job = gpus.launch("--max-restarts=0", TELL, "--fail", "0:go:1", nodes=1, gres="gpu:1")
-    job.until_all_run(1)
+    job = gpus.launch("--max-restarts=0", SIMPLE, "--fail", "0:go:1", nodes=1, gres="gpu:1")
+    job.wait_for_workers(1)
     driver.xid(0, 31)
     job.says("Xid 31 on GPU 0: GPU memory page fault")
     gpus.go()

@@ -1,4 +1,4 @@
-"""Ranks that hang on a real cluster: they are found, named, and replaced."""
+"""Ranks that hang on a real cluster are found, named, and replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Ended, Job, eventually
+from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import SCRIPTS, own_jobs, with_spare
 from .test_stalls import HAS_FUSE, needs_fuse, stalling
 
@@ -24,17 +24,17 @@ HANGS = f"{FIRST} {THEN} {LAST}"
 
 
 @dataclass(frozen=True, slots=True)
-class Hung:
-    """A training that hung in many ways, one after the other."""
+class HungTraining:
+    """A training with one hang after the other."""
 
     job: Job
-    ended: Ended
-    who: list[str]  # hung, in each round
-    lines: list[str]  # in which the ranks at fault were, of those that were in one
+    ended: JobResult
+    who: list[str]  # the rank that hung, for each round
+    lines: list[str]  # the line of the rank at fault, for each round that has one
 
 
 @pytest.fixture(scope="module")
-def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Hung:
+def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> HungTraining:
     directory = tmp_path_factory.mktemp("hung")
     options = "--nproc 2 --nnodes 2 --hang-timeout 4 --max-restarts 11"
     storage = stalling(cluster, directory / "n1", "n1") if HAS_FUSE else nullcontext()
@@ -45,26 +45,25 @@ def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Hung:
             env={"HANGS": HANGS, "STALLING": str(directory)},
         )
         if HAS_FUSE:
-            until_found_in_the_kernel(job, directory / "n1.stalls")
+            end_stall_when_found(job, directory / "n1.stalls")
         ended = job.wait(timeout=400)
     assert ended.code == 0, str(ended)
     who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
     lines = re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M)
     assert len(who) == len(HANGS.split()), str(ended)
-    assert len(lines) == len(who) - 3, str(ended)  # three hang in none of their lines
-    return Hung(job, ended, who, lines)
+    assert len(lines) == len(who) - 3, str(ended)  # three hangs have no line
+    return HungTraining(job, ended, who, lines)
 
 
-def until_found_in_the_kernel(job: Job, stalls: Path) -> None:
-    """Wait for the read that stalls while this file exists, and until it is found: what waits there
-    cannot be killed."""
+def end_stall_when_found(job: Job, stalls: Path) -> None:
+    """Wait until the stalled read is found, then end the stall: its process cannot be killed."""
     eventually("a read", lambda: stalls.exists() or job.cluster.has_ended(job.id), timeout=400)
-    said = job.output.count(HANG)
-    eventually("a hang", lambda: job.output.count(HANG) > said)
+    count = job.output.count(HANG)
+    eventually("a hang", lambda: job.output.count(HANG) > count)
     stalls.unlink()
 
 
-def test_a_rank_that_hangs_is_named_and_the_training_goes_on(hung: Hung) -> None:
+def test_a_rank_that_hangs_is_named_and_the_training_continues(hung: HungTraining) -> None:
     job, ended = hung.job, hung.ended
     ranks = ["rank 1 on n1", "rank 3 on n2", "rank 2 on n2", "rank 2 on n3", "rank 0 on n1"]
     assert hung.who[:5] == ranks, str(ended)
@@ -79,12 +78,12 @@ def test_a_rank_that_hangs_is_named_and_the_training_goes_on(hung: Hung) -> None
     assert stacks.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_node_whose_ranks_hang_again_is_replaced_by_a_spare(hung: Hung) -> None:
-    said = "n2 is cordoned: its workers have failed again, and there is a spare"
-    assert said in hung.ended.output, str(hung.ended)
+def test_a_node_whose_ranks_hang_again_is_replaced_by_a_spare(hung: HungTraining) -> None:
+    text = "n2 is cordoned: its workers have failed again, and there is a spare"
+    assert text in hung.ended.output, str(hung.ended)
 
 
-def test_ranks_that_wait_for_one_another_in_many_ways(hung: Hung) -> None:
+def test_ranks_that_wait_for_one_another_in_many_ways(hung: HungTraining) -> None:
     ended = hung.ended
     ranks = ["rank 1 on n1", "rank 3 on n3", "rank 0 on n1", "rank 2 on n3"]
     assert hung.who[5:10] == ["the workers", *ranks], str(ended)
@@ -95,7 +94,7 @@ def test_ranks_that_wait_for_one_another_in_many_ways(hung: Hung) -> None:
 
 
 @needs_fuse
-def test_a_read_from_a_file_system_that_stalls(hung: Hung) -> None:
+def test_a_read_from_a_file_system_that_stalls(hung: HungTraining) -> None:
     ended = hung.ended
     assert ended.code == 0, str(ended)
     (line,) = hung.lines[7:]

@@ -1,4 +1,4 @@
-"""The head is lost in the midst of a round, and another leads; or none may."""
+"""The head is lost during a round: another agent takes over, unless it has no quorum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, SCRIPTS, WORKER, Launch
 
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 ANY = f"{WORKER}|^sleep 1000"
 
 
@@ -20,11 +20,11 @@ def pids(cluster: Cluster, host: str) -> set[int]:
 
 
 def running(cluster: Cluster, host: str) -> set[int]:
-    return {p.pid for p in cluster.processes(WORKER, host=host) if not p.is_held}
+    return {p.pid for p in cluster.processes(WORKER, host=host) if not p.is_stopped}
 
 
 def hosts(job: Job) -> list[str]:
-    return [told["hostname"] for told in job.told().values()]
+    return [env["hostname"] for env in job.environments().values()]
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def hosts(job: Job) -> list[str]:
 def test_a_killed_head_is_survived(
     cluster: Cluster, launch: Launch, nodes: int, nnodes: str
 ) -> None:
-    job = launch("--nproc", 2, "--nnodes", nnodes, TELL, "--until", "go", "--child", nodes=nodes)
-    job.until_all_run(2 * int(nnodes[-1]))
-    second = hosts(job)[2]  # keeps its ranks; another one has those of the head's node
+    job = launch("--nproc", 2, "--nnodes", nnodes, SIMPLE, "--until", "go", "--child", nodes=nodes)
+    job.wait_for_workers(2 * int(nnodes[-1]))
+    second = hosts(job)[2]  # this node keeps its ranks; another one takes those of the head's node
     first = {"n2": "n3", "n3": "n2"}[second]
     expected = [first, first, second, second] if nodes == 3 else [second, second]
     job.forget()
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
-    job.until_all_run(len(expected))
+    job.wait_for_workers(len(expected))
     assert hosts(job) == expected
-    assert {told["TORCHELASTIC_RESTART_COUNT"] for told in job.told().values()} == {"0"}
+    assert {env["TORCHELASTIC_RESTART_COUNT"] for env in job.environments().values()} == {"0"}
     assert not cluster.processes(ANY, host="n1")
     (job.directory / "go").touch()
     ended = job.wait()
@@ -58,12 +58,15 @@ def test_a_killed_head_is_survived(
 def with_a_first_agent_killed(
     cluster: Cluster, launch: Launch, after: float | None, *options: str, **timing: float
 ) -> Job:
-    """Return a job that another one leads. The first agent is started anew `after` so many seconds
-    or, without any, once they are written to the FIFO again.n1."""
+    """Start a job, kill its first agent, and wait for the takeover.
+
+    The first agent is started again `after` so many seconds or, with None, once a number of seconds
+    is written to the FIFO again.n1.
+    """
     srun = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
     options = ("--nnodes", "1:3", *options)
-    job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=srun, timing=timing)
-    job.until_all_run(3)
+    job = launch("--nproc", 1, *options, SIMPLE, "--until", "go", srun=srun, timing=timing)
+    job.wait_for_workers(3)
     job.forget()
     again = job.directory / "again.n1"
     os.mkfifo(again) if after is None else again.write_text(f"{after}\n")
@@ -74,37 +77,37 @@ def with_a_first_agent_killed(
 
 
 @pytest.mark.parametrize("after", [0.5, 4.0], ids=["at once", "later"])
-def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
+def test_a_first_agent_that_is_started_again_joins_the_others(
     after: float, cluster: Cluster, launch: Launch
 ) -> None:
-    """The others have gone on, and it takes part again."""
+    """The others have continued without it."""
     job = with_a_first_agent_killed(cluster, launch, after, "--grow", "now")
     job.says("continuing with n1: 3 nodes")
-    job.until_all_run(3)
+    job.wait_for_workers(3)
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
 
 
-def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
+def test_a_first_agent_that_is_started_again_after_the_end_starts_no_workers(
     cluster: Cluster, launch: Launch
 ) -> None:
     options = ("--rdzv-conf", "join_timeout=8")
     job = with_a_first_agent_killed(cluster, launch, None, *options, goodbye=4.0)
-    job.until_all_run(2)
+    job.wait_for_workers(2)
     (job.directory / "go").touch()
     eventually("the end of the others", lambda: {1, 2} <= job.codes.keys())
     (job.directory / "again.n1").write_text("0\n")
     ended = job.wait()
     assert (job.codes[0], job.codes[1], job.codes[2]) == (1, 0, 0), str(ended)
-    said = r"the agent on n1 was started again, and n2, n3 did not answer within (\d+) s"
-    assert min(map(int, re.findall(said, ended.output))) >= 8
-    assert len(job.told()) == 2, "nobody has trained a second time"
+    text = r"the agent on n1 was started again, and n2, n3 did not answer within (\d+) s"
+    assert min(map(int, re.findall(text, ended.output))) >= 8
+    assert len(job.environments()) == 2, "no worker has trained a second time"
 
 
 def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 1, TELL, "--until", "never", "--child")
-    job.until_all_run(3)
+    job = launch("--nproc", 1, SIMPLE, "--until", "never", "--child")
+    job.wait_for_workers(3)
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))
@@ -117,21 +120,21 @@ def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: 
 def test_a_head_without_network_is_replaced_and_comes_back(
     cluster: Cluster, launch: Launch
 ) -> None:
-    """On both sides a node is silent: only the one with the majority goes on."""
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
-    job.until_all_run(3)
+    """Each side hears nothing from the other: only the majority continues."""
+    job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     before = pids(cluster, "n1")
     with cluster.nodes["n1"].without_network():
-        job.until_all_run(2)
-        assert not running(cluster, "n1") & before  # its own fork server holds or has ended them
+        job.wait_for_workers(2)
+        assert not running(cluster, "n1") & before  # stopped or ended by their own fork server
         assert set(hosts(job)) == {"n2", "n3"}
     job.says("n1 no longer leads: n2 does")
     job.says("n1 is back")
     job.forget()
     for worker in cluster.processes(WORKER, host="n2"):
         worker.kill()
-    job.until_all_run(3)  # it takes part in the next round
+    job.wait_for_workers(3)  # n1 takes part in the next round
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
@@ -139,12 +142,12 @@ def test_a_head_without_network_is_replaced_and_comes_back(
 
 
 def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: Launch) -> None:
-    """The other waits, and says for what; it takes part again once it is there."""
-    job = launch("--nproc", 1, "--nnodes", "1:2", TELL, "--until", "go", nodes=2)
-    job.until_all_run(2)
+    """The other half waits, says what it waits for, and takes part again when it is back."""
+    job = launch("--nproc", 1, "--nnodes", "1:2", SIMPLE, "--until", "go", nodes=2)
+    job.wait_for_workers(2)
     job.forget()
     with cluster.nodes["n2"].without_network():
-        job.until_all_run(1)
+        job.wait_for_workers(1)
         assert hosts(job) == ["n1"]
         eventually("no worker on n2", lambda: not running(cluster, "n2"))
     job.says("n2 is back")
@@ -157,8 +160,8 @@ def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: L
 def test_a_half_without_the_head_ends_in_time(cluster: Cluster, launch: Launch) -> None:
     options = ("--nproc", 1, "--nnodes", "1:2", "--wait-for-nodes", 5)
     timing = {"goodbye": 4.0, "headless_notice": 1.0}
-    job = launch(*options, TELL, "--until", "go", nodes=2, timing=timing)
-    job.until_all_run(2)
+    job = launch(*options, SIMPLE, "--until", "go", nodes=2, timing=timing)
+    job.wait_for_workers(2)
     with cluster.nodes["n2"].without_network():
         eventually("no agent on n2", lambda: not cluster.processes(AGENT, host="n2"))
     (job.directory / "go").touch()
@@ -169,13 +172,13 @@ def test_a_half_without_the_head_ends_in_time(cluster: Cluster, launch: Launch) 
 
 
 def test_a_head_that_is_stopped_is_replaced(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
-    job.until_all_run(3)
+    job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill(signal.SIGSTOP)
     try:
-        job.until_all_run(2)
+        job.wait_for_workers(2)
         assert set(hosts(job)) == {"n2", "n3"}
         assert not running(cluster, "n1")
     finally:

@@ -1,4 +1,4 @@
-"""Horovod's job script, as it is: undisturbed, and with a worker killed. `make test-horovod`"""
+"""Horovod's job script, unchanged: undisturbed, and with a worker killed. `make test-horovod`"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.horovod, pytest.mark.skipif(spec is None, reason="need
 
 
 def test_a_killed_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """In both rounds the ranks find one another over the network between two nodes."""
+    """In both rounds, the ranks connect over the network between two nodes."""
     assert spec is not None
     assert spec.origin is not None
     env = {"PYTHONPATH": str(Path(spec.origin).parent.parent)}

@@ -1,7 +1,7 @@
-"""The job scripts of models that are in parts, as they are: all ranks save together, with DCP.
+"""The job scripts of sharded models, unchanged: all ranks save together, with DCP.
 
-There are no GPUs, so all take CPUs and gloo. A worker is killed in the midst of a save: all shards
-are there, and rank 0 writes what seals them. All ends as with one worker that is left alone.
+There are no GPUs, so all scripts use CPUs and gloo. A worker is killed during a save, when all
+shards exist and rank 0 writes `.metadata`. The result is that of one undisturbed worker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, subm
 
 pytestmark = pytest.mark.frameworks
 TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
-ROUNDED = 0.01  # sums are, in another order
-SEAL = "checkpoints/{}/step-{}/.metadata.tmp"
+ROUNDING = 0.01  # sums are in another order
+METADATA = "checkpoints/{}/step-{}/.metadata.tmp"
 TORN = "passing over checkpoint step-{}: .metadata is missing"
 
 
@@ -27,24 +27,24 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     alone = run(cluster, tmp_path / "a", name, nodes=1)
     assert reached(alone, "loss") < below
-    stop = SEAL.format(name, 20)
+    stop = METADATA.format(name, 20)
     killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=stop, env=TWO_EACH)
     assert rounds(tmp_path / "b") == 2
     assert TORN.format(20) in killed.output, str(killed)
     assert killed.output.count("resuming after step 10\n") == 1, str(killed)
-    assert reached(killed, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDED)
+    assert reached(killed, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDING)
 
 
-def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_path: Path) -> None:
-    """First a worker is killed, then a launcher: of 4 ranks 2 are left."""
+def test_the_remaining_ranks_load_all_shards(cluster: Cluster, tmp_path: Path) -> None:
+    """First a worker is killed, then a launcher: 2 of 4 ranks remain."""
     alone = run(cluster, tmp_path / "a", "fsdp", nodes=1)
     assert reached(alone, "loss") < 2.6
-    stops = [Stop(tmp_path / "b" / SEAL.format("fsdp", step)) for step in (20, 30)]
+    stops = [Stop(tmp_path / "b" / METADATA.format("fsdp", step)) for step in (20, 30)]
     with stops[0], stops[1]:
         job = submit(cluster, tmp_path / "b", "fsdp", env=TWO_EACH)
-        stops[0].reached(job)
+        stops[0].wait_until_reached(job)
         kill(job, rank=3)
-        stops[1].reached(job)
+        stops[1].wait_until_reached(job)
         (agent,) = cluster.processes(AGENT, host=workers(job, 3)[0].host)
         agent.kill()
         ended = job.wait()  # with the code of the launcher that was killed
@@ -53,4 +53,4 @@ def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_
     assert TORN.format(30) in ended.output, str(ended)
     assert "resuming after step 10 on 4 ranks" in ended.output
     assert "resuming after step 20 on 2 ranks" in ended.output
-    assert reached(ended, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDED)
+    assert reached(ended, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDING)

@@ -1,4 +1,4 @@
-"""hpclaunch logs on a login node: the lines of two nodes by time, over a restart."""
+"""hpclaunch logs on a login node: the lines of two nodes by time, with a restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from .cluster import CONTROLLER, Cluster, Job, eventually
 from .conftest import Launch
 
-# The ranks write in turn, so that there is one order of their lines only.
+# The ranks write in turn, so that their lines have only one order.
 IN_TURN = """
 import os, pathlib, sys, time
 rank, restarts = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -28,15 +28,15 @@ CAUSE = "exit code, rank 1 on n2, exit code 1"
 
 
 def logs(cluster: Cluster, job: Job, *options: str) -> list[str]:
-    """Its lines, without the times."""
+    """Return the lines of a job, without the times."""
     command = shlex.join(["hpclaunch", "logs", str(job.id), *options])
     script = f"cd {shlex.quote(str(job.directory))} && {command}"
-    said = cluster.on(CONTROLLER, ["sh", "-c", script])
-    return [re.sub(r"^\S+ (?=\[)|, \d{4}-\S+ \S+\d", "", line) for line in said.splitlines()]
+    text = cluster.on(CONTROLLER, ["sh", "-c", script])
+    return [re.sub(r"^\S+ (?=\[)|, \d{4}-\S+ \S+\d", "", line) for line in text.splitlines()]
 
 
 def test_two_nodes_and_a_restart(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """While the job runs, and after its end; all nodes of this cluster have the same clock."""
+    """Show the lines while the job runs, and after its end. All nodes here share a clock."""
     (tmp_path / "in_turn.py").write_text(IN_TURN)
     job = launch("--nproc", 1, "-r", 3, "in_turn.py", nodes=2)
     head, again = f"-- {job.id}.0 round 0", f"-- {job.id}.0 round 1; round 0 ended: {CAUSE}"

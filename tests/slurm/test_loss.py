@@ -1,4 +1,4 @@
-"""An agent or a node is lost in the midst of a round."""
+"""An agent or a node is lost during a round."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .cluster import Cluster, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
 from .faults import unkillable
 
-TELL = SCRIPTS / "tell.py"
-ANY = f"{WORKER}|^sleep 1000"  # the workers and the children that they left behind
+SIMPLE = SCRIPTS / "simple.py"
+ANY = f"{WORKER}|^sleep 1000"  # the workers and their children
 HEARD = "is heard again"
 
 
 def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 1, TELL, "--until", "never", "--child")
-    job.until_all_run(3)
+    job = launch("--nproc", 1, SIMPLE, "--until", "never", "--child")
+    job.wait_for_workers(3)
     (agent,) = cluster.processes(AGENT, host="n2")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))
@@ -34,16 +34,16 @@ def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch:
 
 @pytest.mark.parametrize("nnodes", ["2:3", "2"], ids=["fewer", "a spare"])
 def test_a_killed_agent_is_survived(cluster: Cluster, launch: Launch, nnodes: str) -> None:
-    job = launch("--nproc", 2, "--nnodes", nnodes, TELL, "--until", "go", "--child")
-    job.until_all_run(6 if ":" in nnodes else 4)
-    victim = job.told()[2]["hostname"]  # with two nodes, the one that came before the other
+    job = launch("--nproc", 2, "--nnodes", nnodes, SIMPLE, "--until", "go", "--child")
+    job.wait_for_workers(6 if ":" in nnodes else 4)
+    victim = job.environments()[2]["hostname"]  # with two nodes, the one that arrived first
     (other,) = {"n2", "n3"} - {victim}
     job.forget()
     (agent,) = cluster.processes(AGENT, host=victim)
     agent.kill()
-    job.until_all_run(4)
-    assert [told["hostname"] for told in job.told().values()] == ["n1", "n1", other, other]
-    assert {told["WORLD_SIZE"] for told in job.told().values()} == {"4"}
+    job.wait_for_workers(4)
+    assert [env["hostname"] for env in job.environments().values()] == ["n1", "n1", other, other]
+    assert {env["WORLD_SIZE"] for env in job.environments().values()} == {"4"}
     (job.directory / "go").touch()
     ended = job.wait()
     tasks = {0, int(other[1:]) - 1}
@@ -55,17 +55,17 @@ def test_a_killed_agent_is_survived(cluster: Cluster, launch: Launch, nnodes: st
 
 
 def test_lists_of_nodes_are_those_of_the_round(cluster: Cluster, launch: Launch) -> None:
-    """Their first node is that of rank 0, where scripts look for MASTER_ADDR."""
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
-    job.until_all_run(3)
+    """The first node in Slurm's variables is that of rank 0, which scripts use as MASTER_ADDR."""
+    job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
-    job.until_all_run(2)
-    told = job.told()
-    hosts = [told[rank]["hostname"] for rank in (0, 1)]
+    job.wait_for_workers(2)
+    envs = job.environments()
+    hosts = [envs[rank]["hostname"] for rank in (0, 1)]
     assert sorted(hosts) == ["n2", "n3"]
-    for env in told.values():
+    for env in envs.values():
         for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"):
             shown = cluster.on("n2", ["scontrol", "show", "hostnames", env[name]])
             assert shown.split() == hosts
@@ -77,12 +77,12 @@ def test_lists_of_nodes_are_those_of_the_round(cluster: Cluster, launch: Launch)
 
 def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) -> None:
     options, timing = ("--nproc", 2, "--max-restarts", 1), {"leftovers": 1.0}
-    job = launch(*options, TELL, "--until", "never", "--child", nodes=2, timing=timing)
+    job = launch(*options, SIMPLE, "--until", "never", "--child", nodes=2, timing=timing)
     for _ in range(2):
-        job.until_all_run(4)
+        job.wait_for_workers(4)
         pids = {p.pid for p in cluster.processes(ANY)}
-        for told in job.directory.glob("told-*"):
-            told.unlink()
+        for file in job.directory.glob("environ-*"):
+            file.unlink()
         (server,) = cluster.processes(FORK_SERVER, host="n2")
         server.kill()
         gone = lambda: not pids & {p.pid for p in cluster.processes(ANY)}  # noqa: B023, E731
@@ -97,45 +97,45 @@ def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) 
 def test_a_node_without_network_is_survived_and_comes_back(
     cluster: Cluster, launch: Launch
 ) -> None:
-    """Nobody closes a connection here: only the silence tells."""
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
-    job.until_all_run(3)
+    """No connection is closed, so the loss can only be detected by silence."""
+    job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     node = cluster.nodes["n3"]
     (worker,) = cluster.processes(WORKER, host="n3")
     with node.without_network():
-        job.until_all_run(2)
-        assert worker.is_held  # by its own fork server
+        job.wait_for_workers(2)
+        assert worker.is_stopped  # stopped by its own fork server
         job.says("the agent on n3 was lost: it has been silent for ")
     job.says("n3 is back")
     assert not cluster.processes(WORKER, host="n3")
     job.forget()
     for worker in cluster.processes(WORKER, host="n2"):
         worker.kill()
-    job.until_all_run(3)  # it takes part in the next round
+    job.wait_for_workers(3)  # n3 takes part in the next round
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert job.codes == {0: 0, 1: 0, 2: 0}
-    said = r"the agent on n3 was lost: it has been silent for (\d+) s"
-    assert min(map(int, re.findall(said, ended.output))) >= 3
+    text = r"the agent on n3 was lost: it has been silent for (\d+) s"
+    assert min(map(int, re.findall(text, ended.output))) >= 3
 
 
 def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:
     job = launch(
-        *("--nproc", 1, "--grace", 1, "--nnodes", 2, TELL, "--until", "go"),
+        *("--nproc", 1, "--grace", 1, "--nnodes", 2, SIMPLE, "--until", "go"),
         timing={"unkillable": 4.0},
     )
-    job.until_all_run(2)
-    victim = job.told()[1]["hostname"]
+    job.wait_for_workers(2)
+    victim = job.environments()[1]["hostname"]
     (other,) = {"n2", "n3"} - {victim}
     job.forget()
     (worker,) = cluster.processes(WORKER, host=victim)
     (first,) = cluster.processes(WORKER, host="n1")
     with unkillable(worker.pid):
         first.kill()
-        job.until_all_run(2)
-        assert [told["hostname"] for told in job.told().values()] == ["n1", other]
+        job.wait_for_workers(2)
+        assert [env["hostname"] for env in job.environments().values()] == ["n1", other]
         (job.directory / "go").touch()
         job.says("the job has ended without")
     ended = job.wait()
@@ -145,23 +145,21 @@ def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch:
     assert ended.code == 0, str(ended)
 
 
-def test_a_disk_that_is_full_costs_no_node(
-    cluster: Cluster, launch: Launch, tmp_path: Path
-) -> None:
-    """On one node the log directory takes no more files, from the first round on."""
+def test_a_full_disk_costs_no_node(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """On one node, no file can be created in the log directory after the first round."""
     logs = tmp_path / "logs"
     logs.mkdir()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=9g,nr_inodes=200", "small", str(logs)])
     try:
         options = ("--nproc", 1, "--nnodes", "1:2", "--log-dir", logs)
-        job = launch(*options, TELL, "--until", "go", nodes=2, env={"TMPDIR": str(tmp_path)})
-        job.until_all_run(2)
+        job = launch(*options, SIMPLE, "--until", "go", nodes=2, env={"TMPDIR": str(tmp_path)})
+        job.wait_for_workers(2)
         job.forget()
         fill = f"for i in $(seq 300); do : >{shlex.quote(str(logs))}/$i; done"
         cluster.on("n2", ["sh", "-c", f"({fill}) 2>/dev/null; true"])
         (worker,) = cluster.processes(WORKER, host="n1")
         worker.kill()
-        job.until_all_run(2)
+        job.wait_for_workers(2)
         (job.directory / "go").touch()
         ended = job.wait()
     finally:
@@ -176,7 +174,7 @@ def test_a_disk_that_is_full_costs_no_node(
 
 @pytest.mark.usefixtures("light_torch")
 def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """It does not learn of it. What is lost is counted where there is room again."""
+    """The script does not notice. The file counts the lost bytes when there is room again."""
     logs = tmp_path / "logs"
     logs.mkdir()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
@@ -208,22 +206,22 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     ("srun", "warned"),
     [("srun", True), ("srun --no-kill", False), ("env SLURM_NO_KILL= srun", False)],
 )
-def test_whoever_forgets_no_kill_is_told(launch: Launch, srun: str, warned: bool) -> None:
-    job = launch("--nproc", 1, "--nnodes", "1:2", TELL, srun=f"{srun} hpclaunch", nodes=2)
+def test_a_missing_no_kill_is_pointed_out(launch: Launch, srun: str, warned: bool) -> None:
+    job = launch("--nproc", 1, "--nnodes", "1:2", SIMPLE, srun=f"{srun} hpclaunch", nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert ("--no-kill" in ended.output) is warned
 
 
-def test_a_node_that_comes_back_can_end_the_round(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 1, "--nnodes", "2:3", "--grow", "now", TELL, "--until", "go")
-    job.until_all_run(3)
+def test_a_node_that_returns_can_end_the_round(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 1, "--nnodes", "2:3", "--grow", "now", SIMPLE, "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     node = cluster.nodes["n3"]
     with node.without_network():
-        job.until_all_run(2)
+        job.wait_for_workers(2)
         job.forget()
-    job.until_all_run(3)
+    job.wait_for_workers(3)
     job.says("ending the round, to continue with n3")
     (job.directory / "go").touch()
     ended = job.wait()
@@ -232,8 +230,8 @@ def test_a_node_that_comes_back_can_end_the_round(cluster: Cluster, launch: Laun
 
 def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launch: Launch) -> None:
     options = ("--wait-for-nodes", 4, "--loss-timeout", 3)
-    job = launch("--nproc", 1, *options, TELL, "--until", "never", timing={"goodbye": 4.0})
-    job.until_all_run(3)
+    job = launch("--nproc", 1, *options, SIMPLE, "--until", "never", timing={"goodbye": 4.0})
+    job.wait_for_workers(3)
     node = cluster.nodes["n3"]
     with node.without_network():
         eventually("no worker", lambda: not cluster.processes(ANY))
@@ -249,15 +247,15 @@ def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launc
 def test_an_agent_that_is_stopped_costs_a_round_and_no_more(
     cluster: Cluster, launch: Launch
 ) -> None:
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
-    job.until_all_run(3)
+    job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
+    job.wait_for_workers(3)
     job.forget()
     (agent,) = cluster.processes(AGENT, host="n2")
     (worker,) = cluster.processes(WORKER, host="n2")
     agent.kill(signal.SIGSTOP)
     try:
-        job.until_all_run(2)
-        assert worker.is_held
+        job.wait_for_workers(2)
+        assert worker.is_stopped
     finally:
         agent.kill(signal.SIGCONT)
     job.says("n2 is back")
@@ -266,13 +264,11 @@ def test_an_agent_that_is_stopped_costs_a_round_and_no_more(
     assert ended.code == 0, str(ended)
 
 
-def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
-    cluster: Cluster, launch: Launch
-) -> None:
-    """Nothing could begin without it, so nothing ends for its silence."""
+def test_a_job_of_fixed_size_waits_for_a_stopped_agent(cluster: Cluster, launch: Launch) -> None:
+    """No round can begin without this agent, so its silence does not end one."""
     timing = {"silence_notice": 4.0}
-    job = launch("--nproc", 1, TELL, "--until", "go", nodes=2, timing=timing)
-    job.until_all_run(2)
+    job = launch("--nproc", 1, SIMPLE, "--until", "go", nodes=2, timing=timing)
+    job.wait_for_workers(2)
     workers = {p.pid for p in cluster.processes(WORKER)}
     for host, silence in (("n2", "n2: silent for"), ("n1", "the head on n1: it has been sil")):
         silent, heard = job.output.count(silence), job.output.count(HEARD)
@@ -290,11 +286,9 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
     assert "was lost" not in ended.output
 
 
-def test_a_silent_head_does_not_keep_a_job_that_is_cancelled(
-    cluster: Cluster, launch: Launch
-) -> None:
-    job = launch("--nproc", 1, TELL, "--until", "never", timing={"goodbye": 3.0})
-    job.until_all_run(3)
+def test_a_cancelled_job_does_not_wait_for_a_silent_head(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 1, SIMPLE, "--until", "never", timing={"goodbye": 3.0})
+    job.wait_for_workers(3)
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill(signal.SIGSTOP)
     try:

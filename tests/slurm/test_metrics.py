@@ -1,4 +1,4 @@
-"""--metrics in a job on several nodes, and of several agents on one."""
+"""--metrics in a job on several nodes, and with several agents on one node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families as older
 
-from .asking import PAUSE, PORT, Metrics, scraped, values
+from .asking import PAUSE, PORT, Metrics, scrape, values
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
@@ -23,7 +23,7 @@ def written(file: Path) -> Metrics:
 
 
 def test_files_of_all_nodes(cluster: Cluster) -> None:
-    """Write them for a user who is not root."""
+    """Each agent of an unprivileged user writes a file; that of the head remains at the end."""
     directory = cluster.directory_of("nobody")
     textfile = directory / "textfile"
     textfile.mkdir()
@@ -44,7 +44,9 @@ def test_files_of_all_nodes(cluster: Cluster) -> None:
     assert (last["over",], last["exit_code",]) == (1, 0)
 
 
-def test_several_agents_on_one_node_have_ports_in_a_row(cluster: Cluster, tmp_path: Path) -> None:
+def test_several_agents_on_one_node_have_consecutive_ports(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
     options = f"--cold --nproc 1 --metrics 0.0.0.0:{PORT}"
@@ -54,7 +56,7 @@ def test_several_agents_on_one_node_have_ports_in_a_row(cluster: Cluster, tmp_pa
     found: list[Metrics] = []
 
     def both() -> bool:
-        found[:] = [scraped(cluster, "ctl", at="n1", port=PORT + n) for n in (0, 1)]
+        found[:] = [scrape(cluster, "ctl", at="n1", port=PORT + n) for n in (0, 1)]
         return all(found)
 
     eventually("both ports, from another host", both, pause=PAUSE)

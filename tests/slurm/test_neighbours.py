@@ -19,8 +19,8 @@ from .conftest import ROOT, SCRIPTS, Launch
 from .hosts import NETWORK
 
 STAND_INS = ROOT / "tests" / "stand_ins"
-NOBODY = str(NETWORK[250])  # an address that no host has
-TELL = SCRIPTS / "tell.py"
+NOBODY = str(NETWORK[250])  # an address of no host
+SIMPLE = SCRIPTS / "simple.py"
 _LISTEN = """
 import socket, sys
 listener = socket.create_server(("0.0.0.0", int(sys.argv[1])))
@@ -32,10 +32,10 @@ while True:
 
 @contextmanager
 def stranger(cluster: Cluster, host: str, port: int) -> Iterator[None]:
-    """A program on a host that has nothing to do with us and listens on a port."""
+    """Run a foreign program on a host that listens on a port."""
     command = cluster.nodes[host].command([sys.executable, "-c", _LISTEN, str(port)])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout is not None, "stdout is a pipe"
         try:
             assert process.stdout.readline() == "listening\n"
             yield
@@ -45,7 +45,7 @@ def stranger(cluster: Cluster, host: str, port: int) -> Iterator[None]:
 
 
 def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """They run at the same time, and the port that one would like best is taken."""
+    """Two jobs run at the same time, and the first port of one of them is taken."""
     ours = [tmp_path / "a", tmp_path / "b"]
     for directory in ours:
         directory.mkdir()
@@ -53,7 +53,7 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
     environment = {secret.VARIABLE: str(key)}
     jobs = [
         launch(
-            *("--nproc", 1, TELL, "--until", "enough"),
+            *("--nproc", 1, SIMPLE, "--until", "enough"),
             directory=d,
             nodes=2,
             env=environment,
@@ -66,16 +66,18 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
         for job in jobs:
             cluster.on("ctl", ["scontrol", "release", str(job.id)])
         for job in jobs:
-            job.until_all_run(2)
+            job.wait_for_workers(2)
         for directory in ours:
             (directory / "enough").touch()
         for job in jobs:
             ended = job.wait()
             assert ended.code == 0, str(ended)
             assert "hpclaunch:" not in ended.output
-            assert {env["WORLD_SIZE"] for env in job.told().values()} == {"2"}
-            assert {env["TORCHELASTIC_RUN_ID"] for env in job.told().values()} == {f"{job.id}.0"}
-    ports = {job.told()[0]["MASTER_PORT"] for job in jobs}
+            assert {env["WORLD_SIZE"] for env in job.environments().values()} == {"2"}
+            assert {env["TORCHELASTIC_RUN_ID"] for env in job.environments().values()} == {
+                f"{job.id}.0"
+            }
+    ports = {job.environments()[0]["MASTER_PORT"] for job in jobs}
     assert len(ports) == 2
 
 
@@ -93,20 +95,20 @@ except TimeoutError:
 def test_only_nodes_of_the_job_reach_the_store(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """A stranger on another node sees a port as if behind a firewall, in every round."""
+    """A foreign program on another node gets no answer from the port, in every round."""
 
     def answer(host: str, port: str, wait: float) -> str:
         target = [cluster.nodes["n1"].address, port, str(wait)]
         return cluster.on(host, [sys.executable, "-c", _CONNECT, *target]).strip()
 
-    job = launch("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough", nodes=2)
+    job = launch("--nproc", 1, SIMPLE, "--fail", "1:restart?:kill", "--until", "enough", nodes=2)
     for name in ("restart", "enough"):
-        job.until_all_run(2)
-        told = job.told()[1]
-        assert told["MASTER_ADDR"] == cluster.nodes["n1"].address
-        assert answer("n4", told["MASTER_PORT"], 2) == "no answer"
+        job.wait_for_workers(2)
+        envs = job.environments()[1]
+        assert envs["MASTER_ADDR"] == cluster.nodes["n1"].address
+        assert answer("n4", envs["MASTER_PORT"], 2) == "no answer"
         for host in ("n1", "n2"):
-            assert answer(host, told["MASTER_PORT"], 20) == "connected"
+            assert answer(host, envs["MASTER_PORT"], 20) == "connected"
         job.forget()
         (tmp_path / name).touch()
     ended = job.wait()
@@ -117,12 +119,12 @@ def test_only_nodes_of_the_job_reach_the_store(
 def crowd(
     cluster: Cluster, program: str, host: str, port: int, *words: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Strangers on the last node, who hold connections to a port of a host."""
+    """Run a foreign program on the last node that holds connections to a port of a host."""
     target = [cluster.nodes[host].address, str(port), *words]
     command = cluster.nodes["n4"].command([sys.executable, str(STAND_INS / program), *target])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
-        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout is not None, "stdout is a pipe"
         try:
             assert process.stdout.readline() == "held\n"
             yield process
@@ -133,27 +135,27 @@ def crowd(
 @pytest.mark.parametrize(
     ("program", "word"),
     [
-        # More than a process may usually have open files; whenever one is closed, another comes.
+        # More than the usual limit of open files; each closed connection is replaced by a new one.
         pytest.param(
             "crowd.py",
             "1200",
             marks=pytest.mark.skipif(
-                "descriptors" in surroundings.entered, reason="no process may hold as many"
+                "descriptors" in surroundings.entered, reason="needs more open files"
             ),
         ),
-        # More than the kernel remembers: it has to answer with SYN cookies.
+        # More than the kernel's queue: it must answer with SYN cookies.
         ("half_open.py", NOBODY),
     ],
     ids=["held", "half open"],
 )
-def test_strangers_crowd_at_the_heads_port(
+def test_many_foreign_connections_to_the_heads_port(
     cluster: Cluster, launch: Launch, tmp_path: Path, program: str, word: str
 ) -> None:
-    """The last agent joins all the same, and there is a restart."""
+    """The last agent can nevertheless join, and a restart works."""
     key = tmp_path / "secret"
-    late = """srun bash -c 'while [ "$SLURM_NODEID" = 1 ] && [ ! -e come ]; do sleep 0.1; done
+    late = """srun bash -c 'while [ "$SLURM_NODEID" = 1 ] && [ ! -e start ]; do sleep 0.1; done
         exec hpclaunch "$@"' bash"""
-    arguments = ("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough")
+    arguments = ("--nproc", 1, SIMPLE, "--fail", "1:restart?:kill", "--until", "enough")
     job = launch(*arguments, srun=late, nodes=2, env={secret.VARIABLE: str(key)})
     port = zmq_channel.derive(secret.load_or_create(key), f"{job.id}.0").ports[0]
     with crowd(cluster, program, "n1", port, word) as strangers:
@@ -163,11 +165,11 @@ def test_strangers_crowd_at_the_heads_port(
             eventually(
                 "a full queue", lambda: cluster.on("n1", begun).count("\n") >= full, timeout=60
             )
-        (tmp_path / "come").touch()
-        job.until_all_run(2)
+        (tmp_path / "start").touch()
+        job.wait_for_workers(2)
         job.forget()
         (tmp_path / "restart").touch()
-        job.until_all_run(2)
+        job.wait_for_workers(2)
         assert strangers.poll() is None
         (tmp_path / "enough").touch()
         ended = job.wait()

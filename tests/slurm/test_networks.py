@@ -1,4 +1,4 @@
-"""Where the agents and the workers meet, if that is not at the addresses of the nodes' names."""
+"""Agents and workers that cannot use the addresses of the nodes' names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from .cluster import Cluster
 from .conftest import AGENT, LIGHT_TORCH, SCRIPTS, Launch
 
-PORT = 15123  # neither one of the agents' usual ports nor one that the kernel gives to clients
+PORT = 15123  # neither one of the agents' usual ports nor an ephemeral one
 MEET = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -34,13 +34,13 @@ def script(tmp_path: Path) -> Path:
 
 @contextmanager
 def firewall(cluster: Cluster) -> Iterator[None]:
-    """No agent is reached at one of the usual ports by the addresses of the nodes' names."""
+    """Close the agents' usual ports at the addresses of the nodes' names."""
     with cluster.refusing(cluster.nodes, cluster.nodes):
         yield
 
 
 def met(launch: Launch, *args: object, **options: object) -> list[str]:
-    """What the ranks said."""
+    """Run the script on two nodes; return the lines of its ranks."""
     ended = launch("--nproc", 1, *args, nodes=2, **options).wait()
     assert ended.code == 0, str(ended)
     return sorted(line for line in ended.output.splitlines() if " of 2 " in line)
@@ -56,22 +56,22 @@ def test_names_that_only_their_own_node_resolves(
     cluster: Cluster, launch: Launch, script: Path, options: list[str]
 ) -> None:
     with cluster.without_names():
-        said = met(launch, *options, script)
-    assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
+        lines = met(launch, *options, script)
+    assert lines == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
 
 
 @pytest.mark.usefixtures("light_torch")
 @pytest.mark.parametrize("names", [firewall, nullcontext], ids=["alone", "first"])
-def test_a_network_that_is_not_that_of_the_names(
+def test_a_network_other_than_that_of_the_host_names(
     cluster: Cluster,
     launch: Launch,
     script: Path,
     names: Callable[[Cluster], AbstractContextManager[None]],
 ) -> None:
-    """The user's choice comes before the names, where both lead to the first node."""
+    """The user's address takes precedence over the host names, if both reach the first node."""
     with cluster.with_second_network(), names(cluster):
-        said = met(launch, "--rdzv-backend=c10d", "--rdzv-endpoint=n1i:29500", script)
-    assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
+        lines = met(launch, "--rdzv-backend=c10d", "--rdzv-endpoint=n1i:29500", script)
+    assert lines == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
 
 
 @pytest.mark.usefixtures("light_torch")
@@ -79,20 +79,20 @@ def test_a_firewall_that_lets_the_port_of_the_user_through(
     cluster: Cluster, launch: Launch, script: Path
 ) -> None:
     with firewall(cluster):
-        said = met(launch, "--master-addr=n1", f"--master-port={PORT}", script)
-    assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
+        lines = met(launch, "--master-addr=n1", f"--master-port={PORT}", script)
+    assert lines == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
 
 
 def test_another_head_is_found_at_the_port_of_the_user(cluster: Cluster, launch: Launch) -> None:
-    """Where the nodes have no names, and a firewall."""
+    """The nodes have no resolvable names, and a firewall."""
     options = ["--nnodes=2:3", "--rdzv-backend=c10d", f"--rdzv-endpoint=10.78.0.11:{PORT}"]
     with cluster.without_names(), firewall(cluster):
-        job = launch("--nproc", 1, *options, SCRIPTS / "tell.py", "--until", "go")
-        job.until_all_run(3)
+        job = launch("--nproc", 1, *options, SCRIPTS / "simple.py", "--until", "go")
+        job.wait_for_workers(3)
         job.forget()
         (agent,) = cluster.processes(AGENT, host="n1")
         agent.kill()
-        job.until_all_run(2)
+        job.wait_for_workers(2)
         (job.directory / "go").touch()
         ended = job.wait()
     assert {job.codes[task] for task in (1, 2)} == {0}, str(ended)
@@ -106,8 +106,8 @@ def test_another_head_is_found_at_the_port_of_the_user(cluster: Cluster, launch:
 def test_an_address_of_every_node(
     cluster: Cluster, launch: Launch, script: Path, address: str, env: dict[str, str]
 ) -> None:
-    """The agents meet in the network of the names, the workers in the other one: torch's too."""
+    """The agents use the network of the names, the workers and their store the other one."""
     srun = f"srun bash -c 'exec hpclaunch --local-addr={address} \"$@\"' -"
     with cluster.with_second_network():
-        said = met(launch, script, srun=srun, env=env)
-    assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
+        lines = met(launch, script, srun=srun, env=env)
+    assert lines == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]

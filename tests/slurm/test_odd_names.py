@@ -1,5 +1,5 @@
-"""Names that are not UTF-8 go through a launch, a restart and a change of heads as they are. What
-others have put into a shared directory is in nobody's way."""
+"""Names that are not UTF-8 survive a launch, a restart and a takeover unchanged. Foreign files in a
+shared directory do no harm."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from .scripts import resume
 USER = "nobody"
 NAME = b"gr\xf6\xdfe \xff"  # in Latin-1, and in no encoding
 SHELL = r"$'gr\366\337e \377'"
-TELL = """
+RECORD = """
 import os, sys, time
 rank, round_ = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-told = [os.fsencode(word) for word in sys.argv[1:]]
-told += [os.environb[b"ODD"], os.environb[b"HPCLAUNCH_CHECKPOINT"]]
+words = [os.fsencode(word) for word in sys.argv[1:]]
+words += [os.environb[b"ODD"], os.environb[b"HPCLAUNCH_CHECKPOINT"]]
 with open(f"draft-{rank}", "wb") as f:
-    f.write(b"\\n".join(told))
+    f.write(b"\\n".join(words))
 os.rename(f"draft-{rank}", f"words-{rank}")
 while not os.path.exists("go"):
     time.sleep(0.05)
 """
 
 
-def all_have_them(job: Job, workers: int, point: bytes) -> None:
-    """An argument, a variable, and the checkpoint to resume from; in this round."""
+def require_names(job: Job, workers: int, point: bytes) -> None:
+    """Require that all workers of this round have the argument, the variable and the checkpoint."""
 
-    def told() -> list[Path]:
+    def recorded() -> list[Path]:
         return list(job.directory.glob("words-*"))
 
-    eventually(f"{workers} workers", lambda: len(told()) == workers)
-    for path in told():
+    eventually(f"{workers} workers", lambda: len(recorded()) == workers)
+    for path in recorded():
         assert path.read_bytes().split(b"\n") == [NAME, NAME, point]
         path.unlink()
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
-def test_they_outlive_a_restart_and_the_head(
+def test_names_survive_a_restart_and_a_takeover(
     cluster: Cluster, launch: Launch, tmp_path: Path, locale: str
 ) -> None:
     directory = tmp_path / os.fsdecode(NAME)
     directory.mkdir()
     point = os.fsencode(directory) + b"/step-1-" + NAME + b".pt"
     resume.save(1, Path(os.fsdecode(point)))
-    (tmp_path / "tell.py").write_text(TELL)
+    (tmp_path / "record.py").write_text(RECORD)
     options = f'--nproc 1 --nnodes 2:3 --cold --checkpoint-dir "$ODD" --log-dir "$ODD"/logs-{SHELL}'
-    srun = f"export ODD={SHELL}\nsrun {SCRIPTS}/agent.sh {options} tell.py {SHELL} "
+    srun = f"export ODD={SHELL}\nsrun {SCRIPTS}/agent.sh {options} record.py {SHELL} "
     env = {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     job = launch(srun=srun, env=env)
-    all_have_them(job, 3, point)
+    require_names(job, 3, point)
     for victim, host, left in ((WORKER, "n3", 3), (AGENT, "n1", 2), (WORKER, "n3", 2)):
         (process,) = cluster.processes(victim, host=host)
         process.kill()
-        all_have_them(job, left, point)
+        require_names(job, left, point)
     (tmp_path / "go").touch()
     ended = job.wait()
     assert {job.codes[task] for task in (1, 2)} == {0}, str(ended)
@@ -70,7 +70,7 @@ def test_they_outlive_a_restart_and_the_head(
 
 @pytest.mark.parametrize("umask", ["002", "000"])
 def test_a_directory_that_a_group_shares(cluster: Cluster, launch: Launch, umask: str) -> None:
-    """Another user has put directories there that have the names of ours."""
+    """Another user has made directories there with the names of ours."""
     home = cluster.directory_of(USER)
     home.chmod(0o2777)
     planted = [home / "hpclaunch-logs", home / "hpclaunch-logs" / "planted"]
@@ -79,7 +79,7 @@ def test_a_directory_that_a_group_shares(cluster: Cluster, launch: Launch, umask
     entry = pwd.getpwnam("daemon")
     for path in planted:
         os.chown(path, entry.pw_uid, entry.pw_gid)
-    srun = f"umask {umask}\nsrun {SCRIPTS}/agent.sh --nproc 1 {SCRIPTS}/tell.py"
+    srun = f"umask {umask}\nsrun {SCRIPTS}/agent.sh --nproc 1 {SCRIPTS}/simple.py"
     job = launch(srun=srun, user=USER, directory=home, nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)

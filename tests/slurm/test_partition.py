@@ -1,4 +1,4 @@
-"""The network is in parts for a while. Who has saved which epoch tells who has trained."""
+"""The network is partitioned for a while. The hosts that saved epochs are those that trained."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from .cluster import Cluster, eventually
 from .conftest import Launch
 from .hosts import why_no_firewall
-from .training import ENOUGH, finish, progress, saves, train, writers
+from .training import ENOUGH, finish, saves, train, wait_for_progress, writers
 
 
-class PartedTraining:
-    """A training on four nodes, which are in parts now and then."""
+class PartitionedTraining:
+    """A training on four nodes whose network is partitioned now and then."""
 
     def __init__(self, launch: Launch, directory: Path, *options: object) -> None:
         self._saved, self._logs = directory / "saved", directory / "logs"
@@ -27,12 +27,12 @@ class PartedTraining:
     def only_one_side_trains(
         self, cut: AbstractContextManager[object], phase: str, on: str
     ) -> None:
-        """`on` has rank 0 during the cut. After it all take part again."""
+        """Require that `on` has rank 0 during the cut, and that all nodes take part after it."""
         rounds = self._rounds()
         with cut:
             eventually(f"another round: {phase}", lambda: self._rounds() > rounds)
             begun = len(writers(self._saved))
-            progress(self._saved, 2)
+            wait_for_progress(self._saved, 2)
             assert {host for _, host in writers(self._saved)[begun:]} == {on}
         eventually(f"all nodes after {phase}", lambda: saves(self._saved)[-1][2] == 4)
 
@@ -40,7 +40,7 @@ class PartedTraining:
         return len(list(self._logs.glob("round-*")))
 
     def finish(self) -> None:
-        """End the training: all agents end well; no epoch was saved twice, none is left out."""
+        """End the training; require exit codes 0, and that each epoch was saved once."""
         ended = finish(self.job, self._saved)
         assert self.job.codes == dict.fromkeys(range(4), 0), str(ended)
 
@@ -48,15 +48,15 @@ class PartedTraining:
 @pytest.mark.usefixtures("light_torch")
 @pytest.mark.timeout(400)
 def test_only_one_side_trains(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    training = PartedTraining(launch, tmp_path, "--nnodes", "1:4")
+    training = PartitionedTraining(launch, tmp_path, "--nnodes", "1:4")
     for cut_off, on in (
         (["n2"], "n1"),
-        (["n3", "n4"], "n1"),  # of two halves the one with the head
-        (["n1", "n2", "n3"], "n1"),  # most of the nodes, and Slurm is with the rest
+        (["n3", "n4"], "n1"),  # of two halves, the one with the head trains
+        (["n1", "n2", "n3"], "n1"),  # the majority trains, though Slurm is on the other side
         (["n1"], "n4"),  # the head
     ):
         phase = f"{', '.join(cut_off)} cut off"
-        training.only_one_side_trains(cluster.parted(cut_off), phase, on)
+        training.only_one_side_trains(cluster.partitioned(cut_off), phase, on)
     training.finish()
 
 
@@ -77,11 +77,10 @@ def refusing_all(cluster: Cluster, ways: Sequence[Way]) -> Iterator[None]:
 def test_of_two_halves_the_one_with_the_head_trains(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """Firewalls reset all connections between them: the agents of the other half look dead, and
-    are not."""
+    """Firewalls reset all connections between the halves, as if the other agents were dead."""
     if why := why_no_firewall():
         pytest.skip(f"no firewall in this kernel: {why}")
-    training = PartedTraining(launch, tmp_path, "--nnodes", "2:4")
+    training = PartitionedTraining(launch, tmp_path, "--nnodes", "2:4")
     for phase, ways in (
         ("both refuse", [HALVES, HALVES[::-1]]),
         ("the half with the head refuses", [HALVES]),
@@ -92,18 +91,18 @@ def test_of_two_halves_the_one_with_the_head_trains(
 
 
 @pytest.mark.usefixtures("light_torch")
-def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
+def test_a_half_that_is_cut_off_until_the_job_ends_does_not_train(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """Let it come back when the head has ended in order: nobody can say then that it was lost."""
+    """The network is healed after a normal end of the head, which is not reported as a loss."""
     saved = tmp_path / "saved"
     options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 20), {"goodbye": 4.0}
     job = train(launch, saved, *options, nodes=4, timing=timing)
-    with cluster.parted(["n3", "n4"]):
+    with cluster.partitioned(["n3", "n4"]):
         job.says("continuing without n3, n4")
         (tmp_path / ENOUGH).touch()
         eventually("the end", lambda: {0, 1} <= job.codes.keys())
-        assert not job.codes.keys() & {2, 3}, "they gave up before the network was whole"
+        assert not job.codes.keys() & {2, 3}, "they did not give up before the network was healed"
     ended = finish(job, saved)
     assert (job.codes[0], job.codes[1]) == (0, 0), str(ended)
     assert job.codes[2] != 0
@@ -111,15 +110,17 @@ def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_cut_and_healed_within_the_time(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """Make the workers wait a little longer for one another: nothing else happens."""
+def test_a_short_cut_only_delays_the_training(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """The workers wait a little longer for each other, and no round ends."""
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     options, timing = ("--nnodes", "1:2", "--log-dir", logs), {"loss": 12.0}
     job = train(launch, saved, *options, nodes=2, timing=timing)
     for host in ("n1", "n2"):
-        with cluster.parted([host]):
+        with cluster.partitioned([host]):
             time.sleep(1.5)
-        progress(saved, 1)
+        wait_for_progress(saved, 1)
     ended = finish(job, saved)
     assert ended.code == 0, str(ended)
     assert len(list(logs.glob("round-*"))) == 1, str(ended)

@@ -1,4 +1,4 @@
-"""docs/quickstart.md: what it shows on a cluster is what is printed."""
+"""docs/quickstart.md shows what is printed on a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 @pytest.mark.parametrize("title", NAMES)
 def test_on_a_cluster(title: str, cluster: Cluster, tmp_path: Path) -> None:
-    """Its GPUs are none: one worker on each node. Nor has it names for addresses, as c10d says."""
+    """There are no GPUs, so each node has one worker; c10d's warning about host names is hidden."""
     shutil.copytree(ROOT / "workers", tmp_path / "workers")
     env = cluster.environment(tmp_path) | ONE_THREAD | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 

@@ -1,4 +1,4 @@
-"""The recipes of cluster documentation run under hpclaunch as they are (see `recipes`)."""
+"""The recipes of cluster documentation run unchanged under hpclaunch (see `recipes`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from surroundings import SHORT
 
-from .cluster import CONTROLLER, Cluster, Ended
+from .cluster import CONTROLLER, Cluster, JobResult
 from .recipes.jobs import KILLS_RANK_1, Run, copy, learns, rounds, submit, weights
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_ddp_by_a_script_that_starts_its_own_processes(run: Run) -> None:
 
 
 def test_ddp_on_two_nodes_with_the_word_python_left_in(run: Run, tmp_path: Path) -> None:
-    """One launcher per task, two per node; and rank 1 dies on the way."""
+    """There is one launcher per task, two per node, and rank 1 is killed."""
     ended = run("mit/multinode.sh", env=KILLS_RANK_1)
     weights(ended, world=4)
     assert rounds(tmp_path) == 2
@@ -45,7 +45,7 @@ def test_ddp_on_two_nodes_with_the_word_python_left_in(run: Run, tmp_path: Path)
 
 
 def test_ddp_on_two_nodes_without_srun(run: Run) -> None:
-    """Today it trains on the first node and nobody notices."""
+    """With the site's launcher, it silently trains on the first node only."""
     ended = run("mit/multinode_without_srun.sh")
     assert ended.code == 2, str(ended)
     assert "prefix with srun" in ended.output
@@ -56,7 +56,7 @@ def test_fsdp_by_a_script_that_starts_its_own_processes(run: Run) -> None:
 
 
 def test_fsdp_and_tensor_parallel_on_one_node(run: Run, cluster: Cluster) -> None:
-    """The port that the script names is taken, as it is on a node that several jobs share."""
+    """The port in the script is taken, as on a node that several jobs share."""
     neighbour = "import socket; s = socket.create_server(('', 1234)); print('here'); input()"
     command = cluster.nodes["n1"].command([sys.executable, "-uc", neighbour])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -68,7 +68,7 @@ def test_fsdp_and_tensor_parallel_on_one_node(run: Run, cluster: Cluster) -> Non
 
 
 def test_fsdp_and_tensor_parallel_on_two_nodes(run: Run, tmp_path: Path) -> None:
-    """Tensor parallel stays within the nodes, before and after the loss of rank 1."""
+    """Tensor parallelism stays within the nodes, before and after the loss of rank 1."""
     ended = run("mit/fsdp_tp_two_nodes.sh", env=KILLS_RANK_1)
     weights(ended, world=4)
     assert rounds(tmp_path) == 2
@@ -80,18 +80,18 @@ def test_fsdp_and_tensor_parallel_on_two_nodes(run: Run, tmp_path: Path) -> None
 
 
 def test_training_on_cpus(run: Run) -> None:
-    ended = run("alliance/multi_cpu.sh", env={"TMPDIR": SHORT})  # sockets of a DataLoader lie there
+    ended = run("alliance/multi_cpu.sh", env={"TMPDIR": SHORT})  # for sockets of a DataLoader
     learns(ended)
     assert "2 threads" in ended.output
 
 
-def test_training_on_cpus_that_nobody_counted(run: Run) -> None:
-    """Without `-c` Slurm does not tell the number of CPUs, and the script wants it."""
+def test_training_on_cpus_without_cpus_per_task(run: Run) -> None:
+    """Without `-c`, Slurm does not set the number of CPUs, which the script reads."""
     learns(run("alliance/multi_cpu_uncounted.sh"))
 
 
 def test_eight_replicas_of_one_node(run: Run) -> None:
-    """A task each, and the rendezvous is told no ranks."""
+    """Each replica is a task, and the script gives no ranks to init_process_group."""
     weights(run("alliance/gpu_mps.sh", env={"BACKEND": "--backend=gloo"}), world=8)
 
 
@@ -106,7 +106,7 @@ def test_ddp_with_a_rendezvous_of_its_own(run: Run, tmp_path: Path) -> None:
     assert rounds(tmp_path) == 2
 
 
-def test_ddp_that_meets_in_a_file(cluster: Cluster) -> None:
+def test_ddp_with_a_file_rendezvous(cluster: Cluster) -> None:
     directory = cluster.directory_of("root")  # the script does not quote its path
     weights(submit(cluster, directory, "alliance/ddp_file.sh", env=KILLS_RANK_1), world=2)
     assert rounds(directory) == 2
@@ -134,7 +134,7 @@ def test_a_checkpoint_under_one_name(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_half_written(run: Run) -> None:
-    """Everyone goes on from the one before."""
+    """All ranks resume from the previous checkpoint."""
     ended = run("alliance/checkpoint_torn.sh")
     weights(ended, world=2)
     starts = re.findall(r"rank \d starts at epoch (\d)", ended.output)
@@ -156,12 +156,12 @@ def test_ddp_on_two_nodes_by_a_wrapper(run: Run) -> None:
 
 
 def test_in_an_interactive_shell(cluster: Cluster, tmp_path: Path) -> None:
-    """`srun --pty bash` and then the scripts, with no srun before the launcher."""
+    """Start the scripts within `srun --pty bash`, without srun before the launcher."""
     copy("utsa/data_parallel.py", tmp_path)
     terminal = ["script", "-qec", shlex.join(["srun", "-n", "1", "-N", "1", "--pty", "bash"])]
     typed = "".join(
         f"hpclaunch --nproc 1 {name}.py\n" for name in ("data_parallel", "model_parallel")
     )
     home = ["env", "-C", str(tmp_path), f"HOME={tmp_path}"]
-    said = cluster.on(CONTROLLER, [*home, *terminal], stdin=f"{typed}exit\n")
-    learns(Ended("COMPLETED", 0, said), times=2)
+    text = cluster.on(CONTROLLER, [*home, *terminal], stdin=f"{typed}exit\n")
+    learns(JobResult("COMPLETED", 0, text), times=2)

@@ -1,4 +1,4 @@
-"""The ways in which ranks meet, over several nodes: in a launch, and again after a restart."""
+"""All ways to initialise process groups, over several nodes: at a launch and after a restart."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytestmark = [
 
 @pytest.mark.parametrize(("start", "nproc"), [("warm", 2), ("cold", 1)], ids=["warm", "cold"])
 def test_ranks_meet_in_every_way(launch: Launch, start: str, nproc: int) -> None:
-    """Started cold, each rank imports torch in each round, so there are two of them, not four."""
+    """With cold starts, each rank imports torch in each round, so there are only two ranks."""
     cold = ["--cold"] if start == "cold" else []
     ended = launch("--nproc", nproc, *cold, SCRIPTS / "meet.py", 29777, "file", nodes=2).wait()
     assert ended.code == 0, str(ended)
     victim = "rank 1 on n1" if nproc == 2 else "rank 1 on n2"
     assert f"{victim} was killed by SIGKILL; restart 1 of 3" in ended.output
-    told = re.findall(r"^(\w+), round (\d): rank (\d) of (\d) has met all$", ended.output, re.M)
+    met = re.findall(r"^(\w+), round (\d): rank (\d) of (\d) has met all$", ended.output, re.M)
     ranks = [(str(rank), str(2 * nproc)) for rank in range(2 * nproc)]
-    assert sorted(told) == sorted((start, r, *rank) for r in "01" for rank in ranks)
+    assert sorted(met) == sorted((start, r, *rank) for r in "01" for rank in ranks)

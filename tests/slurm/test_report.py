@@ -1,4 +1,4 @@
-"""The ledger of a real job: where every second of each of its workers' places went."""
+"""The ledger of a real job accounts for every second of each worker's place."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch
     job = launch(*options, *arguments, env=ONE_THREAD, after=when, nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    told = report(cluster, job)
-    seconds = told["seconds"]
+    result = report(cluster, job)
+    seconds = result["seconds"]
     began, ended_at = (job.directory / "when").read_text().split()
     allocated, over = job_end.seconds(began.partition("=")[2]), float(ended_at)
     assert allocated is not None
-    assert told["seats"] == 4
-    assert told["begin"] == allocated
+    assert result["seats"] == 4
+    assert result["begin"] == allocated
     last = job.directory / "saved" / "step-60.pt"
-    assert last.stat().st_mtime < told["end"] < over
-    whole = 4 * (told["end"] - allocated)
+    assert last.stat().st_mtime < result["end"] < over
+    whole = 4 * (result["end"] - allocated)
     assert sum(seconds.values()) == pytest.approx(whole, rel=0.01)
-    assert told["goodput"] == pytest.approx(seconds["training"] / whole, rel=0.01)
-    # Two of four train for 60 steps, which take a tenth of a second; 15 are done twice.
+    assert result["goodput"] == pytest.approx(seconds["training"] / whole, rel=0.01)
+    # Two of four workers train for 60 steps of a tenth of a second; 15 steps are done twice.
     assert seconds["training"] > 2 * 50 * 0.1
     assert seconds["steps done twice"] > 2 * 10 * 0.1
     assert seconds["idle spare"] > seconds["training"] / 2
     assert seconds["saving"] > 0
     assert {"job script", "imports", "rendezvous", "loading", "restart"} <= seconds.keys()
     assert "unknown" not in seconds
-    (end,) = told["ends"]
+    (end,) = result["ends"]
     assert (end["round"], end["cause"], end["text"]) == (0, "exception", "ValueError: a bad batch")
     assert end["who"].startswith("rank 1 on n")
     assert end["evidence"][0].startswith("costly.py:")

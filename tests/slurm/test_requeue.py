@@ -1,4 +1,4 @@
-"""Jobs that go on in another run: what was trained is neither lost nor done twice."""
+"""Jobs that continue in another run: no step is lost or repeated."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import CONTROLLER, Cluster, Ended, Job, eventually
+from .cluster import CONTROLLER, Cluster, Job, JobResult, eventually
 from .conftest import SCRIPTS, Launch, with_spare
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.requeues]
-GOING_ON = SCRIPTS / "going_on.py"
+CONTINUED = SCRIPTS / "continued.py"
 SRUN = "srun hpclaunch"
 SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
 RANKS = range(4)
 STEPS = 900
-MOST_RUNS = 4  # where the machine is busy
+MOST_RUNS = 4  # on a busy machine
 ROUNDS = "hpclaunch-logs/*/round-*"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The weights that these steps lead to in one run."""
+    """The digest of the weights after these steps in one run."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, "-m", "hpclaunch", "--nproc", "4", GOING_ON, "due", "--steps", STEPS]
+    command = [
+        sys.executable,
+        "-m",
+        "hpclaunch",
+        "--nproc",
+        "4",
+        CONTINUED,
+        "due",
+        "--steps",
+        STEPS,
+    ]
     subprocess.run(list(map(str, command)), cwd=directory, check=True)
     return dict(json.loads((directory / "final.json").read_text()))
 
@@ -44,9 +54,11 @@ def begin(
 ) -> Job:
     directory.mkdir(exist_ok=True)
     (directory / "pause").write_text("0.05")
-    asked = ["--requeue", *slurm.split()]
-    args = (*SETTINGS, *options, GOING_ON, how, "--steps", STEPS)
-    return launch(*args, nodes=nodes, srun=srun, after=after, options=asked, directory=directory)
+    sbatch_options = ["--requeue", *slurm.split()]
+    args = (*SETTINGS, *options, CONTINUED, how, "--steps", STEPS)
+    return launch(
+        *args, nodes=nodes, srun=srun, after=after, options=sbatch_options, directory=directory
+    )
 
 
 def until_it_trains(job: Job) -> None:
@@ -55,18 +67,18 @@ def until_it_trains(job: Job) -> None:
 
 
 def runs_of(job: Job) -> list[list[int]]:
-    """The first and the last step of each run, which are the same for all ranks."""
+    """Return the first and the last step of each run, which must be the same for all ranks."""
     texts = {(job.directory / f"steps-{rank}.txt").read_text() for rank in RANKS}
     (text,) = texts
     return [list(map(int, line.split())) for line in text.splitlines()]
 
 
-def go_fast(job: Job) -> None:
+def speed_up(job: Job) -> None:
     (job.directory / "pause").unlink()
 
 
-def finished(job: Job, undisturbed: dict[str, object], *, twice: int = 0) -> Ended:
-    """It comes to the end: no step is left out, and no more than so many are done `twice`."""
+def finished(job: Job, undisturbed: dict[str, object], *, twice: int = 0) -> JobResult:
+    """Wait for the end; require that no step is left out, and at most so many are done `twice`."""
     ended = job.wait(timeout=240, runs=MOST_RUNS)
     assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
     assert json.loads((job.directory / "final.json").read_text()) == undisturbed
@@ -81,18 +93,18 @@ def finished(job: Job, undisturbed: dict[str, object], *, twice: int = 0) -> End
 def test_a_time_limit_is_survived(
     launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
-    """With a handler, with `due`, without scontrol; but not for ever."""
+    """With a signal handler, with `due`, without scontrol; but a job without progress ends."""
     jobs = {
         how: begin(launch, tmp_path / how, how, "--requeue", slurm="--time=1")
         for how in ("due", "signal")
     }
     alone = begin_without_scontrol(launch, tmp_path / "alone")
-    early = ("--grace", 20)  # so that it has ended before, however busy the machine is
+    early = ("--grace", 20)  # so that it ends before its limit, even on a busy machine
     idle = begin(launch, tmp_path / "idle", "idle", "--requeue", *early, slurm="--time=1")
     for job in (*jobs.values(), alone):
-        job.starts_again(1)
-        go_fast(job)
-    idle.starts_again(1)
+        job.wait_for_requeue(1)
+        speed_up(job)
+    idle.wait_for_requeue(1)
     for job in jobs.values():
         ended = finished(job, undisturbed)
         assert "saved, not finished: " in ended.output
@@ -113,8 +125,9 @@ def test_a_time_limit_is_survived(
 def test_a_signal_of_slurms_own_is_survived(
     launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
-    """As `#SBATCH --signal` has Slurm send it, to the agents and to the workers. With SIGTERM, the
-    job is near its time limit, and not cancelled.
+    """Slurm sends it to the agents and the workers, as with `#SBATCH --signal`.
+
+    SIGTERM then means that the time limit is near, not that the job is cancelled.
     """
     jobs = {
         name: begin(launch, tmp_path / name, "agreed", "--requeue", slurm="--time=10")
@@ -124,15 +137,15 @@ def test_a_signal_of_slurms_own_is_survived(
         until_it_trains(job)
         job.cancel(f"--signal={name}")
     for job in jobs.values():
-        job.starts_again(1)
-        go_fast(job)
+        job.wait_for_requeue(1)
+        speed_up(job)
     for job in jobs.values():
         ended = finished(job, undisturbed)
         assert "saved, not finished: the workers left after" in ended.output
 
 
-def test_a_job_that_is_cancelled_stays_so(launch: Launch, tmp_path: Path) -> None:
-    """Also if SIGTERM has announced its time limit before."""
+def test_a_cancelled_job_is_not_requeued(launch: Launch, tmp_path: Path) -> None:
+    """This also holds if SIGTERM has announced the time limit before."""
     job = begin(launch, tmp_path, "due", "--requeue", slurm="--time=10")
     until_it_trains(job)
     job.cancel("--signal=SIGTERM")
@@ -145,17 +158,17 @@ def test_a_job_that_is_cancelled_stays_so(launch: Launch, tmp_path: Path) -> Non
 
 
 def begin_without_scontrol(launch: Launch, directory: Path) -> Job:
-    """As in many containers. This version of Slurm does not say when the job ends either."""
+    """Start a job as in many containers; its end is in SLURM_JOB_END_TIME, as in newer Slurms."""
     end = "SLURM_JOB_END_TIME=$(($(date +%s) + 60))"
     srun = f"{end} srun env PATH={Path(sys.executable).parent} hpclaunch"
     after = "code=$?; [ $code = 75 ] && scontrol requeue $SLURM_JOB_ID; exit $code"
     return begin(launch, directory, "due", "--requeue", slurm="--time=1", srun=srun, after=after)
 
 
-def test_preempted_jobs_go_on(
+def test_preempted_jobs_continue(
     cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
-    """Slurm itself starts one again only if it is there at the end of its grace time."""
+    """Slurm itself requeues a job only if it still runs at the end of its grace time."""
     asking = begin(launch, tmp_path / "asking", "due", "--requeue")
     waiting = begin(launch, tmp_path / "waiting", "due")
     jobs = (asking, waiting)
@@ -165,10 +178,10 @@ def test_preempted_jobs_go_on(
         "true", directory=tmp_path, nodes=4, options=["--partition=urgent", "--exclusive"]
     )
     for job in jobs:
-        job.starts_again(1)
+        job.wait_for_requeue(1)
     assert urgent.wait().code == 0
     for job in jobs:
-        go_fast(job)
+        speed_up(job)
     for job in jobs:
         ended = finished(job, undisturbed)
         assert "saved, not finished: " in ended.output
@@ -176,14 +189,14 @@ def test_preempted_jobs_go_on(
         assert (waited in ended.output) == (job is waiting)
 
 
-def test_a_job_that_an_administrator_requeues_goes_on(
+def test_a_job_that_an_administrator_requeues_continues(
     cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     job = begin(launch, tmp_path, "due")
     until_it_trains(job)
     cluster.on(CONTROLLER, ["scontrol", "requeue", str(job.id)])
-    job.starts_again(1)
-    go_fast(job)
+    job.wait_for_requeue(1)
+    speed_up(job)
     ended = finished(job, undisturbed)
     assert "the job is requeued: it ends in 20 s" in ended.output
     assert "saved, not finished: " in ended.output
@@ -194,7 +207,7 @@ def test_a_chain_ends_with_the_training(
 ) -> None:
     job = begin(launch, tmp_path, "due", "--chain", slurm="--time=1 --array=1-9%1")
     eventually("the first end", lambda: (tmp_path / "steps-0.txt").exists(), timeout=120)
-    go_fast(job)
+    speed_up(job)
     left = ["squeue", "-h", "-j", str(job.id)]
     eventually("the end", lambda: not cluster.on(CONTROLLER, left), timeout=120)
     assert json.loads((tmp_path / "final.json").read_text()) == undisturbed
@@ -206,13 +219,13 @@ def test_a_chain_ends_with_the_training(
 def test_a_spare_takes_the_place_of_a_drained_node(
     cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
-    """Whether the workers leave after their save, or go on."""
+    """The workers may leave after their save, or continue."""
     jobs = {
         how: begin(launch, tmp_path / how, how, "--nnodes", 2, nodes=3, srun=with_spare(2))
         for how in ("due", "unaware")
     }
     for job in jobs.values():
-        # Slurm is asked for its nodes once a minute, and the training is to last until then.
+        # The agent asks Slurm about its nodes once a minute; the training must last until then.
         (job.directory / "pause").write_text("0.2")
         until_it_trains(job)
     drained = "n2"
@@ -227,7 +240,7 @@ def test_a_spare_takes_the_place_of_a_drained_node(
     finally:
         cluster.on(CONTROLLER, [*update, "State=RESUME"])
     for how, job in jobs.items():
-        go_fast(job)
+        speed_up(job)
         ended = job.wait()
         assert ended.code == 0, str(ended)
         assert json.loads((job.directory / "final.json").read_text()) == undisturbed

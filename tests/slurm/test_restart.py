@@ -1,4 +1,4 @@
-"""A worker fails: one restart from a checkpoint that is whole, and the result as if nothing was."""
+"""A worker fails: one restart from a complete checkpoint, and the result of an undisturbed job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Ended, Job
+from .cluster import Cluster, Job, JobResult
 from .conftest import SCRIPTS, Launch, own_jobs
 
 pytestmark = pytest.mark.torch
@@ -20,31 +20,31 @@ TRAIN = SCRIPTS / "train.py"
 SNAPSHOT = SCRIPTS / "snapshot.py"
 EPOCHS = 4
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the nodes have the same few cores
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the nodes share a few cores
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A training that came to its end: its checkpoints, and the number it arrived at."""
+    """A training that ended: its checkpoints and its final number."""
 
     checkpoints: Path
     final: str
 
 
-def finals(ended: Ended) -> list[str]:
-    """Return the number at which each of its trainings arrived."""
+def finals(ended: JobResult) -> list[str]:
+    """Return the final number of each training."""
     return re.findall(r"^final (.*)$", ended.output, re.MULTILINE)
 
 
-def final(ended: Ended) -> str:
+def final(ended: JobResult) -> str:
     found = finals(ended)
     assert len(found) == 1, str(ended)
     return found[0]
 
 
-def said(job: Job, number: int) -> list[list[str]]:
-    """The lines of every rank in a round, as its files have them, without those of gloo."""
+def printed_lines(job: Job, number: int) -> list[list[str]]:
+    """Return the lines in the files of each rank in a round, without those of gloo."""
     directory = job.directory / "hpclaunch-logs" / f"{job.id}.0" / f"round-{number}"
     files = [directory / f"rank-{rank}.out" for rank in range(2)]
     return [re.sub(r"^\[Gloo\].*\n", "", f.read_text(), flags=re.M).splitlines() for f in files]
@@ -68,7 +68,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> R
 def test_a_killed_worker_costs_one_restart_and_changes_nothing(
     launch: Launch, undisturbed: Run
 ) -> None:
-    """Rank 1 dies in the midst of epoch 2: all go on from the end of epoch 1."""
+    """Rank 1 is killed within epoch 2: all ranks resume from the end of epoch 1."""
     arguments = (TRAIN, "--epochs", EPOCHS, "--dir", "saved", "--fail", "0:2:1")
     job = launch("--nproc", 1, "--checkpoint-dir", "saved", *arguments, nodes=2, env=ONE_THREAD)
     ended = job.wait()
@@ -79,7 +79,7 @@ def test_a_killed_worker_costs_one_restart_and_changes_nothing(
     assert "restart 2" not in ended.output
     newest = job.directory / "saved" / "epoch-1.pt"
     assert f"resuming from {newest} (torch.save, epoch 1, by its name)\n" in ended.output
-    for rank, lines in enumerate(said(job, 1)):
+    for rank, lines in enumerate(printed_lines(job, 1)):
         assert lines[0] == f"rank {rank} starts at epoch 2 from {newest}"
     assert final(ended) == undisturbed.final
 
@@ -90,7 +90,7 @@ def cut_short(path: Path) -> None:
 
 
 def lose_a_page(path: Path) -> None:
-    """As when the machine went down before all of the file was on the disk."""
+    """Overwrite a page with zeros, as after a power failure before the file was on the disk."""
     with path.open("r+b") as f:
         f.seek(path.stat().st_size // 2)
         f.write(bytes(4096))
@@ -119,8 +119,10 @@ def test_damaged_checkpoints_are_passed_over(
 
 @needs_torch
 def test_each_snapshot_of_the_same_name_is_progress(launch: Launch, tmp_path: Path) -> None:
-    """Four faults with --max-restarts 1, an epoch or two after one another: the job goes on. Then
-    the same workers train once more, undisturbed, to the same result."""
+    """Despite --max-restarts 1, the job survives four faults, each an epoch or two after the last.
+
+    Then the same workers train once more, undisturbed, to the same result.
+    """
     options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", ".")
     arguments = (SNAPSHOT, "snapshot.pt", 8, "--die", 2, 3, 5, 6, "--again", "again.pt")
     killed = launch(*options, *arguments, nodes=1, env=ONE_THREAD).wait()
@@ -139,7 +141,7 @@ def test_each_snapshot_of_the_same_name_is_progress(launch: Launch, tmp_path: Pa
 
 @needs_torch
 def test_without_a_new_snapshot_restarts_are_used_up(launch: Launch) -> None:
-    """Two faults in the same epoch, of the same name and without a save between them."""
+    """Two faults happen in the same epoch, without a save between them."""
     options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", ".")
     arguments = (SNAPSHOT, "snapshot.pt", 8, "--die", 2, 2)
     ended = launch(*options, *arguments, nodes=1, env=ONE_THREAD).wait()

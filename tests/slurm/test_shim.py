@@ -1,4 +1,4 @@
-"""Job scripts that call torchrun, unedited but for the line with `hpclaunch shim`."""
+"""Job scripts that call torchrun, unchanged except for the line with `hpclaunch shim`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from .cluster import Cluster, Job
 from .conftest import SCRIPTS
 
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 SHIM = """\
 export PATH="$(hpclaunch shim):$PATH" PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 """
@@ -21,55 +21,55 @@ def submit(cluster: Cluster, directory: Path, command: str, nodes: int = 2) -> J
 
 
 def test_srun_torchrun(cluster: Cluster, tmp_path: Path) -> None:
-    """Beside what torchrun does: a worker that is killed is started again, with all the others."""
+    """As with torchrun, the failure of one worker restarts all workers."""
     options = "--nnodes=$SLURM_NNODES --nproc-per-node=2 --rdzv-id=$SLURM_JOB_ID"
     meet = "--rdzv-backend=c10d --rdzv-endpoint=$(hostname):29400"
     fail = "--fail '3:now?:kill' --until end"
-    job = submit(cluster, tmp_path, f"srun torchrun {options} {meet} {TELL} {fail}")
-    job.until_all_run(4)
+    job = submit(cluster, tmp_path, f"srun torchrun {options} {meet} {SIMPLE} {fail}")
+    job.wait_for_workers(4)
     job.forget()
     (tmp_path / "now").touch()
     job.says("rank 3 on n2 was killed by SIGKILL; restart 1 of 3")
-    job.until_all_run(4)
-    told = job.told()
+    job.wait_for_workers(4)
+    envs = job.environments()
     (tmp_path / "now").unlink()
     job.cancel("--signal=TERM")
     ended = job.wait()
-    assert ended.code == 1, str(ended)  # torchrun's, whatever ends it
-    assert [env["hostname"] for env in told.values()] == ["n1", "n1", "n2", "n2"]
-    assert {env["TORCHELASTIC_RESTART_COUNT"] for env in told.values()} == {"1"}
-    assert {env["TORCHELASTIC_RUN_ID"] for env in told.values()} == {str(job.id)}
+    assert ended.code == 1, str(ended)  # torchrun always ends with 1
+    assert [env["hostname"] for env in envs.values()] == ["n1", "n1", "n2", "n2"]
+    assert {env["TORCHELASTIC_RESTART_COUNT"] for env in envs.values()} == {"1"}
+    assert {env["TORCHELASTIC_RUN_ID"] for env in envs.values()} == {str(job.id)}
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python -m torch.distributed.run"])
 def test_a_caller_with_slurms_variables(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    """As LLaMA-Factory has it, in every task of a step; the command is its own."""
+    """Each task of a step calls the launcher with Slurm's variables, as LLaMA-Factory does."""
     (tmp_path / "tool").write_text(
         f"{launcher} --nnodes $NNODES --node_rank $NODE_RANK --nproc_per_node 2 "
-        f"--master_addr $MASTER_ADDR --master_port 29511 {TELL} || exit 1$?\n"
+        f"--master_addr $MASTER_ADDR --master_port 29511 {SIMPLE} || exit 1$?\n"
     )
     variables = "export NNODES=$SLURM_NNODES MASTER_ADDR=$(hostname)"
     in_task = "NODE_RANK=$SLURM_NODEID sh tool"
     job = submit(cluster, tmp_path, f"{variables}\nsrun bash -c '{in_task}'")
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    told = job.told()
-    assert [env["GROUP_RANK"] for env in told.values()] == ["0", "0", "1", "1"]
-    assert all("HPCLAUNCH_STORE" in env for env in told.values())
+    envs = job.environments()
+    assert [env["GROUP_RANK"] for env in envs.values()] == ["0", "0", "1", "1"]
+    assert all("HPCLAUNCH_STORE" in env for env in envs.values())
     assert "hpclaunch:" not in ended.output  # nothing that contradicts Slurm
 
 
 def test_a_batch_script_without_srun(cluster: Cluster, tmp_path: Path) -> None:
     words = "--nnodes 1 --node_rank 0 --nproc_per_node 2 --master_addr 127.0.0.1 --master_port 1"
-    job = submit(cluster, tmp_path, f"torchrun {words} {TELL}", nodes=1)
+    job = submit(cluster, tmp_path, f"torchrun {words} {SIMPLE}", nodes=1)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    assert {env["WORLD_SIZE"] for env in job.told().values()} == {"2"}
+    assert {env["WORLD_SIZE"] for env in job.environments().values()} == {"2"}
 
 
 def test_srun_of_torchrun_without_no_kill(cluster: Cluster, tmp_path: Path) -> None:
-    """The line that says so knows the step by the words of its srun."""
-    job = submit(cluster, tmp_path, f"srun torchrun --nnodes=1:2 {TELL}")
+    """The warning is printed, since the command line of srun is examined."""
+    job = submit(cluster, tmp_path, f"srun torchrun --nnodes=1:2 {SIMPLE}")
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert "a node that Slurm finds down ends this step: add --no-kill to srun" in ended.output
@@ -87,7 +87,7 @@ if sys.argv[1] == "outer":
 
 
 def test_a_launcher_within_a_worker(cluster: Cluster, tmp_path: Path) -> None:
-    """The step's tasks are the outer one's: an inner one has this worker's place alone."""
+    """The step's tasks belong to the outer launcher: an inner one uses this worker's place only."""
     script = tmp_path / "within.py"
     script.write_text(WITHIN)
     job = submit(cluster, tmp_path, f"srun torchrun {script.name} outer")
@@ -110,12 +110,12 @@ def test_a_launcher_within_a_worker(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("light_torch")
 def test_a_job_that_a_worker_submits(cluster: Cluster, tmp_path: Path) -> None:
-    """It inherits the worker's environment, and is a job of its own all the same."""
+    """The job inherits the worker's environment, but is a job of its own."""
     script = tmp_path / "next.sh"
-    script.write_text(f"#!/bin/bash\nsrun torchrun {TELL}\n")
+    script.write_text(f"#!/bin/bash\nsrun torchrun {SIMPLE}\n")
     sbatch = f"sbatch --wait --no-requeue --nodes=2 --ntasks-per-node=1 {script.name}"
     job = submit(cluster, tmp_path, f"srun torchrun --no-python {sbatch}", nodes=1)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    assert {env["WORLD_SIZE"] for env in job.told().values()} == {"2"}
-    assert [env["hostname"] for env in job.told().values()] != ["n1", "n1"]
+    assert {env["WORLD_SIZE"] for env in job.environments().values()} == {"2"}
+    assert [env["hostname"] for env in job.environments().values()] != ["n1", "n1"]

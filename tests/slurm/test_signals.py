@@ -1,4 +1,4 @@
-"""What Slurm sends: a signal that the user asked for, and the end of the job."""
+"""Signals that Slurm sends: one that the user asked for, and those at the end of a job."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from .cluster import Cluster, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
 
-TELL = SCRIPTS / "tell.py"
-SRUN = "srun hpclaunch"  # a shell between would die of the signals
+SIMPLE = SCRIPTS / "simple.py"
+SRUN = "srun hpclaunch"  # a shell in between would die of the signals
 
 
-def test_usr1_reaches_the_workers_and_they_go_on(launch: Launch, tmp_path: Path) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "enough", srun=SRUN, nodes=2)
-    job.until_all_run(4)
+def test_usr1_reaches_the_workers_and_they_continue(launch: Launch, tmp_path: Path) -> None:
+    job = launch("--nproc", 2, SIMPLE, "--until", "enough", srun=SRUN, nodes=2)
+    job.wait_for_workers(4)
     job.cancel("--signal=USR1")
-    # Slurm has signalled the workers as well. The file says that the launcher has, too.
-    for rank, environment in job.told().items():
+    # Slurm has signalled the workers as well. The file shows that the launcher has, too.
+    for rank, environment in job.environments().items():
         notice = Path(environment["HPCLAUNCH_NOTICE_FILE"])
         eventually(f"the notice of rank {rank}", notice.exists)
         eventually(f"SIGUSR1 at rank {rank}", (tmp_path / f"usr1-{rank}").exists)
@@ -29,8 +29,8 @@ def test_usr1_reaches_the_workers_and_they_go_on(launch: Launch, tmp_path: Path)
 
 
 def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN, nodes=2)
-    job.until_all_run(2)
+    job = launch("--nproc", 1, SIMPLE, "--save", "--until", "never", srun=SRUN, nodes=2)
+    job.wait_for_workers(2)
     job.cancel()
     ended = job.wait()
     assert ended.state == "CANCELLED", str(ended)
@@ -39,13 +39,13 @@ def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_pat
         assert (tmp_path / f"saved-{rank}").exists()
     assert "hpclaunch: ended by SIGTERM on n" in ended.output
     assert "store" not in ended.output
-    eventually("nothing of it on the nodes", lambda: not cluster.processes())
+    eventually("no process on the nodes", lambda: not cluster.processes())
 
 
-def test_an_interrupt_by_slurm_comes_once(launch: Launch, tmp_path: Path) -> None:
-    """Slurm sends it to every process of the step here, so the workers need none from us."""
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN, nodes=2)
-    job.until_all_run(2)
+def test_an_interrupt_by_slurm_is_received_once(launch: Launch, tmp_path: Path) -> None:
+    """Slurm sends SIGINT to every process of the step, so the agents must not send another."""
+    job = launch("--nproc", 1, SIMPLE, "--save", "--until", "never", srun=SRUN, nodes=2)
+    job.wait_for_workers(2)
     job.cancel("--signal=INT")
     ended = job.wait()
     assert ended.code == 128 + signal.SIGINT, str(ended)
@@ -57,8 +57,8 @@ def test_an_interrupt_by_slurm_comes_once(launch: Launch, tmp_path: Path) -> Non
 def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN)
-    job.until_all_run(3)
+    job = launch("--nproc", 1, SIMPLE, "--save", "--until", "never", srun=SRUN)
+    job.wait_for_workers(3)
     (agent,) = cluster.processes(AGENT, "n2")
     agent.kill(signal.SIGINT)
     ended = job.wait()
@@ -70,9 +70,11 @@ def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
 
 
 def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Launch) -> None:
-    """The head never comes: the others end when they are told to, and before Slurm kills them."""
+    """The head never arrives: the others end at scancel, before Slurm kills them."""
     script = '[ "$SLURM_NODEID" = 0 ] && exec sleep 60; exec hpclaunch "$@"'
-    job = launch("--nproc", 1, TELL, srun=f"srun bash -c '{script}' bash", timing={"goodbye": 3.0})
+    job = launch(
+        "--nproc", 1, SIMPLE, srun=f"srun bash -c '{script}' bash", timing={"goodbye": 3.0}
+    )
     eventually("agents", lambda: len(cluster.processes(FORK_SERVER)) == 2)
     job.cancel()
     ended = job.wait()
@@ -84,10 +86,10 @@ def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Laun
 def test_after_nohup_a_hangup_ends_nothing(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """On no node: neither the agents nor their workers are told."""
+    """Agents and workers ignore SIGHUP on all nodes."""
     srun = "srun nohup hpclaunch"
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=srun, nodes=2)
-    job.until_all_run(2)
+    job = launch("--nproc", 1, SIMPLE, "--save", "--until", "never", srun=srun, nodes=2)
+    job.wait_for_workers(2)
     workers = cluster.processes(WORKER)
     assert len(workers) == 2, workers
     for process in workers:

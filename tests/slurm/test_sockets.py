@@ -1,4 +1,4 @@
-"""Where a running job can be connected to: as docs/security.md says, and nowhere else."""
+"""A running job listens only where docs/security.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpclaunch.system.network.zmq_channel import PORTS
 from .cluster import Cluster, eventually
 from .conftest import AGENT, FORK_SERVER, ROOT, WORKER, Launch
 
-# Both ranks also start a process that is a client of the store, by another name of its node.
+# Both ranks also start a process that connects to the store, by another name of its node.
 TRAIN = """
 import multiprocessing, os, time, torch.distributed as dist
 
@@ -41,11 +41,11 @@ dist.destroy_process_group()
 AGENTS, STORE, GUARD = "every agent", "the round's store", "the fork server"
 WITH_HOROVOD = "the worker with rank 0, with Horovod"
 WITH_METRICS = "the process that tells metrics, only with `--metrics PORT` or `ADDRESS:PORT`"
-NOT_OURS = r"^(\S*/)?(slurmd|slurmstepd|srun|slurmctld|munged)\b"  # and the workers' own
+NOT_OURS = r"^(\S*/)?(slurmd|slurmstepd|srun|slurmctld|munged)\b"
 
 
 class Listener(NamedTuple):
-    """A socket that listens: whose it is, as the table has it, and where."""
+    """A socket that listens: its process, as named in the table, and its address."""
 
     who: str
     address: str
@@ -53,7 +53,7 @@ class Listener(NamedTuple):
 
 
 def in_the_table() -> dict[str, str]:
-    """{process: address}"""
+    """Return {process: address} from the table in docs/security.md."""
     text = (ROOT / "docs" / "security.md").read_text()
     table = text[text.index("| process | address |") :].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
@@ -61,10 +61,10 @@ def in_the_table() -> dict[str, str]:
 
 
 def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
-    """Over TCP and UDP, without those of Slurm and of the workers themselves.
+    """Yield the listening TCP and UDP sockets, without those of Slurm and of the workers.
 
-    Of Unix sockets, there is the one at which the agent answers its user, and one at which nothing
-    listens, whose name holds the agent's place.
+    Also check the two Unix sockets: one where the agent answers its user, and one that does not
+    listen, whose name reserves the agent's place.
     """
     listing = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-t", "-u"])
     for line in listing.splitlines():
@@ -93,14 +93,14 @@ def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_what_listens(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+def test_only_documented_sockets_listen(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     job = launch("--nproc", 1, tmp_path / "train.py", nodes=2, env={"OMP_NUM_THREADS": "1"})
     eventually("two workers", lambda: len(list(tmp_path.glob("up-*"))) == 2)
     (port,) = {int(path.name.split("-")[2]) for path in tmp_path.glob("up-*")}
     found = {host: sorted(listeners(cluster, host)) for host in ("n1", "n2")}
     for process in cluster.processes():
-        assert not re.search(rf"\b{port}\b", process.command), "anybody could read it there"
+        assert not re.search(rf"\b{port}\b", process.command), "command lines are public"
     (tmp_path / "enough").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)

@@ -12,7 +12,7 @@ from .asking import PAUSE
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
-# All of them wait for somebody to write to that pipe, and wake for nothing else.
+# All ranks wait until somebody opens the pipe for writing.
 RESTING = """\
 import os
 
@@ -45,12 +45,12 @@ TOLD = re.compile(
     re.MULTILINE,
 )
 USER = "nobody"
-# Options of the job that srun would take for itself.
+# Options of the job that srun would inherit.
 OPTIONS = ("--cpus-per-task=2", "--gres=gpu:2", "--mem=1000", "--distribution=cyclic")
 
 
 def failing(cluster: Cluster, *words: str) -> str:
-    """What the command says that ends with 2."""
+    """Return the output of a command that must end with 2."""
     command = ["sh", "-c", '"$@"; test $? = 2', "sh", "hpclaunch", "stacks", *words]
     return cluster.on("ctl", command)
 
@@ -111,7 +111,7 @@ def test_jobs_that_have_no_workers(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_long_stacks_of_several_nodes_are_not_mixed(cluster: Cluster) -> None:
-    """Of a user who is not root."""
+    """Show the stacks of an unprivileged user's job."""
     directory = cluster.directory_of(USER)
     script = directory / "deep.py"
     script.write_text(DEEP)

@@ -1,4 +1,4 @@
-"""File systems, name servers and helpers that do not answer for a while: no node is lost."""
+"""No node is lost when file systems, name servers or helpers do not answer for a while."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpclaunch.system.logs import fact_files
 from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, Launch
 from .hosts import Process
-from .training import finish, progress, train
+from .training import finish, train, wait_for_progress
 
 HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 STALL = 5.5  # seconds; longer than any lease
 CONTINUES = "was stopped by a signal, and continues"
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
@@ -35,8 +35,10 @@ needs_fuse = pytest.mark.skipif(not HAS_FUSE, reason="no FUSE in this kernel")
 
 @contextmanager
 def stalling(cluster: Cluster, directory: Path, *hosts: str) -> Iterator[Callable[..., None]]:
-    """On each of these hosts, the directory is on a file system of its own, and these stall for a
-    while when what is yielded is called; all calls but those that are spared."""
+    """Mount a file system of its own on the directory of each host.
+
+    Yield a function that makes all of them stall for a while, except for some calls.
+    """
     stalls = directory.with_suffix(".stalls")
     directory.mkdir()
 
@@ -58,25 +60,25 @@ def stalling(cluster: Cluster, directory: Path, *hosts: str) -> Iterator[Callabl
 
 
 def source(directory: Path, host: str) -> Path:
-    """Return where these tests see what is on the host's file system of `stalling`."""
+    """Return the directory below the host's file system of `stalling`."""
     return directory.with_suffix(f".{host}")
 
 
-def assert_nobody_waited(*logs: Path) -> None:
-    """No agent's loop stood still."""
+def require_no_delays(*logs: Path) -> None:
+    """Require that no agent's loop was blocked."""
     for directory in logs:
         command = [sys.executable, "-m", "hpclaunch", "replay", str(directory)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert not HELD_UP.search(told), told
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert not HELD_UP.search(output), output
 
 
 def lines(job: Job, rank: int) -> list[str]:
-    """Return all that this rank of `scripts/chatty.py` has said, which has ended."""
+    """Return all lines of this rank of `scripts/chatty.py`, which has ended."""
     steps = int((job.directory / "steps").read_text())
     return [f"rank {rank} step {step}\n" for step in range(steps)]
 
 
-def assert_no_line_is_lost(job: Job, output: str, world: int) -> None:
+def require_all_lines(job: Job, output: str, world: int) -> None:
     for rank in range(world):
         assert re.findall(rf"^rank {rank} .*\n", output, re.MULTILINE) == lines(job, rank)
 
@@ -84,8 +86,10 @@ def assert_no_line_is_lost(job: Job, output: str, world: int) -> None:
 @needs_fuse
 @pytest.mark.usefixtures("light_torch")
 def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """Reading stalls for the head and for another node, and then writing as well: the third node
-    waits for their workers. No line is lost, here or in the files."""
+    """Reads stall on the head's and another node, then writes too; the third node waits for both.
+
+    No line is lost, on the console or in the files.
+    """
     logs = tmp_path / "logs"
     with stalling(cluster, logs, "n1", "n2") as stall:
         script = (SCRIPTS / "chatty.py", "--until", "enough")
@@ -101,8 +105,8 @@ def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path:
     assert [len(list(d.glob("round-*"))) for d in directories] == [1, 1, 1]
     written = [(d / f"round-0/rank-{rank}.out").read_text() for rank, d in enumerate(directories)]
     assert written == ["".join(lines(job, rank)) for rank in range(3)]
-    assert_no_line_is_lost(job, ended.output, 3)
-    assert_nobody_waited(*directories)
+    require_all_lines(job, ended.output, 3)
+    require_no_delays(*directories)
 
 
 @needs_fuse
@@ -112,20 +116,19 @@ def test_a_checkpoint_directory_that_stalls(
 ) -> None:
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     with stalling(cluster, saved, "n1") as stall:
-        there = source(saved, "n1")
+        visible = source(saved, "n1")
         options = ("--nnodes", "1:2", "--log-dir", logs, "--max-restarts", 0)
-        job = train(launch, saved, *options, there=there, nodes=2)
+        job = train(launch, saved, *options, visible=visible, nodes=2)
         stall()
-        ended = finish(job, there)
+        ended = finish(job, visible)
     assert ended.code == 0, str(ended)
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
-    assert_nobody_waited(logs)
+    require_no_delays(logs)
 
 
 @pytest.mark.usefixtures("light_torch")
 def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """Stop everything beside the agents and the workers, on all nodes: in the first step, later,
-    and before the last one. No line or round is lost."""
+    """Stop all helpers on all nodes, three times. No line or round is lost."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
     options = ("--nnodes", "1:2", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
@@ -134,32 +137,32 @@ def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Pa
     def stop() -> list[Process]:
         helpers = [*cluster.processes(HELPER), *cluster.processes(FORK_SERVER)]
         for helper in helpers:
-            with suppress(ProcessLookupError):  # it has ended just now
+            with suppress(ProcessLookupError):  # it may have just ended
                 helper.kill(signal.SIGSTOP)
         return helpers
 
     for when in ("step 0", "step 20"):
         job.says(when)
-        said = job.output.count(CONTINUES)
+        count = job.output.count(CONTINUES)
         helpers = stop()
-        eventually("a helper continues", lambda: job.output.count(CONTINUES) > said)  # noqa: B023
-        eventually("all continue", lambda: not any(p.is_held for p in helpers))  # noqa: B023
+        eventually("a helper continues", lambda: job.output.count(CONTINUES) > count)  # noqa: B023
+        eventually("all continue", lambda: not any(p.is_stopped for p in helpers))  # noqa: B023
     stop()
     (tmp_path / "enough").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert "was lost" not in ended.output
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
-    assert_no_line_is_lost(job, ended.output, 2)
+    require_all_lines(job, ended.output, 2)
 
 
 def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """Each has a successor at once, is named, and is in the facts of its own node."""
+    """Each is replaced at once, is named, and is in the facts of its own node."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
     options = ("--nnodes", "1:2", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
-    job = launch("--nproc", 1, *options, TELL, "--until", "enough", nodes=2)
-    job.until_all_run(2)
+    job = launch("--nproc", 1, *options, SIMPLE, "--until", "enough", nodes=2)
+    job.wait_for_workers(2)
     first = [p for p in cluster.processes(HELPER) if "log_service" not in p.command]
     per_host = Counter(p.host for p in first)
     for helper in first:
@@ -193,7 +196,7 @@ SILENT = (
 def test_a_name_server_that_does_not_answer(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """Agents know where the next head is: no name is looked up when theirs is lost."""
+    """Agents know the address of the next head: a takeover needs no name lookup."""
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     job = train(launch, saved, "--nnodes", "2:3", "--log-dir", logs)
     config = tmp_path / "nsswitch.conf"
@@ -209,12 +212,12 @@ def test_a_name_server_that_does_not_answer(
         (agent,) = cluster.processes(AGENT, host="n1")
         agent.kill()
         job.says("continuing without n1: 2 nodes")
-    finally:  # for the workers, which look up the names of their own hosts
+    finally:  # the workers must look up the names of their own hosts
         for host in ("n2", "n3"):
             cluster.on(host, ["umount", "/etc/nsswitch.conf"])
             cluster.on(host, ["umount", "/etc/resolv.conf"])
             cluster.on(host, ["pkill", "-f", "127.0.0.53"])
-    progress(saved, 2)
+    wait_for_progress(saved, 2)
     finish(job, saved)
     assert len(list(logs.glob("round-*"))) == 2
-    assert_nobody_waited(logs)
+    require_no_delays(logs)

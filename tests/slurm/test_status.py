@@ -1,5 +1,4 @@
-"""hpclaunch status, stop, restart and notice for a job on two nodes, from anywhere, and for nobody
-but its user."""
+"""hpclaunch status, stop, restart and notice for a job on two nodes, by its user only."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .asking import running, told
+from .asking import status, wait_until_running
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
@@ -37,7 +36,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def refused(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> str:
-    """Return what a command says that ends with 2."""
+    """Return the output of a command that must end with 2."""
     command = ["sh", "-c", 'hpclaunch "$@" 2>&1; test $? = 2', "sh", *words]
     return cluster.on(host, command, user=user)
 
@@ -52,8 +51,8 @@ def test_from_the_login_node_and_within_the_job(
     wait
     """
     job = cluster.sbatch(body, directory=tmp_path, nodes=2)
-    launch = running(cluster, job.id)
-    name = launch["name"]  # whoever asks before the job's own srun has its first step
+    launch = wait_until_running(cluster, job.id)
+    name = launch["name"]  # not step 0 if `status` itself started an earlier step
     assert re.fullmatch(rf"{job.id}\.\d+", name)
     assert launch["slurm_id"] == str(job.id)
     assert [agent["host"] for agent in launch["job"]["agents"]] == ["n1", "n2"]
@@ -85,14 +84,14 @@ def test_from_the_login_node_and_within_the_job(
     assert re.search(rf"(?m)^{job.id} +running: srun: error: busy$", cluster.on("ctl", asked))
 
     (tmp_path / "look").touch()
-    eventually("what status says within the job", lambda: f"{name} " in job.output)
+    eventually("the output of status within the job", lambda: f"{name} " in job.output)
 
-    said = cluster.on("ctl", ["hpclaunch", "notice", str(job.id)])
-    assert said == f"{name}: notice asked for\n"
+    text = cluster.on("ctl", ["hpclaunch", "notice", str(job.id)])
+    assert text == f"{name}: notice asked for\n"
     eventually("notice", lambda: len(list(tmp_path.glob("noticed-*"))) == 4)
     cluster.on("ctl", ["hpclaunch", "restart", str(job.id)])
-    eventually("round 1", lambda: running(cluster, job.id)["job"]["round"] == 1)
-    assert running(cluster, job.id)["job"]["restarts"] == 0
+    eventually("round 1", lambda: wait_until_running(cluster, job.id)["job"]["round"] == 1)
+    assert wait_until_running(cluster, job.id)["job"]["restarts"] == 0
     (tmp_path / "over").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
@@ -101,22 +100,22 @@ def test_from_the_login_node_and_within_the_job(
 
 
 def test_only_its_user_sees_and_ends_a_job(cluster: Cluster) -> None:
-    """Root's and this one's jobs are on the same nodes at the same time."""
+    """Neither root nor another user sees the job or may act on it."""
     directory = cluster.directory_of(USER)
     script = directory / "stepping.py"
     script.write_text(STEPPING)
     body = f"srun {SCRIPTS}/agent.sh --nproc 2 {script}"
     job = cluster.sbatch(body, directory=directory, nodes=2, user=USER)
-    launch = running(cluster, job.id, user=USER)
-    here = told(cluster, host="n1", user=USER)
+    launch = wait_until_running(cluster, job.id, user=USER)
+    here = status(cluster, host="n1", user=USER)
     assert [each["name"] for each in here] == [launch["name"]]
     for user, host in (("daemon", "n1"), ("daemon", "ctl")):
-        assert told(cluster, str(job.id), host=host, user=user) == []
+        assert status(cluster, str(job.id), host=host, user=user) == []
         for request in ("status", "stop", "restart", "notice"):
             refused(cluster, request, str(job.id), host=host, user=user)
             refused(cluster, request, launch["name"], host=host, user=user)
-    assert told(cluster, launch["name"], host="n1") == []  # not even root sees it
-    after = running(cluster, job.id, user=USER)
+    assert status(cluster, launch["name"], host="n1") == []  # not even root sees it
+    after = wait_until_running(cluster, job.id, user=USER)
     assert (after["pid"], after["job"]["round"]) == (launch["pid"], 0)
     cluster.on("ctl", ["hpclaunch", "stop", str(job.id)], user=USER)
     ended = job.wait()

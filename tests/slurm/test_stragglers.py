@@ -1,4 +1,4 @@
-"""Ranks that the others wait for, on a real cluster: they are named, and replaced."""
+"""Ranks that the others wait for, on a real cluster, are named and replaced."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import pytest
 
 import timed
 
-from .cluster import Cluster, Ended, Job, eventually
+from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import SCRIPTS, own_jobs, with_spare
 
 pytestmark = pytest.mark.timeout(400)
 
 PACING = SCRIPTS / "pacing.py"
-SAMPLES = {"sampling": 4.0}  # seconds between two of them
+SAMPLES = {"sampling": 4.0}  # seconds between two samples
 SLOW = {"SLOW": "loader:n2:1.8", "SAVES": "saved", "SECONDS": "300", "UNTIL": "enough"}
 
 
 @dataclass(frozen=True, slots=True)
-class Slowed:
-    """A training on three nodes and a spare: first one node loads slowly, then another one has a
-    slow network."""
+class SlowedTraining:
+    """A training on three nodes and a spare.
+
+    First one node loads slowly, then another one has a slow network.
+    """
 
     job: Job
-    ended: Ended
+    ended: JobResult
     loading: str  # the console of the first part
-    sending: str
+    sending: str  # the console of the second part
 
 
 def saved_steps(directory: Path) -> int:
@@ -38,7 +40,7 @@ def saved_steps(directory: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def slowed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slowed:
+def slowed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> SlowedTraining:
     directory = tmp_path_factory.mktemp("slowed")
     options = "--nproc 1 --nnodes 3 --checkpoint-dir saved --replace-stragglers"
     env = SLOW | timed.variables(cluster.env["PATH"], **SAMPLES)
@@ -62,15 +64,15 @@ def slowed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slowed
             cluster.on("n3", ["tc", "qdisc", "del", "dev", "eth0", "root"])
         sending = job.output.removeprefix(loading)
         (directory / "enough").touch()
-        return Slowed(job, job.wait(), loading, sending)
+        return SlowedTraining(job, job.wait(), loading, sending)
 
 
 def named(console: str) -> list[tuple[str, str]]:
-    """Return all stragglers, each with the line that says why."""
+    """Return all stragglers, each with the line that gives the cause."""
     return re.findall(r"^hpclaunch: (.*) is a straggler: .*\n  (.*)", console, re.M)
 
 
-def test_a_spare_takes_the_place_of_a_straggler(slowed: Slowed) -> None:
+def test_a_spare_takes_the_place_of_a_straggler(slowed: SlowedTraining) -> None:
     assert slowed.ended.code == 0, str(slowed.ended)
     stragglers = named(slowed.loading)
     assert [who for who, _ in stragglers] == ["rank 1 on n2"]
@@ -79,6 +81,6 @@ def test_a_spare_takes_the_place_of_a_straggler(slowed: Slowed) -> None:
     assert int(steps) > 0
 
 
-def test_a_node_behind_a_slow_network(slowed: Slowed) -> None:
-    """What it sends waits in a queue. No rank computes for longer than the others."""
+def test_a_node_behind_a_slow_network(slowed: SlowedTraining) -> None:
+    """Packets wait in a queue of the node. No rank computes for longer than the others."""
     assert [who for who, _ in named(slowed.sending)] == ["n3"]

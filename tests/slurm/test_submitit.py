@@ -1,4 +1,4 @@
-"""submitit on a real cluster: its function starts hpclaunch in every task; it requeues the job."""
+"""submitit on a real cluster: its function starts hpclaunch in each task; it requeues the job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ print(submitit.SlurmJob("submitit", sys.argv[1], tasks=[0, 1]).results())
 
 
 def python(cluster: Cluster, directory: Path, program: str, *args: object) -> str:
-    """Run it where users submit jobs."""
+    """Run a program on the host where users submit jobs."""
     home = [f"{name}={value}" for name, value in cluster.environment(directory).items()]
     path = os.pathsep.join(filter(None, [str(directory), cluster.env.get("PYTHONPATH")]))
     there = ["env", f"--chdir={directory}", *home, f"PYTHONPATH={path}"]
@@ -79,44 +79,44 @@ def python(cluster: Cluster, directory: Path, program: str, *args: object) -> st
 
 def submit(cluster: Cluster, directory: Path, script: Path, steps: int) -> Job:
     (directory / "training.py").write_text(TRAINING)
-    said = python(cluster, directory, SUBMIT, script, steps)
-    number = int(said.split()[-1])
+    text = python(cluster, directory, SUBMIT, script, steps)
+    number = int(text.split()[-1])
     return Job(cluster, number, directory, directory / f"submitit/{number}_0_log.err")
 
 
 def runs_of(directory: Path) -> list[list[int]]:
-    """The first and the last step of each run, which are the same for all ranks."""
+    """Return the first and the last step of each run, which must be the same for all ranks."""
     (text,) = {(directory / f"steps-{rank}.txt").read_text() for rank in range(4)}
     return [list(map(int, line.split())) for line in text.splitlines()]
 
 
 @pytest.mark.usefixtures("light_torch")
 def test_a_function_of_submitit(cluster: Cluster, tmp_path: Path) -> None:
-    """The tasks of its step are the agents of one job, and its result is that of all."""
+    """The tasks of submitit's step are the agents of one job, and all return its result."""
     script = tmp_path / "stepping.py"
     script.write_text(STEPPING)
     job = submit(cluster, tmp_path, script, 30)
     ended = job.wait()
     assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
-    said = python(cluster, tmp_path, RESULT, job.id)
-    assert said == f"['{job.id}.0', '{job.id}.0']\n"
+    text = python(cluster, tmp_path, RESULT, job.id)
+    assert text == f"['{job.id}.0', '{job.id}.0']\n"
     assert runs_of(tmp_path) == [[0, 30]]
 
 
 @pytest.mark.requeues
 def test_submitit_requeues_it(cluster: Cluster, tmp_path: Path) -> None:
-    """At its signal before the time limit. Nothing is lost, and nothing is done twice."""
+    """submitit requeues the job before its time limit. No step is lost or repeated."""
     (tmp_path / "pause").write_text("0.05")
-    job = submit(cluster, tmp_path, SCRIPTS / "going_on.py", STEPS)
+    job = submit(cluster, tmp_path, SCRIPTS / "continued.py", STEPS)
     names = [tmp_path / f"trains-{rank}" for rank in range(4)]
     eventually("the training", lambda: all(name.exists() for name in names))
     job.cancel("--signal=USR2")
-    job.starts_again(1)
+    job.wait_for_requeue(1)
     (tmp_path / "pause").unlink()
     ended = job.wait(runs=3)
     assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
-    said = python(cluster, tmp_path, RESULT, job.id)
-    assert said == f"['{job.id}.0.r1', '{job.id}.0.r1']\n"
+    text = python(cluster, tmp_path, RESULT, job.id)
+    assert text == f"['{job.id}.0.r1', '{job.id}.0.r1']\n"
     runs = runs_of(tmp_path)
     assert runs[0][0] == 0
     assert runs[-1][1] == STEPS

@@ -1,4 +1,4 @@
-"""Status, metrics, report and journals of one job that lost its head in the midst of a training."""
+"""Status, metrics, report and journals of one job that lost its head during a training."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hpclaunch.core.protocol.facts import (
 from hpclaunch.system.hosts import job_end
 from hpclaunch.system.logs import fact_files
 
-from .asking import PAUSE, PORT, Metrics, logs, report, running, scraped, told
+from .asking import PAUSE, PORT, Metrics, logs, report, scrape, status, wait_until_running
 from .cluster import Cluster, Job, eventually
 from .conftest import LIGHT_TORCH, SCRIPTS, own_jobs
 
 pytestmark = pytest.mark.timeout(400)
 
 COSTLY = SCRIPTS / "costly.py"
-OFTEN = (NodesSilent, SeatUse, NodesAllocated)  # facts that come at any time
+OFTEN = (NodesSilent, SeatUse, NodesAllocated)  # facts that may be recorded at any time
 
 
 @dataclass
@@ -42,11 +42,11 @@ class Traces:
     job: Job
     before: Metrics = field(default_factory=dict)
     after: Metrics = field(default_factory=dict)
-    beside: Metrics = field(default_factory=dict)  # of an agent that does not lead
-    remote: Metrics = field(default_factory=dict)  # from another node
+    beside: Metrics = field(default_factory=dict)  # of another agent than the head
+    remote: Metrics = field(default_factory=dict)  # asked from another node
     at_lost_head: Metrics = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
-    launches: list[list[Any]] = field(default_factory=list)  # as status has them, ten times
+    launches: list[list[Any]] = field(default_factory=list)  # from ten calls of status
 
 
 @pytest.fixture(scope="module")
@@ -65,54 +65,54 @@ def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
     directory = answers.job.directory
 
     def begun(answer: Metrics) -> bool:
-        """Whether Slurm has said to the head since when the job runs."""
+        """Return whether the head knows from Slurm when the job began."""
         since = job_end.seconds(answers.job.fields()["StartTime"])
         return answer.get(("begin_timestamp_seconds",)) == since
 
     def trains() -> bool:
-        answers.before.update(scraped(cluster, "n1"))
+        answers.before.update(scrape(cluster, "n1"))
         counted = ("round_steps", "goodput_ratio")
         return all(answers.before.get((n,), 0) > 0 for n in counted) and begun(answers.before)
 
     eventually("its steps", trains, timeout=90, pause=PAUSE)
-    answers.beside.update(scraped(cluster, "n2"))
-    answers.remote.update(scraped(cluster, "n1", at="n2"))
+    answers.beside.update(scrape(cluster, "n2"))
+    answers.remote.update(scrape(cluster, "n1", at="n2"))
     eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists)
     answers.report.update(report(cluster, answers.job))
-    leading = running(cluster, answers.job.id, each=1)
+    leading = wait_until_running(cluster, answers.job.id, each=1)
     assert leading["host"] == "n1"
     cluster.on("n1", ["kill", "-KILL", str(leading["pid"])])
 
     def leads() -> bool:
-        answers.after.update(scraped(cluster, "n2"))
+        answers.after.update(scrape(cluster, "n2"))
         trained = answers.after.get(("seat_seconds", "training"), 0.0)
         goes_on = answers.after.get(("nodes", "running")) == 2
         is_all = trained >= answers.before["seat_seconds", "training"]
         return goes_on and is_all and begun(answers.after)
 
     eventually("the metrics of the job on the other node", leads, pause=PAUSE)
-    answers.at_lost_head.update(scraped(cluster, "n1"))
+    answers.at_lost_head.update(scrape(cluster, "n1"))
 
     def led_by_another() -> bool:
-        return any(each["job"]["head"] == "n2" for each in told(cluster, str(answers.job.id)))
+        return any(each["job"]["head"] == "n2" for each in status(cluster, str(answers.job.id)))
 
     eventually("another head", led_by_another, pause=PAUSE)
     for _ in range(10):
-        answers.launches.append(told(cluster, str(answers.job.id)))  # of all nodes at once
+        answers.launches.append(status(cluster, str(answers.job.id)))  # of all nodes at once
     (directory / "enough").touch()
     answers.job.wait()
 
 
-def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
-    """Ask for the launch when its first node has no agent any longer."""
+def test_status_shows_one_launch_on_the_new_head(traces: Traces) -> None:
+    """The launch is found though its first node no longer has an agent."""
     assert [len(launches) for launches in traces.launches] == [1] * 10
     (launch,) = traces.launches[-1]
     assert launch["host"] == "n2"
     assert launch["job"]["agents"][0]["state"] == "lost"
 
 
-def test_metrics_and_notifications_go_on(traces: Traces) -> None:
-    """Find the same ports on the same nodes, and all that was counted before."""
+def test_metrics_and_notifications_continue(traces: Traces) -> None:
+    """The ports of the nodes are the same, and the counters include all from before."""
     job, before, after = traces.job, traces.before, traces.after
     assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 3, 3)
     assert traces.beside.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
@@ -122,21 +122,21 @@ def test_metrics_and_notifications_go_on(traces: Traces) -> None:
     assert (after["nodes", "running"], after["nodes", "lost"], after["world_size",]) == (2, 1, 2)
     assert after["begin_timestamp_seconds",] == before["begin_timestamp_seconds",]
     assert traces.at_lost_head == {}
-    said = [json.loads(line) for line in (job.directory / "events").read_text().splitlines()]
-    assert [event["event"] for event in said] == [
+    events = [json.loads(line) for line in (job.directory / "events").read_text().splitlines()]
+    assert [event["event"] for event in events] == [
         "round_began",
         "round_ended",
         "round_began",
         "job_over",
     ]
-    assert [event["host"] for event in said] == ["n1", "n2", "n2", "n2"]
-    assert said[1]["text"] == "the head on n1 was lost: n2 leads now"
-    assert said[1]["cause"] == "node lost"
-    assert {event["slurm_id"] for event in said} == {str(job.id)}
+    assert [event["host"] for event in events] == ["n1", "n2", "n2", "n2"]
+    assert events[1]["text"] == "the head on n1 was lost: n2 leads now"
+    assert events[1]["cause"] == "node lost"
+    assert {event["slurm_id"] for event in events} == {str(job.id)}
 
 
 def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
-    """Account for each second, while the job runs and after its end."""
+    """Each second is accounted for, while the job runs and after its end."""
     assert not traces.report["over"]
     assert traces.report["seats"] == 3
     job = traces.job
@@ -144,7 +144,7 @@ def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
     final = report(cluster, job)
     assert (final["over"], final["code"], final["rounds"]) == (True, 0, 2)
     assert final["total"] == pytest.approx(3 * (final["end"] - final["begin"]), rel=0.01)
-    # Two or three train for 90 steps or more, which take a tenth of a second.
+    # Two or three workers train for 90 steps or more, which take a tenth of a second.
     assert final["seconds"]["training"] > 2 * 80 * 0.1
     assert final["seconds"]["lost or cordoned"] > 0
     written = json.loads((logs(job) / "report.json").read_text())
@@ -154,7 +154,7 @@ def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in histories} == {0o600}
 
 
-def test_the_facts_of_both_heads_make_one_story(traces: Traces) -> None:
+def test_the_facts_of_both_heads_are_one_sequence(traces: Traces) -> None:
     runs, _ = fact_files.read(logs(traces.job))
     dated = [(at, run.host, fact) for run in runs for at, fact in run.facts]
     dated.sort(key=lambda each: each[0])
@@ -172,8 +172,8 @@ def test_the_page_names_the_lost_node(cluster: Cluster, traces: Traces) -> None:
     command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --html page.html"
     cluster.on("n4", ["sh", "-c", command])
     page = (job.directory / "page.html").read_text()
-    for said in ("n1 is lost", '"n3"'):
-        assert said in page
+    for text in ("n1 is lost", '"n3"'):
+        assert text in page
     assert re.search(r"a checkpoint of step \d+ is complete", page)
 
 

@@ -1,4 +1,4 @@
-"""Jobs of a user who is not root, and the secret that keeps the users apart."""
+"""Jobs of an unprivileged user, and the secret that separates the users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpclaunch.system.network import secret
 from .cluster import Cluster
 from .conftest import SCRIPTS, Launch
 
-TELL = SCRIPTS / "tell.py"
+SIMPLE = SCRIPTS / "simple.py"
 USER = "nobody"
 
 
@@ -24,10 +24,10 @@ def home(cluster: Cluster) -> Path:
 
 
 def test_a_job_of_an_unprivileged_user(launch: Launch, home: Path) -> None:
-    job = launch("--nproc", 1, TELL, user=USER, directory=home, nodes=2)
+    job = launch("--nproc", 1, SIMPLE, user=USER, directory=home, nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    assert [env["hostname"] for env in job.told().values()] == ["n1", "n2"]
+    assert [env["hostname"] for env in job.environments().values()] == ["n1", "n2"]
     info = (home / "state" / "hpclaunch" / "secret").stat()
     assert info.st_uid == pwd.getpwnam(USER).pw_uid
     assert stat.S_IMODE(info.st_mode) == 0o600
@@ -46,15 +46,15 @@ def test_a_job_of_an_unprivileged_user(launch: Launch, home: Path) -> None:
 def test_a_home_that_cannot_be_written(
     launch: Launch, home: Path, user: str, env: dict[str, str]
 ) -> None:
-    """One error for all, which says how to do without."""
-    job = launch("--nproc", 1, TELL, user=user, directory=home, nodes=2, env=env)
+    """One error is printed for all agents, which says what to do."""
+    job = launch("--nproc", 1, SIMPLE, user=user, directory=home, nodes=2, env=env)
     ended = job.wait()
     assert ended.code == 2, str(ended)
     assert job.codes == {0: 2, 1: 2}
     assert f"cannot use the secret file {env['XDG_STATE_HOME'] or env['HOME']}" in ended.output
     assert f"set {secret.VARIABLE} to a file that all nodes of the job share" in ended.output
     assert "Traceback" not in ended.output
-    assert job.told() == {}
+    assert job.environments() == {}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_home_that_cannot_be_written(
     ],
     ids=["another user's", "open to others", "unreadable"],
 )
-def test_a_secret_that_is_not_ours_alone_is_refused(
+def test_a_secret_that_is_not_private_is_refused(
     launch: Launch, home: Path, owner: str, mode: int, words: str
 ) -> None:
     path = home / "key"
@@ -74,7 +74,7 @@ def test_a_secret_that_is_not_ours_alone_is_refused(
     path.chmod(mode)
     os.chown(path, pwd.getpwnam(owner).pw_uid, -1)
     env = {secret.VARIABLE: str(path)}
-    job = launch("--nproc", 1, TELL, user=USER, directory=home, nodes=2, env=env)
+    job = launch("--nproc", 1, SIMPLE, user=USER, directory=home, nodes=2, env=env)
     ended = job.wait()
     assert ended.code == 2, str(ended)
     assert job.codes == {0: 2, 1: 2}
@@ -82,4 +82,4 @@ def test_a_secret_that_is_not_ours_alone_is_refused(
     assert f"the secret file {path}" in ended.output
     assert words in ended.output
     assert "Traceback" not in ended.output
-    assert job.told() == {}
+    assert job.environments() == {}

@@ -1,4 +1,4 @@
-"""Several machines that know nothing of Slurm: the cluster's nodes, started by hand as with ssh."""
+"""Several machines without Slurm: hpclaunch is started by hand on the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ dist.destroy_process_group()
 def test_two_machines(
     cluster: Cluster, tmp_path: Path, options: str, script: str, path: str
 ) -> None:
-    """The workers find each other in the same way, so only the first case needs torch for it."""
+    """The workers connect in the same way in both cases, so only the first one uses torch."""
     (tmp_path / "train.py").write_text(script)
     line = (
         f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1 PYTHONPATH='{path}'; "
@@ -59,10 +59,10 @@ def test_two_machines(
     with ThreadPoolExecutor() as pool:
         second = pool.submit(cluster.on, "n2", ["bash", "-c", line])
         first = pool.submit(cluster.on, "n1", ["bash", "-c", line])
-        said = first.result() + second.result()
-    assert "rank 3 on n2 was killed by SIGKILL; restart 1 of 3" in said
-    assert "rank 0 of 4 on n1 10.78.0.11" in said
-    assert "rank 3 of 4 on n2 10.78.0.11" in said
+        text = first.result() + second.result()
+    assert "rank 3 on n2 was killed by SIGKILL; restart 1 of 3" in text
+    assert "rank 0 of 4 on n1 10.78.0.11" in text
+    assert "rank 3 of 4 on n2 10.78.0.11" in text
 
 
 WAIT = """
@@ -77,7 +77,7 @@ dist.destroy_process_group()
 
 @pytest.mark.usefixtures("light_torch")
 def test_the_job_ends_with_the_first_of_three_machines(cluster: Cluster, tmp_path: Path) -> None:
-    """Nothing of it is left to say that it is dead. All of them are then started again."""
+    """All processes of the first machine are killed, so none reports a death. Then all restart."""
     (tmp_path / "train.py").write_text(WAIT)
     line = (
         f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1; "
@@ -103,15 +103,15 @@ def test_the_job_ends_with_the_first_of_three_machines(cluster: Cluster, tmp_pat
         lost, *others = begin()
         until_they_train()
         for process in cluster.processes(host="n1"):
-            with suppress(ProcessLookupError):  # it ended with one before
+            with suppress(ProcessLookupError):  # it may have ended together with another
                 process.kill()
         assert lost.exception() is not None
-        for said in (each.result() for each in others):
-            assert "the head on n1 was lost: " in said
-            assert "Without Slurm, a job ends with its first machine" in said
-            assert said.endswith("exit code 1\n")
+        for text in (each.result() for each in others):
+            assert "the head on n1 was lost: " in text
+            assert "Without Slurm, a job ends with its first machine" in text
+            assert text.endswith("exit code 1\n")
         again = begin()
         until_they_train()
         end()
-        for said in (each.result() for each in again):
-            assert said.endswith("exit code 0\n"), said
+        for text in (each.result() for each in again):
+            assert text.endswith("exit code 0\n"), text

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = "chromium"
-LIMIT = 120.0  # seconds; far more than anything here takes
+LIMIT = 120.0  # seconds; far more than any command takes
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--no-first-run", "--disable-background-networking", "--disable-sync", "--hide-scrollbars"),
@@ -26,7 +26,7 @@ OPTIONS = (
 
 
 def require() -> None:
-    """Skip the test where there is none; as root, `make system` installs it."""
+    """Skip the test if there is no browser; as root, `make system` installs it."""
     if shutil.which(CHROMIUM) is None:
         if "HPCLAUNCH_SLURM_REQUIRED" in os.environ:
             pytest.fail(f"{CHROMIUM} is missing, which `make system` installs")
@@ -34,7 +34,7 @@ def require() -> None:
 
 
 class Tab:
-    """`errors` are what its console and its policy complain of, `requests` what it has loaded."""
+    """A tab: `errors` are those of its console and policy, `requests` the URLs it has loaded."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = to, back
@@ -55,10 +55,10 @@ class Tab:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
-            told = self._read()
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                return told["result"]
+            message = self._read()
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
 
     def _read(self) -> Any:
         limit = time.monotonic() + LIMIT
@@ -67,14 +67,14 @@ class Tab:
             assert left > 0, "the browser does not answer"
             if select.select([self._back], [], [], left)[0]:
                 data = os.read(self._back, 1 << 20)
-                assert data, "the browser is gone"
+                assert data, "the browser has ended"
                 self._received += data
         text, _, self._received = self._received.partition(b"\0")
-        told = json.loads(text)
-        self._note(told.get("method", ""), told.get("params", {}))
-        return told
+        message = json.loads(text)
+        self._record(message.get("method", ""), message.get("params", {}))
+        return message
 
-    def _note(self, method: str, params: Any) -> None:
+    def _record(self, method: str, params: Any) -> None:
         self._events.append(method)
         if method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.errors.append(params["entry"]["text"])
@@ -88,23 +88,23 @@ class Tab:
             self.errors.append(f"a dialog: {params['message']}")
 
     def open(self, file: Path) -> None:
-        """Returns once it is loaded, and its scripts have run."""
+        """Open a file; return after it is loaded and its scripts have run."""
         self._events.clear()
         self.ask("Page.navigate", url=file.resolve().as_uri())
         while "Page.loadEventFired" not in self._events:
             self._read()
 
     def value(self, expression: str) -> Any:
-        """Of JavaScript; the page's policy does not concern it."""
-        told = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        """Return the value of a JavaScript expression; the page's policy does not apply to it."""
+        reply = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until it holds."""
+        """Wait until a JavaScript expression is true."""
         limit = time.monotonic() + LIMIT
         while not self.value(expression):
-            assert time.monotonic() < limit, f"never came: {expression}"
+            assert time.monotonic() < limit, f"never true: {expression}"
 
     def press(self, key: str) -> None:
         text = {"text": key} if len(key) == 1 else {}
@@ -116,14 +116,14 @@ class Tab:
         self.ask("Emulation.setDeviceMetricsOverride", **of)
 
     def prefer(self, scheme: str) -> None:
-        """ "dark" or "light"."""
+        """Emulate a preference for the scheme "dark" or "light"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=features)
 
 
 @contextmanager
 def tab(profile: Path) -> Iterator[Tab]:
-    """`profile` is a directory of its own."""
+    """Start a browser with `profile`, a new directory; yield its tab."""
     to, from_us, back, from_it = (*reversed(os.pipe()), *os.pipe())
     words = [CHROMIUM, f"--user-data-dir={profile}", *OPTIONS]
     process = subprocess.Popen(

@@ -1,11 +1,10 @@
-"""crowd.py ADDRESS PORT NUMBER: strangers who hold connections to a port, for as long as stdin is
-open.
+"""crowd.py ADDRESS PORT NUMBER: hold so many connections to a port as long as stdin is open.
 
-Whenever one is closed from the other side, another comes. Every second one sends nothing at all,
-the others send the greeting of a ZeroMQ peer, one byte at a time. It says "held" when there are
-NUMBER of them for the first time, and at the end how many have come.
+A connection that the other side closes is replaced by a new one. Half of the connections send
+nothing, the others send the greeting of a ZeroMQ peer, one byte at a time. The program prints
+"held" when it has NUMBER connections for the first time, and at the end how many it has made.
 """
-# ruff: noqa: T201 -- what it says is its result
+# ruff: noqa: T201 -- its output is its result
 
 import contextlib
 import resource
@@ -15,7 +14,7 @@ import sys
 import time
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-PAUSE = 0.2  # seconds between two bytes, and before the next try where nobody listens
+PAUSE = 0.2  # seconds between two bytes, and before another attempt to connect
 
 
 def main() -> None:
@@ -24,8 +23,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     poll = select.poll()
     poll.register(sys.stdin, select.POLLIN)
-    held: dict[int, tuple[socket.socket, int]] = {}  # and the number of bytes that it has sent
-    come, told, next_byte = 0, False, time.monotonic()
+    held: dict[int, tuple[socket.socket, int]] = {}  # with the number of bytes sent
+    made, is_announced, next_byte = 0, False, time.monotonic()
     while True:
         try:
             while len(held) < number:
@@ -33,15 +32,15 @@ def main() -> None:
                 s.setblocking(False)
                 held[s.fileno()] = (s, 0)
                 poll.register(s, select.POLLIN)
-                come += 1
-            if not told:
+                made += 1
+            if not is_announced:
                 print("held", flush=True)
-            told = True
+            is_announced = True
         except OSError:
             time.sleep(PAUSE)
         for fd, _ in poll.poll(PAUSE * 1000):
             if fd == sys.stdin.fileno():
-                print(come, flush=True)
+                print(made, flush=True)
                 return
             s, _ = held[fd]
             if is_closed(s):
@@ -51,12 +50,12 @@ def main() -> None:
         if time.monotonic() >= next_byte:
             next_byte = time.monotonic() + PAUSE
             for fd, (s, sent) in list(held.items())[::2]:
-                with contextlib.suppress(OSError):  # it is closed, as poll() will say
+                with contextlib.suppress(OSError):  # it is closed, as poll() will report
                     held[fd] = (s, sent + s.send(GREETING[sent : sent + 1]))
 
 
 def is_closed(s: socket.socket) -> bool:
-    """From the other side; what came from there is dropped."""
+    """Return whether the other side has closed the connection; drop its data."""
     try:
         return not s.recv(4096)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""What makes a process of a test a CUDA process, as far as MPS can tell.
+"""Stand-in for the CUDA runtime as a client of MPS.
 
-`connect` stands for the first call into CUDA, `fault` for a kernel that writes to an illegal
-address, `synchronize` for any later call. As a program: connects, says so, does what the words on
-its standard input say, and ends with that.
+`connect` stands for the first CUDA call, `fault` for a kernel that writes to an illegal address,
+`synchronize` for any later call. As a program, it connects, prints the result, and runs the
+functions that are named on its standard input, until that ends.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ class CudaError(Exception):
 
 
 def connect():
-    """Become a client of MPS and return True; where no daemon answers CUDA runs without."""
+    """Become a client of MPS; return False if no daemon answers, since CUDA then runs without."""
     threading.Thread(target=_handle_events, daemon=True).start()
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -39,13 +39,13 @@ def connect():
 
 
 def _handle_events(name=b"cuda-EvtHandlr"):
-    """The thread by which a process with a CUDA context is known."""
+    """Run the thread by which hpclaunch recognises a process with a CUDA context."""
     ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
     threading.Event().wait()
 
 
 def fault():
-    """Every client of the server gets the error, this one too."""
+    """Cause an error that every client of the server receives, including this one."""
     _held[-1].send(b"fault")
     select.select([_held[-1]], [], [])
     synchronize()
@@ -58,7 +58,7 @@ def synchronize():
 
 def _receive(connection):
     data = connection.recv(1 << 16)
-    if not data:  # the server is gone
+    if not data:  # the server has ended
         return {"error": "CUDA_ERROR_MPS_RPC_FAILURE"}
     return json.loads(data)
 

@@ -1,10 +1,9 @@
-"""A GPU for the real torch, which is the CPU: for `tests/gpu/rehearse`, which imports this in each
-Python by a .pth file.
+"""Emulation of a GPU by the CPU for the real torch, for `tests/gpu/rehearse`.
 
-Tensors of "cuda" are on the CPU. The first of them makes the process a client of the stand-in of
-MPS (`cuda_client.py`), whose limits of threads and memory hold. The kernel of `tell.py` that writes
-to an illegal address is a fault of that client, and whoever waits for `torch.cuda._sleep` uses the
-CPU without Python's lock. There is no NCCL.
+Each Python imports this by a .pth file. Tensors of "cuda" are on the CPU. The first of them makes
+the process a client of the stand-in for MPS (`cuda_client.py`), whose limits of threads and memory
+hold. The kernel of `computing.py` that writes to an illegal address is a fault of that client.
+Waiting for `torch.cuda._sleep` uses the CPU without the GIL. There is no NCCL.
 """
 
 import contextlib
@@ -16,12 +15,12 @@ import os
 import sys
 import types
 
-UUID = "GPU-00000000-1111-2222-3333-444444444444"  # the one of `nvml.py`
+UUID = "GPU-00000000-1111-2222-3333-444444444444"  # as in `nvml.py`
 GIB = 1 << 30
 
 
 def visible():
-    """How many GPUs CUDA_VISIBLE_DEVICES leaves, by the rules of CUDA."""
+    """Return the number of GPUs that CUDA_VISIBLE_DEVICES selects, by the rules of CUDA."""
     selection = os.environ.get("CUDA_VISIBLE_DEVICES")
     if selection is None:
         return 1
@@ -34,7 +33,7 @@ def visible():
 
 
 class AfterTorch:
-    """A finder of modules that has `patch` called once torch is imported."""
+    """A finder of modules that calls `patch` after torch is imported."""
 
     def find_spec(self, name, _path, _target=None):
         if name != "torch":
@@ -52,7 +51,7 @@ class AfterTorch:
 
 
 class Context:
-    """A process's part of the GPU."""
+    """The CUDA context of a process."""
 
     def __init__(self):
         self.owner = 0  # the process that uses it
@@ -94,14 +93,14 @@ def patch(torch):
             if function is torch.Tensor.cuda:
                 context.use()
                 return args[0]
-            if function is torch.empty and isinstance(args[0], int):  # by `tell.py`
+            if function is torch.empty and isinstance(args[0], int):  # in `computing.py`
                 limit = os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=80G")
                 if args[0] > int(limit[2:-1]) * GIB:
                     raise cuda.OutOfMemoryError("CUDA out of memory")
             words = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
             return function(*map(on_cpu, args), **words)
 
-    OnCpu().__enter__()  # for good
+    OnCpu().__enter__()  # never left
 
     def properties(_device):
         share = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"))

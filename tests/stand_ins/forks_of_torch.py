@@ -1,8 +1,8 @@
 """Programs with the real torch, forked from one process that has imported it.
 
-Each is a process of its own; only the import is shared by all. `Forks` starts workers below the
-hooks, for tests of what happens once torch is there: each runs a text as its script, and ends as
-workers do that are forked from the template. `Torchruns` starts torchrun, for tests that compare.
+Each program is a process of its own; only the import is shared. `Forks` starts workers with
+hpclaunch's hooks: each runs a text as its script, and ends like a worker that is forked from the
+template. `Torchruns` starts torchrun, for comparisons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 120  # seconds; far more than any of this takes
 
 
 class Forks:
-    """The process that has torch, and starts workers."""
+    """A process that has imported torch and forks workers."""
 
     def __init__(self):
         self._begin(WORKERS, environment(PYTHONPATH=HOOKS, HPCLAUNCH_STORE="127.0.0.1:1"))
@@ -53,7 +53,7 @@ class Forks:
         return ForkedWorker(self, reply["begun"], [pipes[0][1], pipes[1][0], pipes[2][0]])
 
     def code(self, pid, timeout):
-        """Return the exit code of a worker; None if it does not end within so many seconds."""
+        """Return the exit code of a worker, or None if it does not end within so many seconds."""
         deadline = time.monotonic() + timeout
         while pid not in self._codes:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -79,18 +79,18 @@ class Forks:
 
 
 def no_input():
-    """Return both ends, as if /dev/null were a pipe."""
-    return tuple(os.open(os.devnull, os.O_RDWR) for _ in range(2))  # as subprocess.DEVNULL
+    """Return two descriptors of /dev/null in place of a pipe's ends."""
+    return tuple(os.open(os.devnull, os.O_RDWR) for _ in range(2))  # like subprocess.DEVNULL
 
 
 class Torchruns(Forks):
-    """The process that has torch's launchers, and runs them."""
+    """A process that has imported torch's launchers and forks processes that run them."""
 
     def __init__(self):
         self._begin(LAUNCHERS, environment())
 
     def launch(self, *words, env, module="torch.distributed.run", **more):
-        """Start `torchrun` with these words. It has the variables in `env`, and no others."""
+        """Start `torchrun` with these words and only the variables in `env`."""
         text = f"import {module} as launcher, sys\n"
         text += f"sys.argv = {['torchrun', *map(str, words)]}\nsys.exit(launcher.main())\n"
         return self.start(text, env=env, **more)
@@ -103,7 +103,7 @@ class ForkedWorker:
         self._forks, self.pid = forks, pid
         self.stdin, self.stdout, self.stderr = map(open, pipes, "wrr")
         self.returncode = None
-        self._said = []
+        self._outputs = []
 
     def poll(self):
         self.returncode = self._forks.code(self.pid, 0)
@@ -111,7 +111,7 @@ class ForkedWorker:
 
     def wait(self, timeout=LIMIT):
         self.returncode = self._forks.code(self.pid, timeout)
-        assert self.returncode is not None, "it has not ended"
+        assert self.returncode is not None, f"the worker has not ended within {timeout} s"
         return self.returncode
 
     def kill(self):
@@ -119,7 +119,7 @@ class ForkedWorker:
             os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, given="", timeout=LIMIT):
-        """Write a short input, and return the rest of its output: little of it may be in stderr."""
+        """Write a short input; return the rest of stdout and stderr, which must be short."""
         with contextlib.suppress(BrokenPipeError):
             if given:
                 self.stdin.write(given)
@@ -127,9 +127,9 @@ class ForkedWorker:
         for stream in (self.stdout, self.stderr):
             if not stream.closed:
                 with stream:
-                    self._said.append(stream.read())
+                    self._outputs.append(stream.read())
         self.wait(timeout)
-        return self._said
+        return self._outputs
 
 
 SERVES = """

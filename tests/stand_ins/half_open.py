@@ -1,10 +1,10 @@
-"""half_open.py ADDRESS PORT SOURCE: connections that are begun and never completed, a thousand a
-second, for as long as stdin is open.
+"""half_open.py ADDRESS PORT SOURCE: begin a thousand connections per second, and complete none, as
+long as stdin is open.
 
-They come from an address that no host has, so that nobody resets them. Needs root. It says "held"
-as soon as it sends, and at the end how many it has sent.
+Their source is an address of no host, so no host resets them. Needs root. The program prints "held"
+when it starts to send, and at the end how many packets it has sent.
 """
-# ruff: noqa: T201 -- what it says is its result
+# ruff: noqa: T201 -- its output is its result
 
 import itertools
 import select

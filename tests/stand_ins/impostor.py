@@ -1,10 +1,10 @@
-"""impostor.py KIND ANSWER NAMES...: sockets with these names, in hexadecimal.
+"""impostor.py KIND ANSWER NAMES...: bind sockets to these names, given in hexadecimal.
 
-As root, it is another user's process. It prints "ready" once all of them are there. Whoever asks
-one gets a descriptor of what ANSWER names: a pipe, a directory, or a file in memory with so many
-bytes; and nothing if ANSWER is "silence". It ends at the end of its standard input.
+As root, it becomes another user's process. It prints "ready" after all sockets are bound. It
+answers each question with a descriptor of a pipe, a directory, or a file in memory with ANSWER
+bytes, or not at all if ANSWER is "silence". It ends at the end of its standard input.
 """
-# ruff: noqa: T201 -- what it says is its result
+# ruff: noqa: T201 -- its output is its result
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ with selectors.DefaultSelector() as selector:
             if key.fileobj is sys.stdin:
                 sys.exit()
             _, fds, _, _ = socket.recv_fds(key.fileobj, 64, 1)
-            with contextlib.suppress(OSError):  # that one does not take it
+            with contextlib.suppress(OSError):  # the client does not accept it
                 for each in fds:
                     with socket.socket(fileno=each) as end:
                         socket.send_fds(end, [b"."], [fd])

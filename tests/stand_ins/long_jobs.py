@@ -1,4 +1,4 @@
-"""Jobs that nobody has run: their ledgers, facts and histories, as large as one likes."""
+"""Synthetic ledgers, facts and histories of jobs of any size."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def a_launch(
     moments: int = 40,
     over: bool = True,
 ) -> tuple[Launch, list[AgentHistory]]:
-    """Of rounds that are equally long; each but the last one fails on some rank. The head notes
-    `moments` in each, and the others ten times fewer. A spare is there besides the nodes.
+    """Return a launch with rounds of equal length, and the histories of its agents.
+
+    Each round but the last one fails on some rank. The head records so many `moments` in each
+    round, the other agents a tenth of that. There is a spare in addition to the nodes.
     """
     chance = random.Random(7)
     seats = float(nodes * per_node)
@@ -105,7 +107,7 @@ def a_launch(
 
 
 def facts_of(launch: Launch, saves: int = 10) -> Iterator[tuple[float, Fact]]:
-    """Yield what a head would have recorded, each with its time. The last node is a spare."""
+    """Yield the facts that a head would have recorded, with times. The last node is a spare."""
     workers, spare = host_lists.written(launch.hosts[:-1]), host_lists.written(launch.hosts[-1:])
     ends = {end.round: end for end in launch.ends}
     for entry in launch.entries:
@@ -137,7 +139,7 @@ def facts_of(launch: Launch, saves: int = 10) -> Iterator[tuple[float, Fact]]:
 
 
 def pasts_of(*launches: Launch) -> dict[str, LaunchPast]:
-    """Return the pasts of launches by what their heads would have recorded."""
+    """Return the pasts of launches, from the facts that their heads would have recorded."""
     return {launch.name: past_of(facts_of(launch)) for launch in launches}
 
 

@@ -1,8 +1,8 @@
-/* A stand-in for libnvidia-ml.so.1: the symbols of NVML that are used, and no others.
+/* Stand-in for libnvidia-ml.so.1 with the symbols of NVML that are used, and no others.
  *
- * Its state is the text file that HPCLAUNCH_STAND_IN_NVML names, read again at every call, so that
- * a GPU can break while somebody looks at it. Error codes, structures and what each call gives back
- * follow nvml.h. Lines of the file, those of a GPU after its `gpu` (nvml.py writes them):
+ * Its state is the text file HPCLAUNCH_STAND_IN_NVML, which is read again at every call, so that a
+ * GPU can break during a test. Error codes, structures and results follow nvml.h. The lines of the
+ * file (written by nvml.py; those of a GPU follow its line `gpu`):
  *
  *   driver V · cuda N · init CODE · hang · xid GPU NUMBER · fails FUNCTION CODE
  *   gpu UUID · name N · bus B · mode N · capability N N · cpus N... · node N · memory USED TOTAL
@@ -42,7 +42,7 @@ typedef struct {
     unsigned temperature;
     struct { int up, error; unsigned long long replays, recoveries; } links[LINKS];
     unsigned n_links, n_instances, n_processes;
-    int recovery;                       /* -1: a driver that does not tell */
+    int recovery;                       /* -1: not reported by this driver */
     Fails fails;
     Instance instances[INSTANCES];
     Process processes[PROCESSES];
@@ -188,7 +188,7 @@ static void hang(void)
         pause();
 }
 
-/* Every call of a device begins so: its GPU may be hidden, lost, or never answer. */
+/* The beginning of every call for a device: its GPU may be hidden, lost, or never answer. */
 static int enter(Call *c, void *handle, const char *function)
 {
     uintptr_t number = (uintptr_t)handle;
@@ -222,7 +222,7 @@ int nvmlInitWithFlags(unsigned flags)
         hang();
     status = status ? status : s->init;
     free(s);
-    if (!status && !opened++) /* as the real one has its devices open: here its state */
+    if (!status && !opened++) /* the real one opens its devices, this one its state file */
         device = open(getenv("HPCLAUNCH_STAND_IN_NVML"), O_RDONLY | O_CLOEXEC);
     return status;
 }
@@ -359,7 +359,7 @@ int nvmlDeviceGetMemoryAffinity(void *handle, unsigned size, unsigned long *set,
     LEAVE(g->node < 0 ? NOT_SUPPORTED : OK);
 }
 
-/* Before version 2, what the driver keeps for itself counts as used. */
+/* Before version 2, memory that the driver reserves counts as used. */
 int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory)
 {
     ENTER(handle);
@@ -379,7 +379,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *memory)
     LEAVE(OK);
 }
 
-/* Lists MPS clients if mps is set, else all others. */
+/* List MPS clients if mps is set, else all others. */
 static int processes(const Call *c, unsigned *count, ProcessInfo *infos, int mps)
 {
     const Gpu *g = c->gpu;
@@ -526,7 +526,7 @@ int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id)
     LEAVE(c->instance < 0 ? INVALID_ARGUMENT : OK);
 }
 
-/* Events: a set delivers what happens to its GPUs after it was made. */
+/* Events: a set delivers the events of its GPUs after its creation. */
 
 typedef struct { unsigned next; unsigned gpus; } EventSet;
 

@@ -1,9 +1,9 @@
-"""NVML where no NVIDIA driver is: `nvml.c` as libnvidia-ml.so.1, and the GPUs that it tells of.
+"""Stand-in for NVML without a driver: `nvml.c` as libnvidia-ml.so.1, and the GPUs that it reports.
 
 driver = Driver(directory, [Gpu(), Gpu()])
 subprocess.run([...], env=driver.environ)     # the real pynvml finds it there
 driver.gpus[1].error = LOST
-driver.tell()                                 # from now on
+driver.tell()                                 # has an effect from now on
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 GIB = 1 << 30
 
 UNSUPPORTED = 3
-HIDDEN = 4  # NVML_ERROR_NO_PERMISSION: a cgroup keeps it from us
+HIDDEN = 4  # NVML_ERROR_NO_PERMISSION: hidden by a cgroup
 LOST = 15
 UNKNOWN = 999
 
@@ -38,7 +38,7 @@ POWER_CAP, THERMAL_SW, THERMAL_HW, POWER_BRAKE = 0x04, 0x20, 0x40, 0x80
 
 @functools.cache
 def library() -> Path:
-    """The directory of the library, built once per run of the tests. Skips without a compiler."""
+    """Build the library once per test run; return its directory. Skip without a compiler."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "g++", "clang"))), None)
     if compiler is None:
         pytest.skip("no C compiler for the stand-in of NVML")
@@ -52,7 +52,7 @@ def library() -> Path:
 
 @dataclass
 class Instance:
-    """One of MIG."""
+    """An instance of a GPU, with MIG."""
 
     uuid: str
     gi: int = 1
@@ -72,12 +72,12 @@ class Link:
     up: bool = True
     replays: int = 0
     recoveries: int = 0
-    error: int = 0  # of a question about this link
+    error: int = 0  # returned by calls about this link
 
 
 @dataclass
 class Gpu:
-    """None: this GPU, or its driver, does not tell."""
+    """A GPU; None means that it, or its driver, does not report a value."""
 
     uuid: str = ""
     name: str = "NVIDIA H100 80GB HBM3"
@@ -99,8 +99,8 @@ class Gpu:
     recovery: int | None = 0
     mig: bool = False
     instances: list[Instance] = field(default_factory=list)
-    error: int = 0  # of every call
-    fails: dict[str, int] = field(default_factory=dict)  # the errors of single functions
+    error: int = 0  # returned by every call
+    fails: dict[str, int] = field(default_factory=dict)  # errors that single functions return
     hang: bool = False
 
     def lines(self, index: int) -> list[str]:
@@ -137,12 +137,14 @@ def uuid(index: int) -> str:
 
 @dataclass
 class Driver:
+    """The state of the stand-in library, in a file that it reads at each call."""
+
     directory: Path
     gpus: list[Gpu] = field(default_factory=list)
     version: str = "550.54.15"
     cuda: int = 12040
     init: int = 0  # what nvmlInit returns
-    hang: bool = False  # it does not return
+    hang: bool = False  # nvmlInit does not return
     fails: dict[str, int] = field(default_factory=dict)  # the errors of functions without a GPU
     xids: list[tuple[int, int]] = field(default_factory=list)  # (GPU, number), as they happen
 
@@ -151,7 +153,7 @@ class Driver:
 
     @property
     def environ(self) -> dict[str, str]:
-        """This process's, with the stand-in in it."""
+        """The environment for a process that uses the stand-in."""
         more = f":{before}" if (before := os.environ.get("LD_LIBRARY_PATH")) else ""
         return environment(LD_LIBRARY_PATH=f"{library()}{more}", HPCLAUNCH_STAND_IN_NVML=self.state)
 
@@ -160,7 +162,7 @@ class Driver:
         return self.directory / "nvml-state"
 
     def tell(self) -> None:
-        """The library reads it at its next call; nobody sees half of it."""
+        """Write the state atomically; the library reads it at its next call."""
         lines = [f"driver {self.version}", f"cuda {self.cuda}", f"init {self.init}"]
         lines += ["hang"] if self.hang else []
         lines += [f"xid {gpu} {number}" for gpu, number in self.xids]
@@ -177,7 +179,7 @@ class Driver:
 
 
 class Surveyor:
-    """`inventory.survey` in a process of its own, which finds NVML, real or not, by `environ`."""
+    """A process that runs `inventory.survey` with the NVML, real or not, of its `environ`."""
 
     PROGRAM = (
         "import json, sys, msgspec, pynvml\n"
@@ -195,12 +197,12 @@ class Surveyor:
     def survey(self, selection: str | None = None) -> GpuSurvey:
         environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
         print(json.dumps(environ), file=self.process.stdin, flush=True)
-        told = json.loads(self.process.stdout.readline())
+        result = json.loads(self.process.stdout.readline())
         gpus = [
             devices.Gpu(**g | {"cpus": tuple(g["cpus"]), "capability": tuple(g["capability"])})
-            for g in told.pop("gpus")
+            for g in result.pop("gpus")
         ]
-        return GpuSurvey(tuple(gpus), **told)
+        return GpuSurvey(tuple(gpus), **result)
 
     def close(self) -> None:
         self.process.stdin.close()

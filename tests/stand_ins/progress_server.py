@@ -1,4 +1,4 @@
-"""The fork server's part towards the progress pages of its workers, for tests that start these."""
+"""The part of the fork server that reads the workers' progress pages, for tests of workers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class ProgressServer:
         self.processes = []
 
     def start(self, command, cwd, *, workers=1, environ=(), forks=None):
-        """Start workers, and return the first. The command may be a script's text, and is one with
-        `forks`."""
+        """Start workers; return the first one.
+
+        The command may be the text of a script; with `forks`, it must be.
+        """
         if forks is None and isinstance(command, str):
             command = python(cwd, command)
         for rank, variables in self.watch.begin(range(workers)).items():
@@ -51,7 +53,7 @@ class ProgressServer:
         )
 
     def run(self, command, cwd, **how):
-        """What they have written to stdout, once all have ended."""
+        """Start workers and wait for their end; return what each has written to stdout."""
         self.start(command, cwd, **how)
         ends = [process.communicate(timeout=LIMIT) for process in self.processes]
         codes = [process.returncode for process in self.processes]
@@ -59,12 +61,12 @@ class ProgressServer:
         return [out for out, _ in ends]
 
     def told(self, rank=0):
-        """(steps, the time of the last one, phase, the script's number of it)"""
+        """Return (steps, the time of the last one, phase, the script's own number of the step)."""
         steps, at, phase, number = self.watch._workers[rank].read()
         return steps, at, PHASES[phase], number
 
     def evidence(self):
-        """Of the first worker, as the fork server asks for it."""
+        """Return the evidence of the first worker, as the fork server collects it."""
         pids = {0: self.processes[0].pid}
         for pause in self._evidence.ask(pids):
             time.sleep(pause)

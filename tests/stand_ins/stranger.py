@@ -1,7 +1,7 @@
-"""A process of somebody else with a name that it has given itself: `stranger.py [NAME]`, in hex.
+"""stranger.py [NAME]: a process of another user, if started by root, with this name, in hex.
 
-The kernel keeps 15 bytes of it, whatever they mean; without NAME it ends within a character. The
-process closes its standard output once it has the name, and ends with the one that has started it.
+The kernel keeps 15 bytes of the name; the default ends within a character. The process closes its
+standard output after it has the name, and ends with its parent.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # what is of it in /proc is of its user again
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # its files in /proc belong to its user again
 libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 libc.prctl(PR_SET_NAME, name, 0, 0, 0)
 os.close(1)

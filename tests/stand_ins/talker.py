@@ -1,9 +1,8 @@
-"""talker.py PORT WORDS: a program that says WORDS, in hexadecimal, to whoever connects to PORT; no
-WORDS: it is silent.
+"""talker.py PORT WORDS: send WORDS, given in hexadecimal and possibly empty, on each connection.
 
-It prints the port once it listens. Where somebody else does, it waits for that one to be gone.
+It prints the port after it listens. If the port is in use, it waits until it is free.
 """
-# ruff: noqa: T201 -- what it says is its result
+# ruff: noqa: T201 -- its output is its result
 
 import socket
 import sys

@@ -1,11 +1,11 @@
-// A small CNN on handwritten digits in C++: every rank has its share, the gradients are averaged.
+// Train a small CNN on handwritten digits in C++: ranks share each batch and average gradients.
 //
 //     sbatch sbatch/libtorch.sbatch
 //
-// The wheels of torch come without gloo's headers, so the ranks meet at the store that the launcher
-// holds at MASTER_ADDR:MASTER_PORT, and sum through it: good for small models. Rank 0 saves at the
-// end of every epoch, whole or not at all; a restart goes on from there, with any number of ranks.
-// Reaches an accuracy above 0.95 on the digits held out.
+// The wheels of torch do not contain gloo's headers, so the ranks exchange gradients through the
+// launcher's store at MASTER_ADDR:MASTER_PORT, which is fast enough for small models. Rank 0 saves a
+// checkpoint at the end of every epoch; after a restart, the training resumes from it with any
+// number of ranks. It reaches an accuracy above 0.95 on held-out digits.
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
@@ -39,7 +39,7 @@ struct Digits {
   torch::Tensor images, labels;  // [n, 1, 8, 8] from 0 to 1, and [n]
 };
 
-// Lines of 64 pixels from 0 to 16 and the label, in a random order that is always the same.
+// Return the digits in a fixed random order; a line has 64 pixels from 0 to 16 and the label.
 Digits read(const std::string& path) {
   std::ifstream file(path);
   std::vector<float> numbers;
@@ -47,7 +47,7 @@ Digits read(const std::string& path) {
     numbers.push_back(std::stof(number));
   }
   if (numbers.empty() || numbers.size() % 65 != 0) {
-    throw std::runtime_error(path + " has no digits; build/digits.csv has, once CMake is done");
+    throw std::runtime_error(path + " has no digits: use build/digits.csv, which CMake makes");
   }
   auto rows = torch::tensor(numbers).view({-1, 65});
   torch::manual_seed(0);
@@ -64,7 +64,7 @@ torch::nn::Sequential cnn() {
       Flatten(), Linear(32 * 2 * 2, 10));
 }
 
-// Adds up tensors of all ranks, in the order of the ranks so that all get the same bits.
+// Sums tensors of all ranks, in the order of the ranks, so that all get the same bits.
 class Ranks {
  public:
   Ranks() : rank(std::stoi(variable("RANK"))), world(std::stoi(variable("WORLD_SIZE"))) {
@@ -81,10 +81,10 @@ class Ranks {
     store_->set(key(calls_, rank), bytes);
     auto total = torch::zeros_like(part);
     for (int other = 0; other < world; ++other) {
-      auto theirs = store_->get(key(calls_, other));  // waits for it
+      auto theirs = store_->get(key(calls_, other));  // waits for this key
       total += torch::from_blob(theirs.data(), part.sizes(), part.options());
     }
-    // All have begun this sum, so all have read the one before.
+    // All ranks have begun this sum, so all have read the previous one.
     if (calls_ > 0) {
       store_->deleteKey(key(calls_ - 1, rank));
     }
@@ -103,7 +103,7 @@ class Ranks {
   int64_t calls_ = 0;
 };
 
-// A file of this name is complete, whatever happens: it gets its name last.
+// Write a temporary file and rename it, so that a file of this name is always complete.
 void save(torch::serialize::OutputArchive& archive, const std::filesystem::path& path) {
   auto draft = path;
   draft.replace_extension(".tmp");
@@ -115,7 +115,7 @@ void save(torch::serialize::OutputArchive& archive, const std::filesystem::path&
   std::filesystem::rename(draft, path);
 }
 
-void add_up_gradients(torch::nn::Sequential& model, Ranks& ranks) {
+void sum_gradients(torch::nn::Sequential& model, Ranks& ranks) {
   const auto parameters = model->parameters();
   std::vector<torch::Tensor> flat;
   std::vector<int64_t> sizes;
@@ -169,7 +169,7 @@ void train(const std::string& data, const std::filesystem::path& directory) {
   std::filesystem::create_directories(directory);
   std::cout << std::fixed << std::setprecision(4);
   for (auto epoch = begin; epoch < kEpochs; ++epoch) {
-    torch::manual_seed(epoch);  // the same order of the digits whether or not we were restarted
+    torch::manual_seed(epoch);  // the same order with and without a restart
     const auto order = (torch::randperm(count) + kHeldOut).to(device);
     for (const auto& batch : order.split(kBatch)) {
       const auto share = batch.slice(0, ranks.rank, c10::nullopt, ranks.world);
@@ -179,7 +179,7 @@ void train(const std::string& data, const std::filesystem::path& directory) {
       const auto loss = torch::nll_loss(
           likely, labels.index_select(0, share), /*weight=*/{}, torch::Reduction::Sum);
       (loss / batch.size(0)).backward();
-      add_up_gradients(model, ranks);
+      sum_gradients(model, ranks);
       optimizer.step();
     }
     if (first) {
@@ -192,7 +192,7 @@ void train(const std::string& data, const std::filesystem::path& directory) {
       archive.write("epoch", c10::IValue(epoch));
       save(archive, directory / ("epoch-" + std::to_string(epoch) + ".pt"));
     }
-    ranks.sum(torch::zeros(1));  // nobody begins an epoch whose predecessor is not saved
+    ranks.sum(torch::zeros(1));  // no rank begins an epoch before the previous one is saved
   }
   if (first) {
     std::cout << "accuracy " << accuracy(model, test) << std::endl;

@@ -1,5 +1,5 @@
-"""Show which threads, devices and connections a process has that has imported torch, then asked for
-GPUs, then used one. Exit code 1 if the import opens a device, which a fork would share."""
+"""Show the threads, devices and connections of a process after it has imported torch, asked for
+GPUs, and used one. Exit code 1 if the import opens a device, which forks would share."""
 
 import os
 import time
@@ -26,10 +26,10 @@ def show(when: str, seconds: float) -> list[str]:
 began = time.monotonic()
 import torch  # noqa: E402
 
-imported = show("torch is imported", time.monotonic() - began)
+imported = show("torch imported", time.monotonic() - began)
 began = time.monotonic()
 print("is_available:", torch.cuda.is_available(), "device_count:", torch.cuda.device_count())
-show("CUDA was asked for devices", time.monotonic() - began)
+show("devices counted by CUDA", time.monotonic() - began)
 print("initialised:", torch.cuda.is_initialized(), "bad fork:", torch.cuda._is_in_bad_fork())
 began = time.monotonic()
 if torch.cuda.is_available():

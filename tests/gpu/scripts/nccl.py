@@ -1,4 +1,4 @@
-"""A script as there are many: nccl, DistributedDataParallel, and no thought of a shared GPU."""
+"""An ordinary script with nccl and DistributedDataParallel, not written for a shared GPU."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Show which devices NVML opens: those of a process that only reads a GPU, as our watcher does."""
+"""Show which devices NVML opens in a process that only reads a GPU, as the GPU watcher does."""
 
 import pynvml
 from open_files import opened

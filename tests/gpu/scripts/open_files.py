@@ -8,6 +8,6 @@ def opened() -> list[str]:
     for fd in os.listdir("/proc/self/fd"):
         try:
             links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # that of the listing
+        except FileNotFoundError:  # the listing's own descriptor
             continue
     return sorted(links)

@@ -1,8 +1,8 @@
-"""Show what NVIDIA's MPS itself answers and does with two clients, without the launcher.
+"""Show the answers and the behaviour of NVIDIA's MPS with two clients, without the launcher.
 
-Each command to the daemon is shown with the bytes of its two streams and its time; then how long a
-server takes to be ACTIVE, what the driver lists, and what becomes of the server and of the other
-client when a client is killed under load. Exit code 77: no MPS here.
+Each command to the daemon is shown with the bytes of its two streams and its duration. Then follow
+the time until a server is ACTIVE, the processes that the driver lists, and the effects on the
+server and on the other client when a client is killed under load. Exit code 77: MPS is missing.
 """
 
 import os
@@ -61,9 +61,9 @@ class Client:
 
 def ask(command: str) -> str:
     began = time.monotonic()
-    asked = f"{command}\n".encode()
     try:
-        done = subprocess.run([CONTROL], input=asked, capture_output=True, timeout=5)
+        line = f"{command}\n".encode()
+        done = subprocess.run([CONTROL], input=line, capture_output=True, timeout=5)
     except subprocess.TimeoutExpired:
         say(f"{command!r}: no answer within 5 s")
         return ""
@@ -76,7 +76,7 @@ def servers() -> list[str]:
     return ask("get_server_list").split()
 
 
-def listed(handle: object) -> None:
+def list_processes(handle: object) -> None:
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
         try:
             found = [(p.pid, (p.usedGpuMemory or 0) >> 20) for p in getattr(pynvml, name)(handle)]
@@ -99,7 +99,7 @@ def until_active() -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the daemon is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the daemon is stopped
     if shutil.which(CONTROL) is None:
         print(f"no {CONTROL} in PATH")
         sys.exit(77)
@@ -114,11 +114,11 @@ def main() -> None:
     os.environ["CUDA_MPS_LOG_DIRECTORY"] = str(directory / "log")
     for name in ("pipe", "log"):
         (directory / name).mkdir()
-    listed(handle)
-    with (directory / "start.txt").open("w+b") as said:  # and no pipe, which the daemon may keep
-        done = subprocess.run([CONTROL, "-d"], stdout=said, stderr=said)
-        said.seek(0)
-        say("-d ->", done.returncode, said.read())
+    list_processes(handle)
+    with (directory / "start.txt").open("w+b") as output:  # the daemon might keep a pipe open
+        done = subprocess.run([CONTROL, "-d"], stdout=output, stderr=output)
+        output.seek(0)
+        say("-d ->", done.returncode, output.read())
     clients: list[Client] = []
     try:
         for command in (
@@ -136,7 +136,7 @@ def main() -> None:
         (server, *_) = servers() or [""]
         for command in ("ps", f"get_client_list {server}", f"get_server_status {server}"):
             ask(command)
-        listed(handle)
+        list_processes(handle)
         say("SIGKILL for the first, under load")
         clients[0].process.send_signal(signal.SIGKILL)
         for _ in range(6):
@@ -144,7 +144,7 @@ def main() -> None:
             clients[1].show()
             ask(f"get_server_status {server}")
             ask(f"get_client_list {server}")
-        listed(handle)
+        list_processes(handle)
         clients.append(Client(directory, "third"))
         clients[-1].until_it_computes()
         say("terminate_client for the second, under load")
@@ -154,7 +154,7 @@ def main() -> None:
             clients[1].show()
             clients[2].show()
         ask(f"get_server_status {server}")
-        listed(handle)
+        list_processes(handle)
     finally:
         for client in clients:
             client.process.kill()
@@ -165,7 +165,7 @@ def main() -> None:
         for client in clients:
             print(f"---- {client.name}", *client.lines()[-6:], sep="\n")
         time.sleep(1)
-        listed(handle)
+        list_processes(handle)
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -1,10 +1,10 @@
-"""Measure what it costs to dump the flight recorder beside fast collectives, and try whether it is
-safe. The launcher dumps NCCL's only when it suspects a hang, gloo's every 10 s.
+"""Measure the cost of dumping the flight recorder during fast collectives, and test its safety. The
+launcher dumps NCCL's recorder only when it suspects a hang, and gloo's every 10 s.
 
     recorder.py [--backend nccl]
 
-Ten thousand small all_reduces of one rank, alone and beside a thread that dumps with short pauses.
-Without pauses they would stand still: the dump holds the recorder's lock, and takes it again first.
+One rank does ten thousand small all_reduces, alone and beside a thread that dumps with short
+pauses. Without pauses they would starve, since the thread would always take the recorder's lock.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
     faulthandler.dump_traceback_later(20)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     seconds(device)
-    print("the process group is there", flush=True)
+    print("the process group is ready", flush=True)
     alone, dumps, over = seconds(device), [], threading.Event()
 
     def dump_again() -> None:

@@ -1,12 +1,12 @@
-"""A small seeded training on the first GPU, or without one on the CPU, whose result shows each bit.
+"""Train a small seeded model on the first GPU, or on the CPU, and print the exact bits of the loss.
 
     training.py [--steps 20] [--compile] [--save DIR] [--kill-at N] [--hang HOW] [--late SECONDS]
                 [--pause SECONDS] [--backend NAME]
 
-Rank 0 saves after each step with --save. In the first round rank 1, or the only one, kills itself
-before step N with --kill-at, and hangs before step 8 with --hang: it sleeps, or the GPU is busy for
-minutes and it waits for it, in a collective or without one. With --late the last rank is so late in
-each step. At the end each rank prints its loss as bits.
+With --save, rank 0 saves after each step. In the first round, the last rank kills itself before
+step N with --kill-at, and hangs before step 8 with --hang: it sleeps, or waits for a GPU that is
+busy for minutes, in a collective or without one. With --late, the last rank is late in each step.
+At the end, each rank prints the bits of its loss.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-CYCLES = 1 << 38  # of a GPU: minutes
+CYCLES = 1 << 38  # minutes of a GPU
 
 
 def hang(how: str) -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
-        print(f"rank {rank} goes on at step {first}", flush=True)
+        print(f"rank {rank} resumes at step {first}", flush=True)
     loss = torch.zeros(1)
     for step in range(first, args.steps):
         if is_last and is_first_round and step == args.kill_at:

@@ -1,7 +1,7 @@
-"""The recipes of public cluster documentation, written the way their users write them.
+"""Recipes of public cluster documentation, as users of these clusters write them.
 
-A directory for each site, with scripts, and job scripts in which nothing but the launcher's name
-is today's: `srun python x.py` has become `srun hpclaunch x.py`. Everything else stays as its users
-have it, the detours and mistakes too: they are what is tested. `shared` holds what all of them
-import, `jobs` submits them. Sizes are such that each runs in seconds on the CPU, with gloo.
+Each site has a directory with scripts and job scripts. Only the launcher's name was changed in
+them: `srun python x.py` has become `srun hpclaunch x.py`. Detours and mistakes are kept, since they
+are what is tested. `shared` contains the common modules, `jobs` submits the job scripts. Sizes are
+reduced, so that each runs in seconds on the CPU, with gloo.
 """

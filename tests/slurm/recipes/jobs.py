@@ -1,4 +1,4 @@
-"""Submit a recipe as its users do, and see that its ranks agree."""
+"""Submit a recipe as its users do, and check that its ranks agree."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ..cluster import Cluster, Ended, Job
+from ..cluster import Cluster, Job, JobResult
 
 HERE = Path(__file__).parent
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # all nodes have the same few cores
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # all nodes share a few cores
 KILLS_RANK_1 = {"ACCIDENT": "1"}  # see `shared/accident.py`
 
 
 class Run(Protocol):
-    """`submit` of a test: in its own directory of its cluster."""
+    """The function `submit`, bound to a test's cluster and directory."""
 
     def __call__(
         self, script: str, *args: str, options: Sequence[str] = ..., env: Mapping[str, str] = ...
-    ) -> Ended: ...
+    ) -> JobResult: ...
 
 
 def submit(
@@ -30,17 +30,17 @@ def submit(
     *args: str,
     options: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-) -> Ended:
-    """`sbatch OPTIONS SCRIPT ARGS` where the recipe's files are; returns once it is over."""
+) -> JobResult:
+    """Run `sbatch OPTIONS SCRIPT ARGS` in a copy of the recipe's files, and wait for its end."""
     copy(script, directory)
     output = directory / "job.out"
     command = ["sbatch", "--parsable", "--no-requeue", f"-D{directory}", f"--output={output}"]
-    said = cluster.controller.run(
+    job_id = cluster.controller.run(
         [*command, *options, Path(script).name, *args],
         env=cluster.environment(directory) | ONE_THREAD | dict(env or {}),
         cwd=directory,
     )
-    return Job(cluster, int(said.split(";")[0]), directory, output).wait()
+    return Job(cluster, int(job_id.split(";")[0]), directory, output).wait()
 
 
 def copy(script: str, directory: Path) -> None:
@@ -48,10 +48,10 @@ def copy(script: str, directory: Path) -> None:
         shutil.copytree(source, directory, dirs_exist_ok=True)
 
 
-def weights(ended: Ended, world: int) -> str:
-    """What all ranks say about their weights at the end: they are `world`, and of one mind.
+def weights(ended: JobResult, world: int) -> str:
+    """Return the sum of the weights; require that `world` ranks printed it, and all the same.
 
-    A rank may have come to its end before another was killed, and says it again then.
+    A rank that ended before another was killed prints it again in the next round.
     """
     assert ended.code == 0, str(ended)
     found = re.findall(r"\brank (\d+) of (\d+): weights (\S+)", ended.output)
@@ -61,8 +61,8 @@ def weights(ended: Ended, world: int) -> str:
     return total
 
 
-def learns(ended: Ended, times: int = 1) -> None:
-    """The losses of `times` scripts in one process each went down."""
+def learns(ended: JobResult, times: int = 1) -> None:
+    """Require that the losses of so many scripts went down."""
     assert ended.code == 0, str(ended)
     found = re.findall(r"loss from (\S+) to (\S+)", ended.output)
     assert len(found) == times, str(ended)
@@ -70,6 +70,6 @@ def learns(ended: Ended, times: int = 1) -> None:
 
 
 def rounds(directory: Path) -> int:
-    """How many rounds the one launch of a job had."""
+    """Return the number of rounds of a job's only launch."""
     (launch,) = (directory / "hpclaunch-logs").iterdir()
     return len(list(launch.glob("round-*")))

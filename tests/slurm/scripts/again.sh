@@ -1,5 +1,5 @@
 #!/bin/sh
-# again.sh COMMAND: and once more after the seconds that the file again.<host> says, if it is there.
+# again.sh COMMAND: run COMMAND, and again after the seconds in the file again.<host>, if it exists.
 again="again.$(hostname)"
 while "$@"; code=$?; [ -e "$again" ]; do
   sleep "$(cat "$again")"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# agent.sh ARGS: hpclaunch ARGS, whose exit code is kept in the file code.<task of the step>.
+# agent.sh ARGS: run hpclaunch ARGS, and write its exit code to the file code.<task of the step>.
 hpclaunch "$@"
 code=$?
 echo "$code" >"code.$SLURM_PROCID.new"

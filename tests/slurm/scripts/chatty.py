@@ -1,8 +1,8 @@
-"""Training that says something at every step: chatty.py --until FILE [--pad BYTES].
+"""Training that prints a line at every step: chatty.py --until FILE [--pad BYTES]
 
-Rank 0 writes how many steps there were to the file `steps`.
+It ends when FILE exists; rank 0 then writes the number of steps to the file `steps`.
 """
-# ruff: noqa: T201 -- that is what it is for
+# ruff: noqa: T201 -- it tests the output
 
 import argparse
 import time

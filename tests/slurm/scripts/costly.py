@@ -1,8 +1,8 @@
-"""Training that costs something: it saves a checkpoint now and then, and fails once.
+"""Training for the ledger: it saves a checkpoint now and then, and fails once.
 
     costly.py --dir DIR --steps N [--until FILE] --save EVERY --fail STEP
 
-Each step takes a tenth of a second. There are more than N steps until the file is there.
+Each step takes a tenth of a second. After N steps, it continues until FILE exists.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
         weights.grad = torch.zeros(8).fill_(float(step))
         try:
             dist.all_reduce(weights.grad)
-        except RuntimeError:  # the other one has failed, and ends first
+        except RuntimeError:  # the other rank has failed, and must end first
             time.sleep(30.0)
             raise
         optimizer.step()

@@ -1,12 +1,12 @@
-"""Training whose result is the same for any number of workers, however often it is interrupted.
+"""Training whose result does not depend on the number of workers or on interruptions.
 
     elastic.py --dir DIR --until FILE
 
-Each epoch takes half a second; the last one begins once the file is there. Rank 0 saves after
-every one, adds "epoch host workers" to `writers` there, and says at the end how it came out. A
-worker that finds `raise.<host>` there removes it and raises what it says.
+Each epoch takes half a second; the last one begins when FILE exists. After each epoch, rank 0 saves
+a checkpoint to DIR and appends "epoch host workers" to DIR/writers. At the end, it prints the
+result. A worker that finds DIR/raise.<host> removes it and raises an error with its text.
 """
-# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+# ruff: noqa: T201 -- the tests read the output
 
 import argparse
 import itertools
@@ -20,12 +20,12 @@ import torch.distributed as dist
 from sums import after, share
 
 
-def obey(wish: Path) -> None:
-    """Raise what it says; of several workers only one does."""
+def raise_requested_error(file: Path) -> None:
+    """Raise an error with the text of the file, if it exists; only one of several workers does."""
     with suppress(FileNotFoundError):
-        words = wish.read_text()
-        wish.unlink()
-        raise RuntimeError(words)
+        text = file.read_text()
+        file.unlink()
+        raise RuntimeError(text)
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     args.dir.mkdir(exist_ok=True)
     for epoch in itertools.count(first):
         time.sleep(0.5)
-        obey(args.dir / f"raise.{host}")
+        raise_requested_error(args.dir / f"raise.{host}")
         over = rank == 0 and args.until.exists()
         total = torch.tensor([share(epoch, rank, world), over])
         dist.all_reduce(total)

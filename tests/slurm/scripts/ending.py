@@ -1,9 +1,9 @@
-"""Trains for ever, and saves when notice is given: ending.py HOW [stays] [light]
+"""Train endlessly, and save when notice is given: ending.py HOW [stays] [light]
 
-HOW is `signal` (a handler of SIGUSR1), `agreed` (the same, and all ranks save after the step in
-which one of them had it), `alone` (each trains by itself, and saves wherever SIGUSR2 comes), `due`,
-`file`, or `unaware`. Each rank writes at which step it has saved what to saved-RANK.json, and
-leaves, unless it `stays`. Where it is `light`, a number takes the place of the model.
+HOW is `signal` (a handler of SIGUSR1), `agreed` (all ranks save after a step in which one of them
+received SIGUSR1), `alone` (each rank trains by itself, and saves when SIGUSR2 arrives), `due`,
+`file`, or `unaware`. Each rank writes the step and a digest of what it saved to saved-RANK.json,
+and exits, unless it `stays`. With `light`, a number takes the place of the model.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ how, stays = sys.argv[1], "stays" in sys.argv
 
 
 class Model:
-    """A model with all that users give it."""
+    """A model with optimizer, scheduler and random batches."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -54,7 +54,7 @@ class Model:
 
 
 class Number:
-    """A number and its optimizer, for the torch that weighs nothing."""
+    """A number and its optimizer, for the stand-in for torch."""
 
     def __init__(self):
         self.number = torch.nn.Parameter(torch.tensor([0.0]))
@@ -79,7 +79,7 @@ training = Number() if "light" in sys.argv else Model()
 
 
 def save(*_):
-    """With collectives, as most scripts do: all ranks must be here at the same step."""
+    """Save with collectives, as most scripts do: all ranks must call this at the same step."""
     state = training.state()
     digest = hashlib.sha256(state).hexdigest()
     saved = {"step": training.steps, "drawn": training.drawn, "digest": digest}

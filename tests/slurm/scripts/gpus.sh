@@ -1,6 +1,6 @@
 #!/bin/sh
-# gpus.sh ARGS: agent.sh ARGS on a node of its own temporary directory and its own GPUs: those that
-# nvml.<host> tells of, if it is there, else nvml.all.
+# gpus.sh ARGS: run agent.sh ARGS with the node's own temporary directory and GPUs. The GPUs are in
+# the file nvml.<host>, if it exists, or nvml.all.
 state="$PWD/nvml.$(hostname)"
 [ -e "$state" ] || state="$PWD/nvml.all"
 export HPCLAUNCH_STAND_IN_NVML="$state" SLURM_TMPDIR="$TMP_OF_TEST/$(hostname)"

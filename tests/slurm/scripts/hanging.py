@@ -1,6 +1,7 @@
-"""Trains a little, and hangs in each round as HANGS says: "KIND:RANK:STEP KIND:RANK:STEP ...", one
-for each round; in the round after the last it goes on to the end. The rank at fault tells which
-line it is in: "hangs in line N", 0 for none.
+"""Train for some steps, with a hang in each round: HANGS="KIND:RANK:STEP KIND:RANK:STEP ..."
+
+After the last hang, it trains to the end. The rank at fault prints its line, "hangs in line N", or
+0 if no line is at fault.
 
 For "storage", STALLING is a directory with a file system of `stalling.py` for each host. For "cut",
 the hosts are network namespaces, and the script runs as root.
@@ -24,7 +25,7 @@ HERE = os.path.basename(__file__)
 
 
 class Samples(Dataset):
-    """Some samples take for ever."""
+    """Samples, of which one stops its process."""
 
     def __init__(self, stops_at=-1):
         self.stops_at = stops_at
@@ -34,30 +35,31 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         if index == self.stops_at:
-            time.sleep(0.5)  # what it has loaded before is on its way
+            time.sleep(0.5)  # until earlier samples have arrived
             os.kill(os.getpid(), signal.SIGSTOP)
         return torch.full((4,), float(index))
 
 
-def tell(line=None):
+def print_line(line=None):
+    """Print the line after the caller's, or the given one."""
     line = sys._getframe(1).f_lineno + 1 if line is None else line
     sys.stdout.write(f"hangs in line {line}\n")
     sys.stdout.flush()
 
 
 def stopped():
-    tell(0)
+    print_line(0)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def asleep():
-    tell()
+    print_line()
     time.sleep(1000)
 
 
 def skipped():
-    """The others reduce; this rank goes on to the next collective."""
-    tell()
+    """Skip a collective: this rank calls the next one."""
+    print_line()
     dist.all_gather([torch.zeros(2) for _ in range(dist.get_world_size())], torch.ones(2))
     time.sleep(1000)
 
@@ -65,51 +67,51 @@ def skipped():
 def locked():
     lock = threading.Lock()
     lock.acquire()
-    tell()
+    print_line()
     lock.acquire()
 
 
 def holding():
-    """Python's lock, in native code that no signal interrupts."""
+    """Wait with the GIL held, in native code that no signal interrupts."""
     native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
     native.pthread_mutex_lock(mutex)
-    tell()
+    print_line()
     native.pthread_mutex_lock(mutex)
 
 
 def endless():
-    tell()
+    print_line()
     while True:
         pass
 
 
 def reading():
-    """What never comes, as from a file system that has stalled."""
+    """Read from a pipe to which nobody writes, which looks like a stalled file system."""
     read, _write = os.pipe()
-    tell()
+    print_line()
     os.read(read, 1)
 
 
 def barrier():
-    """The others wait for a rank that does something else first."""
-    tell()
+    """Wait for something else while the other ranks wait at a barrier."""
+    print_line()
     threading.Event().wait()
 
 
 def storage():
-    """A file system that has stalled: nothing that reads from there can be interrupted."""
+    """Read from a stalled file system, which cannot be interrupted."""
     mounted = os.path.join(os.environ["STALLING"], os.uname().nodename)
     with open(f"{mounted}/data", "wb") as f:
         f.write(bytes(100))
     file = os.open(f"{mounted}/data", os.O_RDONLY)
     with open(f"{mounted}.stalls", "w") as f:
         f.write("access getattr open write flush")
-    tell()
+    print_line()
     os.read(file, 100)
 
 
 def cut():
-    """Nothing that this worker sends to other hosts arrives any more; what they send does."""
+    """Drop everything that this worker sends to other hosts, but not what they send."""
     import psutil
 
     ways = [
@@ -121,29 +123,29 @@ def cut():
     table = f"table inet cut-{os.getpid()}"
     hook = "type filter hook output priority 0"
     subprocess.run(["nft", f"{table} {{ chain out {{ {hook}; {lost}; }}; }}"], check=True)
-    tell(0)
+    print_line(0)
 
 
 def left():
-    """The process ends; one that it has started keeps its connections open."""
-    tell(0)
+    """End this process while its child keeps the connections open."""
+    print_line(0)
     if os.fork():
         os._exit(0)
     time.sleep(1000)
 
 
 def swapped(mine):
-    """All ranks are here: two collectives, and one rank calls the second one first."""
+    """Call two collectives, on all ranks; on one rank, the second one first."""
     world = dist.get_world_size()
     if mine:
-        tell()
+        print_line()
         dist.all_gather([torch.zeros(2) for _ in range(world)], torch.ones(2))
     dist.all_reduce(torch.ones(2))
     dist.all_gather([torch.zeros(2) for _ in range(world)], torch.ones(2))
 
 
 def unsent(mine):
-    """A message goes round, and one rank does not pass it on."""
+    """Pass a message around, on all ranks; one rank does not pass it on."""
     rank, world, message = dist.get_rank(), dist.get_world_size(), torch.ones(2)
     if rank > 0:
         dist.recv(message, rank - 1)
@@ -155,7 +157,7 @@ def unsent(mine):
 
 
 def pipeline(mine):
-    """A stage that never comes to an end."""
+    """Run a pipeline, on all ranks; one stage never ends."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     class Layer(torch.nn.Linear):
@@ -198,8 +200,8 @@ def main():
     workers = 1 if kind == "loader" else 0
     batches = iter(DataLoader(samples, batch_size=4, num_workers=workers))
     for step in range(STEPS):
-        if step == at - 2 and stops_at >= 0:  # the batches before are lost with the process
-            tell()
+        if step == at - 2 and stops_at >= 0:  # prefetched batches are lost
+            print_line()
         batch = next(batches)
         if step == at and mine and kind in OF_ONE:
             OF_ONE[kind]()
@@ -212,7 +214,7 @@ def main():
         optimizer.step()
         time.sleep(PAUSE)
     if kind == "end" and mine:
-        tell()
+        print_line()
         time.sleep(1000)
     dist.destroy_process_group()
     sys.stdout.write(f"rank {rank} is done\n")

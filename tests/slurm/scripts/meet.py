@@ -1,10 +1,10 @@
-"""Meet in every way that torch knows, in each round; rank 1 is killed at the end of the first one.
+"""Initialise process groups by all of torch's methods, in each round; kill rank 1 in the first one.
 
     meet.py PORT FILE    for tcp:// (on the host of rank 0), and for file://
 
-Every rank says in which ways it met the others, and whether it was forked from a template.
+At the end, each rank prints a line, which also says whether it was forked from a template.
 """
-# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+# ruff: noqa: T201 -- the tests read the output
 
 import gc
 import os
@@ -45,7 +45,7 @@ def main(port: str, file: str) -> None:
     address = os.environ["MASTER_ADDR"]
     meet("tcp://", init_method=f"tcp://{address}:{port}", **ranks)
     meet("file://", init_method=f"file://{os.path.abspath(file)}", **ranks)
-    call()  # by env://, as below: one store has room for one process group
+    call()  # by env://, as below
     dist.init_process_group("gloo")
     dist.barrier()
     start = "warm" if WARM else "cold"

@@ -1,14 +1,14 @@
-"""Trains for SECONDS, or until the file UNTIL is there, with steps of 0.1 s; SLOW=KIND:WHO:FACTOR
-slows a rank, or the ranks of a node, down so much:
+"""Train for SECONDS, or until the file UNTIL exists, with steps of 0.1 s. SLOW=KIND:WHO:FACTOR
+slows down a rank, or the ranks of a node, by this factor:
 
-loader   its batches come late
+loader   its batches are late
 compute  it has more to compute
 quota    the CPU quota of its cgroup is used up in each period (as root, with cgroups v1)
-stolen   another process uses its CPU, and it is bound to that
+stolen   it is bound to a CPU that another process uses too
 storage  it waits in the kernel, as for a disk
 
-With WORK=compute all ranks use the CPU in their steps; otherwise they sleep. Rank 0 saves a
-checkpoint every second where SAVES says.
+With WORK=compute, all ranks use the CPU in their steps; otherwise they sleep. Rank 0 saves a
+checkpoint every second in the directory SAVES.
 """
 
 import atexit
@@ -25,19 +25,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEP = 0.1  # seconds
 QUOTAS = Path("/sys/fs/cgroup/cpu")
-PERIOD = 50_000  # microseconds, of a quota
+PERIOD = 50_000  # microseconds of a quota's period
 
 
 def computes(seconds):
-    """For as long as that takes on a CPU of its own."""
+    """Compute for so many seconds of CPU time."""
     begun = time.thread_time()
     while time.thread_time() - begun < seconds:
         torch.randn(64, 64) @ torch.randn(64, 64)
 
 
 class Storage:
-    """The parent of a vfork() waits in the kernel until its child has begun, as in an fsync() on a
-    slow disk; here the child begins once somebody else has opened a fifo."""
+    """A wait in the kernel, as in an fsync() on a slow disk.
+
+    The parent of a vfork() waits in the kernel until its child runs, and the child here runs only
+    when another process has opened a FIFO.
+    """
 
     def __init__(self):
         self.fifo = os.path.join(tempfile.mkdtemp(), "fifo")
@@ -67,7 +70,7 @@ def limit_cpu(factor):
 
 
 def steal_cpu(factor):
-    """A process that only counts has the share of the CPU that this one then lacks."""
+    """Start a process that takes a part of this one's CPU time."""
     cpu = sorted(os.sched_getaffinity(0))[0]
     os.sched_setaffinity(0, {cpu})
     part = factor - 1  # of a step, after each step's time

@@ -1,13 +1,13 @@
-"""Saves each of some steps, and resumes from the checkpoint that it is given.
+"""Save a checkpoint of each step, and resume from HPCLAUNCH_CHECKPOINT.
 
 resume.py --dir DIR --steps N    rank 0 saves DIR/step-1.pt to step-N.pt
-          --each                 every rank does, for its own node
-          --breaks NAME          nobody can load this one
+          --each                 every rank saves, for its own node
+          --breaks NAME          this checkpoint cannot be loaded
 
-It needs no torch: its files are what torch.save makes of a dict with one number.
+It needs no torch: its files are what torch.save writes for a dict with one number.
 """
 
-# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+# ruff: noqa: T201 -- the tests read the output
 import argparse
 import os
 import pickle
@@ -50,7 +50,7 @@ def main() -> None:
 
     rank, path = os.environ["RANK"], os.environ["HPCLAUNCH_CHECKPOINT"]
     done = load_checkpoint(path, args.breaks)
-    print(f"rank {rank} goes on from {Path(path).name or 'nothing'}", flush=True)
+    print(f"rank {rank} resumes from {Path(path).name or 'nothing'}", flush=True)
     for step in range(done + 1, args.steps + 1):
         if args.each or rank == "0":
             draft = args.dir / "draft.tmp"

@@ -1,14 +1,14 @@
-"""The fault tolerance of PyTorch's tutorial on torchrun: one snapshot, written again after every
-epoch under the same name, which the script opens itself if it is there.
+"""Train with one snapshot, as PyTorch's tutorial on torchrun does: it is overwritten after every
+epoch, and the script itself loads it if it exists.
 
     snapshot.py SNAPSHOT EPOCHS [--die EPOCH ...] [--again SNAPSHOT]
 
-Rank 1 is killed in the midst of these epochs, in one round after the other. With --again there is
-another training after the first, from its beginning, with a snapshot of its own.
+Rank 1 is killed in the middle of these epochs, in one round after the other. With --again, a second
+training follows, with a snapshot of its own.
 
-Every rank says at which epoch it starts; rank 0 says how each training came out.
+Each rank prints the epoch at which it starts; rank 0 prints the result of each training.
 """
-# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+# ruff: noqa: T201 -- the tests read the output
 
 import argparse
 import os
@@ -47,7 +47,7 @@ class Trainer:
     def run_epoch(self, epoch: int, *, dies: bool) -> None:
         self.loader.sampler.set_epoch(epoch)
         for step, (inputs, targets) in enumerate(self.loader):
-            if dies and step == 2:  # rank 0 has taken part in a step: it is done with saving
+            if dies and step == 2:  # rank 0 has done a step of this epoch, so its save is complete
                 os.kill(os.getpid(), signal.SIGKILL)
             self.optimizer.zero_grad()
             nn.functional.mse_loss(self.model(inputs), targets).backward()
@@ -84,7 +84,7 @@ def main() -> None:
         if trainer.rank == 0:
             total = sum(p.detach().double().square().sum() for p in trainer.model.parameters())
             print(f"final {float(total)!r}")
-    del trainer  # and DDP, which must not be the last to hold the group: see workers/elastic.py
+    del trainer  # release DDP before the process group: see workers/elastic.py
     dist.destroy_process_group()
 
 

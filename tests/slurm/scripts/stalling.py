@@ -1,9 +1,8 @@
-"""A file system that shows a directory, and stalls while a file exists: every call waits, but for
-those that the file names.
+"""Mount a directory on a file system that stalls while FILE exists.
 
     python stalling.py DIRECTORY MOUNTPOINT FILE
 
-It needs root and /dev/fuse, and ends when it is unmounted.
+All calls wait, except those that FILE names. Needs root and /dev/fuse. It ends when unmounted.
 """
 
 import errno
@@ -26,7 +25,7 @@ def spared():
 
 
 def stalls(method):
-    """Before each call; the path that it is about becomes that of the directory."""
+    """Make a call wait while the file system stalls, and map its path to the directory."""
 
     @functools.wraps(method)
     def wrapper(self, path, *args):

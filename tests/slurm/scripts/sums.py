@@ -1,4 +1,4 @@
-"""What each epoch of `elastic.py` adds up, and what comes of it."""
+"""The sums of each epoch of `elastic.py`, and its state after an epoch."""
 
 ITEMS = 1000
 PRIME = 1_000_003

@@ -1,10 +1,10 @@
-"""Training which is the same in every run, and fails where it is told to.
+"""Train with the same result in every run, and fail on request.
 
-    train.py --dir DIR [--epochs N] [--fail ROUND:EPOCH:RANK]    SIGKILL in the midst of that epoch
+    train.py --dir DIR [--epochs N] [--fail ROUND:EPOCH:RANK]    SIGKILL in the middle of that epoch
 
-Every rank says from where it starts and which epochs it does; rank 0 says how it came out.
+Each rank prints where it starts and which epochs it does; rank 0 prints the result.
 """
-# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+# ruff: noqa: T201 -- the tests read the output
 
 import argparse
 import os
@@ -53,7 +53,7 @@ def main() -> None:
             weights = 0.9 * weights + gradient / world
         if rank == 0:
             save({"weights": weights, "epoch": epoch}, args.dir / f"epoch-{epoch}.pt")
-        dist.barrier()  # nobody begins an epoch whose predecessor is not saved
+        dist.barrier()  # no rank begins an epoch before the previous one is saved
     if rank == 0:
         print(f"final {weights.square().sum().item()!r}")
     dist.destroy_process_group()

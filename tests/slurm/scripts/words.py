@@ -1,9 +1,9 @@
-"""Prints its arguments and what Slurm and the launcher gave it, as one line of JSON."""
+"""Print the arguments and some variables of Slurm and the launcher, as one line of JSON."""
 
 import json
 import os
 import sys
 
 NAMES = ("RANK", "WORLD_SIZE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE")
-said = {name: os.environ.get(name) for name in NAMES} | {"args": sys.argv[1:]}
-sys.stdout.write(f"{json.dumps(said)}\n")
+printed = {name: os.environ.get(name) for name in NAMES} | {"args": sys.argv[1:]}
+sys.stdout.write(f"{json.dumps(printed)}\n")

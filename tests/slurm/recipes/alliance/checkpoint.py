@@ -1,6 +1,6 @@
-"""Rank 0 saves in place under one name, a barrier, and everyone loads what is there.
+"""Rank 0 saves in place under one name; after a barrier, all ranks load what exists.
 
-checkpoint.py [--resume FILE]; with --tear, rank 0 dies in round 0 with a checkpoint half written.
+checkpoint.py [--resume FILE]; with --tear, rank 0 dies in round 0 with a half-written checkpoint.
 """
 # ruff: noqa: T201
 

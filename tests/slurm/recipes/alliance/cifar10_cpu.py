@@ -1,4 +1,4 @@
-"""Training on the CPUs of one task; it reads how many from Slurm."""
+"""Training on the CPUs of one task, whose number is read from Slurm's variables."""
 # ruff: noqa: T201
 
 import argparse

@@ -1,4 +1,4 @@
-"""DDP with the ranks from Slurm's own variables and a rendezvous that is given as an argument."""
+"""DDP with ranks from Slurm's variables and a rendezvous from an argument."""
 # ruff: noqa: T201
 
 import argparse

@@ -1,4 +1,4 @@
-"""Replicas that share one device: as many tasks as replicas, and no rank for init_process_group."""
+"""Replicas that share one device: a task per replica, and no rank for init_process_group."""
 # ruff: noqa: T201
 
 import argparse

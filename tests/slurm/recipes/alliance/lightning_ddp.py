@@ -1,4 +1,4 @@
-"""Lightning with DDP: --gpus devices on one node, as the job has them."""
+"""Lightning with DDP on one node, with as many devices as --gpus says."""
 # ruff: noqa: T201
 
 import argparse

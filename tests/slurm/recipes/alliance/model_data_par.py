@@ -1,4 +1,4 @@
-"""A pipeline in every process by an RPC of its own, and DDP over all of them."""
+"""A pipeline in each process, with RPC within the process, and DDP over all processes."""
 # ruff: noqa: T201
 
 import argparse

@@ -1,4 +1,4 @@
-"""What torch.distributed.pipeline.sync.Pipe was, which is gone: it needs RPC, and gives an RRef."""
+"""Replacement for torch.distributed.pipeline.sync.Pipe, which torch has removed: it needs RPC."""
 
 import torch
 import torch.distributed.rpc as rpc

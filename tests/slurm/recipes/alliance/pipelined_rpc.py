@@ -1,4 +1,4 @@
-"""Two parts of a model, micro-batches through both; one process, which is its own RPC peer."""
+"""A pipeline of two parts of a model in one process, which is its own RPC peer."""
 # ruff: noqa: T201
 
 import argparse

@@ -1,4 +1,4 @@
-"""RPC between all ranks: everyone adds at its neighbour."""
+"""RPC between all ranks: each rank calls an addition on its neighbour."""
 # ruff: noqa: T201
 
 import os

@@ -1,4 +1,4 @@
-"""DDP with the device of LOCAL_RANK, which is looked up before anything else."""
+"""DDP with the device of LOCAL_RANK, which is read first."""
 # ruff: noqa: T201
 
 import argparse

@@ -40,7 +40,7 @@ for block in model:
 fully_shard(model, mesh=mesh["dp"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
 
-torch.manual_seed(mesh["dp"].get_local_rank())  # a pair sees the same batch
+torch.manual_seed(mesh["dp"].get_local_rank())  # both ranks of a pair have the same batch
 for step in range(3):
     batch = torch.randn(8, 16)
     (model(batch) - batch.sum(1, keepdim=True)).square().mean().backward()

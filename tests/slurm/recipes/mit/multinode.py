@@ -1,4 +1,4 @@
-"""DDP under torchrun: ranks from the environment, and a snapshot to go on from after a failure.
+"""DDP under torchrun: ranks from the environment, and a snapshot to resume from after a failure.
 
 multinode.py [--batch_size N] EPOCHS SAVE_EVERY
 """
@@ -44,7 +44,7 @@ class Trainer:
                 self.optimizer.zero_grad()
                 cross_entropy(self.model(images), classes).backward()
                 self.optimizer.step()
-            if self.local_rank == 0 and epoch % self.save_every == 0:  # of every node, yes
+            if self.local_rank == 0 and epoch % self.save_every == 0:  # on each node
                 state = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch + 1}
                 draft = f"{SNAPSHOT}.{self.global_rank}"
                 torch.save(state, draft)

@@ -1,4 +1,4 @@
-"""What happens to a rank that the memory killer picks: ACCIDENT=RANK has it happen once per job."""
+"""SIGKILL of a rank, as by the out-of-memory killer, once per job: ACCIDENT=RANK."""
 
 import os
 import signal

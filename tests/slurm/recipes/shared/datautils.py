@@ -1,4 +1,4 @@
-"""Data and a model that the recipes share: small, and the same on every rank and in every run."""
+"""A small data set and model of the recipes, the same on every rank and in every run."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch.utils.data import TensorDataset
 
 
 def dataset(size=256):
-    """Images [size, 1, 8, 8] and the classes [size] that a fixed linear map gives them."""
+    """Return images [size, 1, 8, 8] and their classes [size] by a fixed linear map."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(size, 1, 8, 8, generator=generator)
     classes = (images.flatten(1) @ torch.randn(64, 10, generator=generator)).argmax(1)
@@ -32,6 +32,6 @@ class Net(nn.Module):
 
 
 def checksum(parameters):
-    """One number for all weights: equal where the weights are."""
+    """Return a number that is equal if all weights are."""
     with torch.no_grad():
         return sum(p.double().square().sum().item() for p in parameters)

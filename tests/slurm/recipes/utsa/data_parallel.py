@@ -1,4 +1,4 @@
-"""DataParallel where there are several devices, else the same script on what there is."""
+"""DataParallel if there are several devices, else the same model on the only one or the CPU."""
 # ruff: noqa: T201
 
 import torch

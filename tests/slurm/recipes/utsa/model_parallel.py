@@ -1,4 +1,4 @@
-"""A model in two parts on two devices, fed by micro-batches one behind the other."""
+"""A model in two parts on two devices, with micro-batches."""
 # ruff: noqa: T201
 
 import torch

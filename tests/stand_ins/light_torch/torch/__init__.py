@@ -1,11 +1,12 @@
-"""A package with the name and the shape of torch, as far as the template and the scripts of our
-tests use it, which imports in milliseconds. For tests of our own rules; what depends on torch is
-tested with the real one.
+"""Stand-in for torch that imports in milliseconds.
+
+It has only what the template and the tests' scripts use. Behaviour that depends on torch is tested
+with the real one.
 """
 
 # ruff: noqa: F401
 
-# These too are in every process that has imported torch, and in the template in any case.
+# The real torch imports these modules too, and the template has them in any case.
 import ctypes
 import gc
 import importlib.util

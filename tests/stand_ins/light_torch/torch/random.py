@@ -1,4 +1,4 @@
-"""The generator of random numbers, which is seeded and never drawn from."""
+"""The random number generator, which is only seeded."""
 
 import os
 import random  # noqa: F401

@@ -1,6 +1,4 @@
-"""Files of the form in which torch.save writes them. `saving.py` is a link to this, for scripts
-without torch.
-"""
+"""Checkpoints in the format of torch.save; `saving.py` is a link to this module."""
 
 import pickle
 import zipfile

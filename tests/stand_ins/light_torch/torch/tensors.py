@@ -1,4 +1,4 @@
-"""Lists of numbers, with the few operations that our scripts need."""
+"""Tensors: lists of numbers with the few operations that the tests' scripts use."""
 
 
 class Tensor:

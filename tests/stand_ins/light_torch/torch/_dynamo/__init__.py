@@ -1,1 +1,1 @@
-"""The compiler, which torch imports with the first optimizer."""
+"""The compiler, which torch imports at the construction of the first optimizer."""

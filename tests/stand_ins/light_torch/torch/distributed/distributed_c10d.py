@@ -1,5 +1,6 @@
-"""Ranks that sum numbers up. The store of the round does it: it takes its socket over, and knows
-nothing else. As with gloo, all wait for one that is silent, and all fail when one is gone.
+"""Collectives that sum numbers, by the round's store, which can do nothing else.
+
+As with gloo, all ranks wait for a silent one, and all fail when one has ended.
 """
 
 import contextlib

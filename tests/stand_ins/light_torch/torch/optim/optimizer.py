@@ -1,6 +1,6 @@
-"""An optimizer, whose steps can be followed as those of torch."""
+"""An optimizer with torch's hooks for its steps."""
 
-before, after = [], []  # each step of any optimizer
+before, after = [], []  # hooks for the steps of all optimizers
 register_optimizer_step_pre_hook = before.append
 register_optimizer_step_post_hook = after.append
 
@@ -12,7 +12,7 @@ class Optimizer:
         self.state = {}
 
     def _patch_step_function(self):
-        """The last thing that torch does before there is an optimizer."""
+        """Do nothing; torch calls this at the end of an optimizer's construction."""
 
     def step(self):
         for hook in before:

@@ -1,11 +1,11 @@
-"""A worker that computes on its GPU, tells what it saw, and stays until it may go.
+"""Worker that computes on its GPU, writes its state to a file, and waits until it may end.
 
-    tell.py DIRECTORY [--mib N] [--beyond N]
+    computing.py DIRECTORY [--mib N] [--beyond N]
 
-It writes DIRECTORY/told-RESTARTS-RANK.json once all ranks have met over the GPU, and ends when
-DIRECTORY/go is there. With --mib it holds that much of the GPU's memory, with --beyond it tells
-whether it could have so much more. When DIRECTORY/fault appears, rank 1 of the first round writes
-to an address that is nobody's.
+It writes DIRECTORY/state-RESTARTS-RANK.json after an all-reduce on the GPU, and ends when
+DIRECTORY/go exists. With --mib it holds so much of the GPU's memory; with --beyond it records
+whether it could allocate so much more. When DIRECTORY/fault appears, rank 1 of the first round
+writes to an illegal address.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# For any GPU since 2017: the driver compiles it for the one that is there.
+# The driver compiles this for any GPU since 2017.
 ILLEGAL = b"""
 .version 6.3
 .target sm_70
@@ -36,22 +36,22 @@ ILLEGAL = b"""
 
 
 def fault() -> None:
-    """Raises what torch makes of the GPU's complaint."""
+    """Write to an illegal address; raise torch's error for that."""
     driver = ctypes.CDLL("libcuda.so.1")
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     size, nothing = [ctypes.c_uint(1)] * 6, [None] * 3
-    refused = (
+    error = (
         driver.cuModuleLoadData(ctypes.byref(module), ILLEGAL)
         or driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"fault")
         or driver.cuLaunchKernel(kernel, *size, ctypes.c_uint(0), *nothing)
     )
-    if refused:
-        raise SystemExit(f"the driver does not take the kernel: CUDA error {refused}")
+    if error:
+        raise SystemExit(f"the driver refuses the kernel: CUDA error {error}")
     torch.cuda.synchronize()
 
 
 def uuid() -> str:
-    """Of the current device."""
+    """Return the UUID of the current device."""
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
@@ -80,7 +80,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     met = torch.ones(1, device="cuda")
     dist.all_reduce(met)
-    told = {
+    state = {
         "pid": os.getpid(),
         "env": dict(os.environ),
         "cpus": sorted(os.sched_getaffinity(0)),
@@ -94,8 +94,8 @@ def main() -> None:
         "room": has_room(args.beyond),
     }
     draft = args.directory / f"draft-{rank}"
-    draft.write_text(json.dumps(told))
-    draft.rename(args.directory / f"told-{restarts}-{rank}.json")
+    draft.write_text(json.dumps(state))
+    draft.rename(args.directory / f"state-{restarts}-{rank}.json")
     while not go.exists():
         if rank == 1 and not restarts and fails.exists():
             fault()

@@ -1,15 +1,14 @@
-"""A worker without torch: it tells in a file what it was given, and then does as it is told.
+"""Worker without torch: it writes its environment to environ-RANK.json, and ends on request.
 
-    tell.py                          ends at once
-    tell.py --until FILE             once the file is there
-    tell.py --fail RANK:FILE:HOW     that rank, once the file is there: "kill", or its exit code.
-                                     FILE ends with "?": in the first round only
+    simple.py                          end at once
+    simple.py --until FILE             end when FILE exists
+    simple.py --fail RANK:FILE:HOW     this rank fails when FILE exists; HOW is "kill" or its exit
+                                       code; with "?" after FILE: in the first round only
 
-It counts the SIGUSR1 it gets in usr1-RANK. With --save it takes a second to end on SIGTERM or
-SIGINT; with --child it has a child that has moved to a session of its own, and that it ends itself
-only at a good end.
+It appends to usr1-RANK for each SIGUSR1. With --save, it ends a second after SIGTERM or SIGINT.
+With --child, it has a child process in another session, which it kills only at a normal end.
 """
-# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+# ruff: noqa: T201 -- the tests read the output
 
 import argparse
 import json
@@ -57,7 +56,7 @@ def main() -> None:
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True) if args.child else None
     draft = Path(f"draft-{RANK}")
     draft.write_text(json.dumps({**os.environ, "hostname": socket.gethostname()}))
-    draft.rename(f"told-{RANK}.json")
+    draft.rename(f"environ-{RANK}.json")
     print(f"rank {RANK} is on {socket.gethostname()}")
 
     for rank, name, how in (spec.split(":") for spec in args.fail):

@@ -1,10 +1,9 @@
-"""Trains for `--steps` steps over several runs, to the same weights: going_on.py HOW --steps N
+"""Train for N steps in several runs, always to the same weights: continued.py HOW --steps N
 
-HOW is `signal` (a handler of SIGUSR1), `due`, `agreed` (all ranks leave after the step in which one
-of them had SIGUSR1 or SIGTERM), `unaware`, which saves every 50 steps, or `idle`, which never
-saves, and ends by SIGTERM. Each run adds a line to steps-RANK.txt: the first and the
-last step that it has made, and what ended it. The weights of the end are in final.json. `pause` is
-a file with the seconds to wait in each step.
+HOW is `signal` (a handler of SIGUSR1), `due`, `agreed` (all ranks exit after a step in which one of
+them received SIGUSR1 or SIGTERM), `unaware`, which saves every 50 steps, or `idle`, which never
+saves and ends by SIGTERM. Each run appends its first and last step to steps-RANK.txt. A digest of
+the final weights is written to final.json. The file `pause` has the seconds to wait in each step.
 """
 
 import argparse
@@ -30,8 +29,8 @@ args = parser.parse_args()
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-# One parameter: DDP puts several in another order after its first step, so that this step of a run
-# sums gradients in another order than the same step in the middle of another run.
+# A single parameter: DDP reorders several after its first step, so the first step of a run would
+# sum gradients in another order than the same step in the middle of another run.
 model = torch.nn.Linear(8, 2, bias=False)
 trained = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -46,7 +45,7 @@ if newest := os.environ.get("HPCLAUNCH_CHECKPOINT"):
 
 
 @atexit.register
-def tell():
+def record_steps():
     with open(f"steps-{rank}.txt", "a") as f:
         f.write(f"{first} {done}\n")
 
@@ -70,7 +69,7 @@ def save_and_leave(*_):
 
 if args.how == "signal":
     signal.signal(signal.SIGUSR1, save_and_leave)
-# Slurm sends these to all processes of the step.
+# Slurm sends these signals to all processes of the step.
 if args.how != "idle":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -80,7 +79,7 @@ if args.how == "agreed":
         signal.signal(signum, lambda *_: heard.fill_(1))
 pause = Path("pause")
 while done < args.steps:
-    # What a step trains on depends on its number alone: another run goes on with the same.
+    # The batch of a step depends on its number only, so all runs use the same batches.
     batch = torch.rand(4, 8, generator=torch.Generator().manual_seed(done)) + rank
     optimizer.zero_grad()
     trained(batch).square().sum().backward()
