@@ -158,7 +158,7 @@ def test_the_end_of_duplicates_is_reported_in_the_next_round_too(output, service
     service.mirror.wake(1.0)
     with full_disk():
         begin(output, 1, tmp_path)
-    complaints = [told for told in service._channel.told if isinstance(told, Complaint)]
+    complaints = [each for each in service._channel.replies if isinstance(each, Complaint)]
     why = os.strerror(errno.EFBIG)
     assert complaints == [Complaint("duplicates", f"{here}/filtered-agent-0.out", why)]
 

@@ -80,6 +80,6 @@ def test_a_stranger_takes_the_port_of_a_dead_machine(tmp_path, words):
     assert [code for _, code in ended] == [1, 1]
     for said, _ in ended:
         assert "the head on 127.0.0.1 was lost: " in said
-        assert "it has died" not in said
+        assert "confirmed that it exited" not in said
         assert ENDS in said
         assert "Traceback" not in said

@@ -38,5 +38,5 @@ def test_it_continues_in_the_same_round(cluster: Cluster, launch: Launch, tmp_pa
         ended = job.wait()
         assert ended.code == 0, str(ended)
         assert "lost" not in ended.output
-        assert "going on" not in ended.output
+        assert "continuing with" not in ended.output
         assert "stopped" not in ended.output

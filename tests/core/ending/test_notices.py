@@ -778,8 +778,8 @@ def test_a_spare_takes_the_place_of_a_drained_node_once_the_workers_have_saved()
     assert crew.parts[1][0].checkpoint == "/c/5.pt"
     assert crew.parts[1][0].restarts == 0
     assert said(crew, "drains") == [
-        "Slurm drains n1: the workers are given notice, and once they have saved, the job goes on "
-        "with a spare",
+        "Slurm drains n1: the workers are given notice, and once they have saved, the job "
+        "continues with a spare",
         "a spare takes the place of n1, which Slurm drains",
     ]
 

@@ -250,7 +250,7 @@ NCCL_ERROR = (
             "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
             "--gpus-per-node",
         ),
-        ("RuntimeError: No CUDA GPUs are available", "CUDA_VISIBLE_DEVICES is set to nothing"),
+        ("RuntimeError: No CUDA GPUs are available", "CUDA_VISIBLE_DEVICES is empty"),
         (
             "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an "
             "NVIDIA GPU",
