@@ -127,7 +127,9 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
     backend = options.rdzv_backend or "static"
     notes = []
     if fewest < most:
-        notes.append(f"--nnodes {fewest}:{most}: waiting for {most} machines, but not for long")
+        notes.append(
+            f"--nnodes {fewest}:{most}: waiting for {most} machines; after a while, {fewest} are enough"
+        )
     run_id = options.rdzv_id or "none"
     name = f"local-{unique}" if options.rdzv_id is None else f"{plain(run_id)}-{unique}"
     if backend == "static":
