@@ -128,7 +128,7 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
     notes = []
     if fewest < most:
         notes.append(
-            f"--nnodes {fewest}:{most}: waiting for {most} machines; after a while, {fewest} are enough"
+            f"--nnodes {fewest}:{most}: waiting for {most} machines, later only for {fewest}"
         )
     run_id = options.rdzv_id or "none"
     name = f"local-{unique}" if options.rdzv_id is None else f"{plain(run_id)}-{unique}"
