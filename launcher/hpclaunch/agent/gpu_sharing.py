@@ -10,7 +10,6 @@ from ..core.protocol import effects, events
 from ..core.protocol.model import HEAD, Assignment, Origin, Trouble
 from ..core.protocol.node_facts import (
     ForeignMpsAwaited,
-    ForeignMpsCrowded,
     MpsBypassed,
     MpsStarted,
     NodeFact,
@@ -39,10 +38,9 @@ class GpuSharing(Adapter):
         self._host = context.host
         self._is_head = self._config.place.index == HEAD
         self._keeper: MpsKeeperClient | None = None
-        self._part: Assignment | None = None
-        self._plan: Plan | None = None
-        self._waits = False  # for the keeper's answer
+        self._pending: tuple[Assignment, Plan] | None = None  # what the keeper prepares now
         self._tries = 0
+        self._nproc = 0  # the round's workers
         self._pids: dict[int, int] = {}  # of the round's workers, by rank
         self._recorded: set[NodeFact] = set()  # facts that every round finds again
         self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they serve
@@ -52,8 +50,8 @@ class GpuSharing(Adapter):
 
     def _prepare(self, effect: effects.PrepareGpus) -> list[events.Event]:
         part = effect.assignment
-        self._part, self._pids, self.directories = part, {}, {}
-        self._waits, self._tries = False, 0
+        self._nproc, self._pids, self.directories = part.nproc, {}, {}
+        self._pending, self._tries = None, 0
         if self._config.selector != worker_environment.CUDA:
             return [events.GpusReady(part.round)]
         from ..core.placement import mps_shares
@@ -62,27 +60,23 @@ class GpuSharing(Adapter):
         settings = mps_shares.Settings(*self._config.mps)
         wanted = mps_shares.wanted(settings, part.shares)
         found = find(self._environ, self._config.cuda) if wanted else mps_shares.MpsSupport()
-        self._plan = mps_shares.plan(
-            settings, part.shares, self._config.gpus, found, host=self._host
-        )
-        if self._plan.error:
-            return self._cannot(self._plan.error)
-        self._record_once(*self._plan.notes)
-        if not (self._plan.groups or self._plan.foreign or stale(self._environ)):
+        plan = mps_shares.plan(settings, part.shares, self._config.gpus, found, host=self._host)
+        if plan.error:
+            return self._cannot(plan.error)
+        self._record_once(*plan.notes)
+        if not (plan.groups or plan.foreign or stale(self._environ)):
             return [events.GpusReady(part.round)]
         if self._keeper is None:
             name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
             self._keeper = MpsKeeperClient(name, control, self._config.handled)
-        self._ask()
+        self._ask(self._keeper, part, plan)
         return []
 
     def started(self, rank: int, pid: int) -> None:
         """Note a worker. Once all have started, the keeper checks that they are clients of MPS."""
         self._pids[rank] = pid
-        part, keeper = self._part, self._keeper
-        complete = part is not None and len(self._pids) == part.nproc
-        if self.directories and complete and keeper is not None:
-            keeper.watch(self._pids)
+        if self.directories and len(self._pids) == self._nproc and self._keeper is not None:
+            self._keeper.watch(self._pids)
 
     def fds(self) -> Iterable[Fd]:
         return () if self._keeper is None else (self._keeper.fileno(),)
@@ -100,75 +94,65 @@ class GpuSharing(Adapter):
         if self._keeper is not None:
             self._keeper.close()
 
-    def _ask(self) -> None:
-        assert self._keeper is not None, "a keeper was started"
-        assert self._part is not None, "a round is being prepared"
-        assert self._plan is not None, "a plan was made"
-        self._waits = True
+    def _ask(self, keeper: MpsKeeperClient, part: Assignment, plan: Plan) -> None:
+        self._pending = part, plan
         self._tries += 1
-        self._keeper.prepare(self._part.round, self._plan.groups, self._plan.foreign)
+        keeper.prepare(part.round, plan.groups, plan.foreign)
 
     def _on_reply(self, reply: mps_messages.Event) -> list[events.Event]:
-        from ..worker import mps_messages  # only where there is MPS
+        from ..core.placement import mps_shares
+        from ..worker import mps_messages
 
         self._note("mps", reply.encoded())
-        number = self._part.round if self._waits and self._part is not None else -1
+        if isinstance(reply, mps_messages.Outside):
+            self._record(MpsBypassed(self._host, tuple(reply.ranks)))
+        if self._pending is None:
+            return []
+        part, plan = self._pending
         match reply:
-            case mps_messages.Ready(n, directories, present) if n == number:
-                self._waits = False
-                self.directories = directories
-                if crowded := self._crowded(present):
+            case mps_messages.Ready(part.round, directories, present):
+                self._pending, self.directories = None, directories
+                if crowded := mps_shares.crowded(plan, present, self._host):
                     self._record_once(crowded)
                 if directories and directories.keys() != {""} and self._is_head:
                     self._record_once(self._started(directories))
-                return [events.GpusReady(number)]
-            case mps_messages.Failed(n, why) if n == number:
-                self._waits = False
-                return self._without(why)
-            case mps_messages.Waiting(n, why) if n == number:
+                return [events.GpusReady(part.round)]
+            case mps_messages.Failed(part.round, why):
+                return self._without(part, why)
+            case mps_messages.Waiting(part.round, why):
                 self._record(ForeignMpsAwaited(self._host, why))
-            case mps_messages.Occupied(n, why) if n == number:
-                self._waits = False
+            case mps_messages.Occupied(part.round, why):
+                self._pending = None
                 return self._cannot(f"{why}. {OCCUPIED}")
-            case mps_messages.Outside(ranks):
-                self._record(MpsBypassed(self._host, tuple(ranks)))
         return []
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
         keeper.close()
-        self._keeper = None
-        if self._is_replaced(keeper):
-            self._keeper = keeper.successor()
-        if not self._waits:
+        self._keeper = keeper.successor() if self._is_replaced(keeper) else None
+        if self._pending is None:
             return []
+        part, plan = self._pending
         if self._tries > 1 or self._keeper is None:
-            self._waits = False
-            return self._without("the process that keeps it was killed again")
-        self._ask()
+            return self._without(part, "the process that keeps it was killed again")
+        self._ask(self._keeper, part, plan)
         return []
 
-    def _without(self, why: str) -> list[events.Event]:
+    def _without(self, part: Assignment, why: str) -> list[events.Event]:
+        """Continue without MPS, if that is possible."""
         from ..core.placement import mps_shares
 
-        assert self._part is not None, "the keeper was asked for a part"
-        shares, gpus = self._part.shares, self._config.gpus
-        settings = mps_shares.Settings(*self._config.mps)
-        left = mps_shares.without(settings, shares, gpus, why, host=self._host)
+        self._pending = None
+        settings, gpus = mps_shares.Settings(*self._config.mps), self._config.gpus
+        left = mps_shares.without(settings, part.shares, gpus, why, host=self._host)
         if left.error:
             return self._cannot(left.error)
         self._record_once(*left.notes)
-        return [events.GpusReady(self._part.round)]
+        return [events.GpusReady(part.round)]
 
     def _cannot(self, why: str) -> list[events.Event]:
         reason = f"on {self._host}: {why}"
         return [events.TroubleFound(Trouble(Origin.USAGE, reason)), events.WorkersGone()]
-
-    def _crowded(self, present: int) -> ForeignMpsCrowded | None:
-        from ..core.placement import mps_shares
-
-        assert self._plan is not None, "the keeper was asked for a plan"
-        return mps_shares.crowded(self._plan, present, self._host)
 
     def _started(self, keys: Iterable[str]) -> MpsStarted:
         names = {gpu.uuid: gpu.name for gpu in self._config.gpus}

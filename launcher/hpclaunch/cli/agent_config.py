@@ -132,7 +132,7 @@ def _job(
 ) -> Job:
     """Return the settings of the job, which are the same for all of its agents."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
-    fixed = fewest >= where.nodes
+    fixed, saves = fewest >= where.nodes, options.checkpoint_dir is not None
     return Job(
         where.places,
         fewest=min(fewest, where.nodes),
@@ -142,10 +142,10 @@ def _job(
         isolate=_isolate(options),
         health=options.health == "on",
         replaces_stragglers=options.replace_stragglers,
-        saves=options.checkpoint_dir is not None,
+        saves=saves,
         local=options.checkpoint_local,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
-        grow=_grow(options),
+        grow=Grow(options.grow or ("checkpoint" if saves else "never")),
         elects=where.is_step,
         notice_signal=options.notice_signal or 0,
         requeueing=_requeueing(options, environ),
@@ -168,24 +168,15 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
     return Requeueing(
         on=options.requeue_on or GOES_ON,
         most=options.max_requeues,
-        before=_runs_before(options, environ),
+        before=runs.elements_before(environ) if options.chain else runs.before(environ),
         is_chain=options.chain,
     )
-
-
-def _runs_before(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    return runs.elements_before(environ) if options.chain else runs.before(environ)
 
 
 def _isolate(options: argparse.Namespace) -> bool:
     """Return whether each worker sees only its own GPUs, which MPS requires."""
     own = options.virtual_local_rank or options.gpus_per_worker > 1
     return bool(own or options.mps == "on")
-
-
-def _grow(options: argparse.Namespace) -> Grow:
-    saves = options.checkpoint_dir is not None
-    return Grow(options.grow or ("checkpoint" if saves else "never"))
 
 
 def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:

@@ -2,8 +2,8 @@
 
 `python -m torch.distributed.run` and `torch.distributed.launch` become hpclaunch, like the
 `torchrun` beside this file, even for a program that calls its own interpreter by its path.
-Otherwise nothing is done and nothing stays, as with worker/site/sitecustomize.py. It may be any
-Python, so this file is written for old ones.
+For other programs, this file does nothing and leaves nothing behind, like
+worker/site/sitecustomize.py. It must work in old versions of Python.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 _words = getattr(sys, "argv", [])
 if _words[:1] == ["-m"] and hasattr(sys, "orig_argv"):  # from Python 3.10 on
-    # Either in a word of its own, or behind the -m, as in -um torch.distributed.run.
+    # The name is a word of its own, also after -um, or follows -m without a space.
     _module = sys.orig_argv[-len(_words)]
     if _module.startswith("-"):
         _module = _module.partition("m")[2]
@@ -23,7 +23,7 @@ if _words[:1] == ["-m"] and hasattr(sys, "orig_argv"):  # from Python 3.10 on
 
 sys.path[:] = [entry for entry in sys.path if entry != _here]
 sys.path_importer_cache.pop(_here, None)
-_ours = sys.modules.pop("sitecustomize", None)  # held, or old Pythons would clear our names
+_ours = sys.modules.pop("sitecustomize", None)  # a reference, or old Pythons clear our names
 
-# Whatever it raises is for Python to show, as ever; that there is none, Python expects.
+# Python handles exceptions of the user's module, and expects that there may be none.
 __import__("sitecustomize")

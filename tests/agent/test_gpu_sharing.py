@@ -1,0 +1,144 @@
+"""MPS as an agent has its keeper start it: which answers count, and what the end of a keeper means.
+The keeper itself, with daemons, is tested in tests/system.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from hpclaunch.agent.gpu_sharing import GpuSharing
+from hpclaunch.core.placement.devices import Gpu, Task, share_out
+from hpclaunch.core.placement.mps_shares import MpsSupport
+from hpclaunch.core.placement.worker_environment import CUDA
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import Origin, Place
+from hpclaunch.core.protocol.node_facts import ForeignMpsAwaited, MpsBypassed, MpsStarted
+from hpclaunch.system.gpus import mps
+from hpclaunch.worker.mps_messages import Failed, Occupied, Outside, Ready, Waiting
+
+FD = 7
+GPU = Gpu("0", "GPU-0", capability=(9, 0))
+
+
+class Keeper:
+    """Notes what it is asked, and answers what the test wants."""
+
+    made: ClassVar[list[Keeper]] = []
+
+    def __init__(self, *_):
+        self.asked, self.watched, self.answers, self.lost = [], [], [], False
+        Keeper.made.append(self)
+
+    def fileno(self):
+        return FD
+
+    def prepare(self, number, groups, foreign):
+        self.asked.append(number)
+
+    def watch(self, pids):
+        self.watched.append(dict(pids))
+
+    def hear(self):
+        return self.answers
+
+    def successor(self):
+        return Keeper()
+
+    def close(self):
+        self.lost = True
+
+
+@pytest.fixture
+def recorded():
+    return []
+
+
+@pytest.fixture
+def sharing(monkeypatch, recorded):
+    monkeypatch.setattr(Keeper, "made", [])
+    monkeypatch.setattr(mps, "MpsKeeperClient", Keeper)
+    monkeypatch.setattr(mps, "find", lambda *_: MpsSupport("/bin/mps", cuda=(13, 1)))
+    config = SimpleNamespace(
+        mps=("auto", "auto", ""),
+        selector=CUDA,
+        gpus=(GPU,),
+        cuda=(13, 1),
+        handled=(),
+        place=Place(0, 0, "n1"),
+        allocation=SimpleNamespace(name="71.0"),
+    )
+    return GpuSharing(
+        SimpleNamespace(
+            config=config,
+            environ={},
+            host="n1",
+            logs=SimpleNamespace(is_replaced=lambda _: True),
+            record=recorded.append,
+            note=lambda *_: None,
+        )
+    )
+
+
+def prepare(sharing, number=3):
+    """Begin the round of this number, with two workers on the only GPU."""
+    (shares,) = share_out([Task(2, (GPU.uuid,))], per_worker=1, isolate=False)
+    part = SimpleNamespace(round=number, nproc=2, shares=shares)
+    return sharing.performs()[effects.PrepareGpus](effects.PrepareGpus(part))
+
+
+def hear(sharing, *answers, lost=False):
+    keeper = Keeper.made[-1]
+    keeper.answers, keeper.lost = answers, lost
+    return sharing.ready({FD}, 0.0)
+
+
+def test_the_keeper_starts_a_daemon_and_checks_the_workers(sharing, recorded):
+    assert prepare(sharing) == []
+    (keeper,) = Keeper.made
+    assert keeper.asked == [3]
+    assert hear(sharing, Ready(2, {}, 0)) == []  # an earlier round's
+    assert hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0)) == [events.GpusReady(3)]
+    assert sharing.directories == {GPU.uuid: "pipes"}
+    assert isinstance(recorded[-1], MpsStarted)
+    sharing.started(0, 100)
+    assert keeper.watched == []
+    sharing.started(1, 101)
+    assert keeper.watched == [{0: 100, 1: 101}]
+    assert hear(sharing, Outside([1])) == []
+    assert recorded[-1] == MpsBypassed("n1", (1,))
+
+
+def test_without_a_daemon_workers_take_turns(sharing):
+    prepare(sharing)
+    assert hear(sharing, Failed(3, "no room")) == [events.GpusReady(3)]
+    assert sharing.directories == {}
+    assert hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0)) == []  # it was answered
+
+
+def test_a_daemon_of_somebody_else_is_awaited_and_may_stay_occupied(sharing, recorded):
+    prepare(sharing)
+    assert hear(sharing, Waiting(3, "busy")) == []
+    assert recorded[-1] == ForeignMpsAwaited("n1", "busy")
+    trouble, gone = hear(sharing, Occupied(3, "still busy"))
+    assert trouble.trouble.origin is Origin.USAGE
+    assert trouble.trouble.reason.startswith("on n1: still busy. ")
+    assert gone == events.WorkersGone()
+
+
+def test_a_keeper_that_is_killed_is_replaced_and_asked_again_once(sharing):
+    prepare(sharing)
+    assert hear(sharing, lost=True) == []
+    first, second = Keeper.made
+    assert second.asked == first.asked == [3]
+    assert hear(sharing, lost=True) == [events.GpusReady(3)]  # without MPS
+    assert Keeper.made[-1].asked == []
+
+
+def test_a_keeper_that_is_killed_during_a_round_only_has_a_successor(sharing):
+    prepare(sharing)
+    hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0))
+    assert hear(sharing, lost=True) == []
+    assert [keeper.asked for keeper in Keeper.made] == [[3], []]
