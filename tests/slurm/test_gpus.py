@@ -187,7 +187,7 @@ def test_too_few_nodes_are_fit(gpus: Gpus) -> None:
     ended = gpus.launch(TELL).wait()
     assert ended.code == 1, str(ended)
     assert "n3: GPUs: GPU 0: GPU is lost" in ended.output
-    assert "2 of 3 nodes are left, and the job needs 3 (--nnodes 2:3 goes on" in ended.output
+    assert "2 of 3 nodes are left, and the job needs 3 (--nnodes 2:3 continues" in ended.output
     ended = gpus.launch("--health=off", "--nproc=2", TELL, nodes=1, options=["-wn3"]).wait()
     assert ended.code == 0, str(ended)
 
