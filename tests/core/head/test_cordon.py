@@ -90,8 +90,8 @@ def test_too_few_nodes_are_left():
     tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL))
     assert head.state.end.verdict.code == EXIT_LOST
     assert head.state.end.verdict.reason == (
-        f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 continues "
-        "without lost nodes)"
+        f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 continues without "
+        "lost nodes)"
     )
 
 

@@ -1,6 +1,5 @@
-"""Whether workers that have ended were done, or left because they were asked to: by a notice, or by
-a signal that Slurm or a user has sent to them. For this, the checkpoint that they saved last is
-searched for.
+"""The judgement on workers that have ended: they were done, or left because they were asked to, by
+a notice or by a signal of Slurm or of a user. For this, their last checkpoint is searched for.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Leaving:
 
     @property
     def account(self) -> str:
-        """What they left after, in words."""
+        """The request after which they left, in words."""
         given = self.notices.given
         if given is not None and given.is_taken:
             return f"the notice{given.where}"

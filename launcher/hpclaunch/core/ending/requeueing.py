@@ -1,4 +1,4 @@
-"""Whether the job continues in another run after its end: Slurm starts it again, or the next
+"""The decision whether another run follows the end of the job: Slurm starts it again, or the next
 element of its array.
 
 A run that makes no progress is the last, unless it is the first. So no job is started again for

@@ -159,14 +159,14 @@ class Budget:
         lasted = cause.at - begun
         in_a_row = before.failures_in_a_row + 1 if cause.host == before.host else 1
         self.suspect = cause.host if spares and in_a_row >= SUSPECT_AFTER else ""
+        passes = may_pass(last_line, cause.code)  # None: that is not known
+        if self.most and not self.total and passes is False:
+            return _verdict(failures, f"it would fail again: {last_line}", self.total)
         reason = self._exhausted()
-        if self.most and not self.total and may_pass(last_line, cause.code) is False:
-            return _verdict(failures, f"it would fail again: {last_line}", 0)
         same = last_line and checksum(last_line) == before.last_line
-        is_outage = may_pass(last_line, cause.code) is True
-        if self.most and same and not self.suspect and not is_outage:
-            repeated = "the round before failed in the same way, with no checkpoint in between"
-            reason = reason or f"{repeated}: {last_line}"
+        if self.most and same and not (self.suspect or passes or reason):
+            reason = "the round before failed in the same way, with no checkpoint in between"
+            reason += f": {last_line}"
         pending = _verdict(failures, reason, self.total) if reason else None
         if pending is not None:
             self.suspect = ""
@@ -180,7 +180,7 @@ class Budget:
             last_line=checksum(last_line),
             host=cause.host,
             failures_in_a_row=in_a_row,
-            outages_in_a_row=before.outages_in_a_row + 1 if is_outage else 0,
+            outages_in_a_row=before.outages_in_a_row + 1 if passes else 0,
             pending_verdict=pending,
             failed_after=lasted,
             failed_loads=_failed_loads(cause, before, resumed, lasted),

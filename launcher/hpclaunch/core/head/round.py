@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from ..protocol.facts import (
-    NOT_THE_PROGRAMS_FAULT,
-    EndReason,
-    LostNode,
-    RoundEnded,
-    RoundShares,
-)
+from ..protocol.facts import EndReason, LostNode, RoundEnded, RoundShares
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Culprit, Doing, Failure
 from ..protocol.stages import Stage
@@ -73,17 +67,6 @@ class Round:
             return None
         (since, first), (until, last) = self.steps[0], self.steps[-1]
         return (until - since) / (last - first) if last > first else None
-
-    @property
-    def cause(self) -> Failure:
-        return restarts.in_order(self.failures.values())[0]
-
-    @property
-    def is_programs_fault(self) -> bool:
-        """Whether the round counts as a restart. It does not if a node was lost, although workers
-        on other nodes then fail as a consequence.
-        """
-        return bool(self.failures) and not self.ends & NOT_THE_PROGRAMS_FAULT
 
     def host_of(self, rank: int) -> str:
         """Return the host of a rank; "" for NO_RANK."""

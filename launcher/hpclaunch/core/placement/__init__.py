@@ -1,1 +1,1 @@
-"""What each worker gets: its rank, GPUs, CPUs and environment, and what the console shows of it."""
+"""The share of each worker: its rank, GPUs, CPUs, environment, and place on the console."""

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and each agent's part in it: ranks, GPUs, and where the store is."""
+"""The nodes of a round, and each agent's part in it: ranks, GPUs, and the address of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CPUs of its task each worker runs on: those nearest to its GPU first.
+"""The CPUs of its task that each worker runs on: those nearest to its GPU first.
 
 No memory policy is set. By default, the kernel puts a page on the memory node of the CPU that
 touches it first. The threads of a worker run on its own CPUs, so their memory is local. A memory

@@ -1,4 +1,4 @@
-"""Which of the workers' output the console shows, and how: torchrun's options for this.
+"""The choice of the workers' output that the console shows: torchrun's options for this.
 
 Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). All output of every worker is
 in its files, whatever is chosen here.

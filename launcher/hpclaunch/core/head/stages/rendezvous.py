@@ -1,5 +1,5 @@
-"""Rendezvous: the wait until every agent is ready for a round, which agents the head waits for, and
-for how long.
+"""Rendezvous: the wait until every agent is ready for a round. It decides which agents the head
+waits for, and for how long.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rendezvous:
     """The wait for a round, from `begin` to `complete`.
 
     At the start of the job, the head waits for agents that were never heard. Later it waits only
-    for lost nodes, if too few are left and one of the lost nodes may come back.
+    for lost nodes, if too few are left and one of the lost nodes may return.
 
     Call `update` after every change. The queries after it change nothing.
     """

@@ -1,14 +1,14 @@
-"""Stopping: the wait until no worker of the round is left; then the job goes on, or ends."""
+"""Stopping: the wait until no worker of the round is left; then the job continues, or ends."""
 
 from __future__ import annotations
 
 from ...protocol.effects import Effect, Record
 from ...protocol.facts import CordonKind, RestartDecided
+from ...protocol.model import Failure
 from ...protocol.stages import Stage
 from ..cordon import cordon
 from ..head_state import HeadState
 from ..roster import Awaited
-from ..round import Round
 from .stage import JobStage, Step
 
 
@@ -36,7 +36,8 @@ class Stopping(JobStage):
             searched = end.workers_failed(now)
             if searched is not None:
                 return Step(searched)
-        if current.is_programs_fault and end.verdict is None:
+        ended = current.ended(now)
+        if ended.is_programs_fault and end.verdict is None:
             end.verdict = state.budget.spend(
                 current.failures.values(),
                 saves=state.job.saves,
@@ -49,11 +50,10 @@ class Stopping(JobStage):
         state.round += 1
         end.round_ended()
         state.rendezvous.begin(now)
-        ended: list[Effect] = [Record(current.ended(now))]
-        restarts = self._restart(current, now) if current.is_programs_fault else []
-        return Step(ended + restarts, Stage.RENDEZVOUS)
+        restarts = self._restart(ended.failures[0], now) if ended.is_programs_fault else []
+        return Step([Record(ended), *restarts], Stage.RENDEZVOUS)
 
-    def _restart(self, failed: Round, now: float) -> list[Effect]:
+    def _restart(self, cause: Failure, now: float) -> list[Effect]:
         """Prepare the restart. A node that fails again and again delays it, or is cordoned; a file
         system or a network that fails again and again delays it.
         """
@@ -62,7 +62,7 @@ class Stopping(JobStage):
         outage_delay = budget.outage_delay
         state.rendezvous.pause(now + max(node_delay, outage_delay))
         fact = RestartDecided(
-            failed.cause.moved(-now),
+            cause,
             used=budget.used,
             most=budget.most,
             is_last=budget.tally.pending_verdict is not None,
