@@ -730,6 +730,14 @@ AN_OLD_PROOF = Scene(
     "kill 1, prove 1 0, beat 0, talk 2 0, talk 3 0, beat 0, talk 2 0, talk 3 0, beat 0, "
     "pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, pass, talk 3 0, beat 0, doubt 1 2, start 1, "
     "talk 1 0, beat 0, talk 3 0, talk 1 0, beat 0, talk 3 0, talk 1 0",
+    *(3, 5),
+)
+# Half of the agents were killed, and nobody could prove it. Other starts of them have come.
+RESTARTED = Scene(
+    4,
+    Limits(kills=3, starts=2, kept=1),
+    "kill 2, kill 3, talk 1 0, pass, talk 1 0, beat 0, pass, talk 1 0, beat 0, talk 1 0, beat 0, "
+    "start 2, start 3, talk 2 0, talk 3 0, beat 0, talk 1 0",
     *(2, 4),
 )
 # The first agents come, one after the other.
@@ -746,6 +754,7 @@ SCENES = {
     "one is missing": ONE_IS_MISSING,
     "a newcomer": A_NEWCOMER,
     "an old proof": AN_OLD_PROOF,
+    "restarted": RESTARTED,
     "arrivals": ARRIVALS,
 }
 

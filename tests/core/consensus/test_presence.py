@@ -141,22 +141,26 @@ def test_another_start_of_an_agent_that_died_has_no_vote_until_it_joins():
 
 
 @pytest.mark.parametrize(
-    ("followed", "excludes_last", "answers", "dies"),
-    [(1, True, 2, True), (1, False, 2, False), (1, True, 1, False), (None, True, 2, False)],
-    ids=["an answer", "both may live", "a late report", "the last one never followed this head"],
+    ("at", "followed", "excludes_last", "answers", "until"),
+    [
+        pytest.param(LEASE + 1, 1, True, 2, 2 * LEASE + 1, id="an answer"),
+        pytest.param(LEASE - 1, 1, True, 2, LEASE - 1, id="within the vote lease to this head"),
+        pytest.param(LEASE + 1, 1, False, 2, math.inf, id="both may live"),
+        pytest.param(LEASE + 1, 1, True, 1, math.inf, id="a late report"),
+        pytest.param(LEASE + 1, None, True, 2, math.inf, id="the last one never followed us"),
+    ],
 )
 def test_an_answer_of_another_start_proves_that_the_last_one_is_dead(
-    followed, excludes_last, answers, dies
+    at, followed, excludes_last, answers, until
 ):
     one = Presence(TIMING)
     one.answered.send(1, 0.0)
     one.hear(0.1, term=0, version=0, answers=followed)
     one.give_up("silent")
     one.start_anew(excludes_last=excludes_last)
-    one.answered.send(2, 20.0)
-    one.hear(20.1, term=0, version=-1, answers=answers)
-    assert one.has_died is dies
-    assert one.vote_ends_at == (20.1 + LEASE if dies else math.inf)
+    one.answered.send(2, at)
+    one.hear(at, term=0, version=-1, answers=answers)
+    assert one.vote_ends_at == until
 
 
 def test_one_that_was_heard_since_is_not_dead():

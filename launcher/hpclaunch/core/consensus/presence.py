@@ -49,8 +49,9 @@ class Presence:
         # first one. Of the agents that can lead, only voters are sent one.
         self.has_configuration = False
         self._joined_at = -math.inf  # when this head gave it a vote
-        # Whether a start that followed this head is dead if the one that was heard last is alive.
-        self._is_successor = False
+        # From when the vote lease of the last voter among its starts is counted, if that voter and
+        # the start that was heard last cannot both be alive; else `-inf`.
+        self._last_lease_start = -math.inf
         # When no vote lease can be left of the start that a configuration lists; `inf` while that
         # may be alive.
         self.vote_ends_at = math.inf
@@ -82,6 +83,11 @@ class Presence:
         return self._joined_at if answered is None else max(answered, self._joined_at)
 
     @property
+    def _voter_lease_start(self) -> float:
+        """The same of the last voter among the starts of the agent."""
+        return self.lease_start if self.has_configuration else self._last_lease_start
+
+    @property
     def has_died(self) -> bool:
         """Whether the start that a configuration lists is proven dead. Another may be there."""
         return self.vote_ends_at < math.inf
@@ -101,8 +107,8 @@ class Presence:
         self.term = term
         self.has_configuration = self.has_configuration or version >= 0
         news = answers is not None and self.answered.hear(answers)
-        if news and self._is_successor and not self.has_configuration:
-            self.vote_ends_at = min(self.vote_ends_at, now + self.timing.vote_lease)
+        if news and not self.has_configuration and self._last_lease_start > -math.inf:
+            self._end_vote(now)
         if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
             news and self.state is PeerState.UNANSWERED
         ):
@@ -117,11 +123,10 @@ class Presence:
         """Forget what the last start of the agent has reported: another one is heard.
 
         `excludes_last`: the two cannot live at the same time. Once this one has answered an order,
-        the last one is dead, and so is each that a configuration lists. This head must have heard
-        the last one: otherwise the one that is listed may be this one.
+        the last one is dead, and so is the one that a configuration lists. For that, a voter must
+        have followed this head before: otherwise the start that is listed may be this one.
         """
-        followed = self._is_successor or self.lease_start > -math.inf
-        self._is_successor = excludes_last and followed
+        self._last_lease_start = self._voter_lease_start if excludes_last else -math.inf
         self.contact, self.answered = Contact(), Acknowledged()
         self.has_configuration, self._joined_at = False, -math.inf
 
@@ -142,6 +147,7 @@ class Presence:
         """Move times back: leases continued while this process did not run for so long."""
         self.answered.miss(seconds)
         self._joined_at -= seconds
+        self._last_lease_start -= seconds
         self._awake_since = now
 
     # The agent is silent, or dead
@@ -200,12 +206,17 @@ class Presence:
         return doubtful and not self.is_dead
 
     def die(self, now: float, why: str) -> None:
-        """Note that the agent is proven dead. If it died within its vote lease to this head, nobody
-        else can have one. Otherwise it may have given one to another head just before.
-        """
+        """Note that the agent is proven dead."""
         if self.is_dead:
             return
         self._enter(PeerState.DEAD)
-        lease = self.timing.vote_lease
-        self.vote_ends_at = now if now < self.lease_start + lease else now + lease
+        self._end_vote(now)
         self.why = self.why or why
+
+    def _end_vote(self, now: float) -> None:
+        """Note that the start that a configuration lists is dead. If it died within its vote lease
+        to this head, nobody else can have one. Otherwise it may have given one to another head.
+        """
+        lease = self.timing.vote_lease
+        ends_at = now if now < self._voter_lease_start + lease else now + lease
+        self.vote_ends_at = min(self.vote_ends_at, ends_at)
