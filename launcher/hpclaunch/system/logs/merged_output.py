@@ -65,7 +65,7 @@ class LineFilter:
 def merged(
     streams: Iterable[tuple[float, Iterator[OutputLine]]],
 ) -> Iterator[OutputLine]:
-    """Yield the lines of streams by time. None is read before the time that it comes with."""
+    """Yield the lines of streams by time. Each stream has a time before which it is not read."""
     waiting = deque(sorted(streams, key=lambda stream: stream[0]))
     heap: list[tuple[float, int, OutputLine, Iterator[OutputLine]]] = []
     number = 0
