@@ -166,4 +166,4 @@ class _Handler(WSGIRequestHandler):
         return io.StringIO()
 
     def log_message(self, *_: object) -> None:
-        """The console belongs to the training."""
+        """Log nothing: the console belongs to the training."""

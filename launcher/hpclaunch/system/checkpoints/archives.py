@@ -304,7 +304,7 @@ def contents(window: Window, member: ZipInfo) -> int:
 
 
 class Pickled(NamedTuple):
-    """Where the object of a file by torch.save is, as a pickle."""
+    """The place of the object in a file by torch.save, as a pickle."""
 
     window: Window
     before: int  # the number of pickles before it in the window

@@ -39,7 +39,7 @@ class IncompleteError(Exception):
 
 
 class Step(NamedTuple):
-    """How far the training was. Steps are compared only with others of the same unit."""
+    """The progress of the training. Steps are compared only with others of the same unit."""
 
     value: int
     unit: str  # "step", "epoch", or "number" for one that may be either
@@ -59,7 +59,7 @@ def step_of(name: str) -> Step | None:
 
 
 class RoundPeriod(NamedTuple):
-    """When a round of this job ran, in nanoseconds of the wall clock."""
+    """The time of a round of this job, in nanoseconds of the wall clock."""
 
     begun: int
     ended: int  # or the time of the search, while it runs

@@ -116,7 +116,7 @@ def _check(kind: FileKind, window: Window) -> None:
 
 @contextlib.contextmanager
 def _opened(part: Part) -> Iterator[Window]:
-    """Raises DamagedError if this is no longer the file that was listed."""
+    """Open a file. Raises DamagedError if it is no longer the file that was listed."""
     with archives.opened(part.entry.path) as window:
         if _is_another(part, os.fstat(window.fd)):
             raise DamagedError("being written again")

@@ -95,11 +95,7 @@ class CheckpointService:
         return "", self.read(path, _never if must_read else is_asked, share=(k, n)).wrong
 
     def read(
-        self,
-        path: str,
-        is_asked: Callable[[], bool],
-        *,
-        share: tuple[int, int] = ALL,
+        self, path: str, is_asked: Callable[[], bool], *, share: tuple[int, int] = ALL
     ) -> Outcome:
         """Read a checkpoint that a search has found complete, as far as there is time."""
         found = self._known[path]

@@ -85,7 +85,7 @@ class Gpus:
     """The GPUs to be watched, with NVML open."""
 
     def __init__(self, wanted: list[tuple[str, str]], nvml: Any) -> None:
-        """`wanted` are UUIDs and what the user calls them. Raises NVMLError without a driver."""
+        """Open NVML. `wanted`: UUIDs and their names for the user. Raises NVMLError."""
         self.nvml = nvml
         nvml.nvmlInit()
         self.missing = {}

@@ -136,12 +136,7 @@ class MpsKeeperClient(Helper):
     kind = ProcessKind.MPS
 
     def __init__(
-        self,
-        job: str,
-        control: str,
-        handled: Iterable[int] = (),
-        *,
-        first_look: float = FIRST_LOOK,
+        self, job: str, control: str, handled: Iterable[int] = (), *, first_look: float = FIRST_LOOK
     ) -> None:
         """`job` is the same for all agents of the job on this node and for no other job of this
         user; `handled` are signals beyond the usual ones on which the agent acts.

@@ -20,13 +20,7 @@ GROUP = Path("/proc/self/cgroup")
 UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
-def read(
-    workers: int,
-    *,
-    logs: Disk | None,
-    first: bool,
-    several: bool,
-) -> Host:
+def read(workers: int, *, logs: Disk | None, first: bool, several: bool) -> Host:
     """Read the state of this host. `logs` is the disk of the log directory, which only another
     process may read, since that can take long. `first`: nothing of ours runs yet. `several`: there
     are other hosts, whose clocks matter.

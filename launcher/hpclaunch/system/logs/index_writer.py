@@ -45,12 +45,7 @@ class IndexWriter:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        launch: str,
-        host: str,
-        clock: Callable[[], float] = time.time,
+        self, path: Path, *, launch: str, host: str, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
         self._time = 0.0

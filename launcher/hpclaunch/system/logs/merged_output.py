@@ -22,15 +22,7 @@ from pathlib import Path
 from hpclaunch.worker import private_files
 
 from .log_directory import INDEXES, rounds, size
-from .output_index import (
-    EMPTIED,
-    JOINED,
-    PERIOD,
-    FileGrowth,
-    IndexBegun,
-    IndexLine,
-    parse,
-)
+from .output_index import EMPTIED, JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, parse
 
 CHUNK = 1 << 16  # bytes read at once; a longer line is split
 LONGEST = 4096  # bytes of a line of an index
@@ -62,10 +54,8 @@ class LineFilter:
     since: float = -math.inf  # seconds since the epoch
 
 
-def merged(
-    streams: Iterable[tuple[float, Iterator[OutputLine]]],
-) -> Iterator[OutputLine]:
-    """Yield the lines of streams by time. None is read before the time that it comes with."""
+def merged(streams: Iterable[tuple[float, Iterator[OutputLine]]]) -> Iterator[OutputLine]:
+    """Yield the lines of streams by time. Each stream has a time before which it is not read."""
     waiting = deque(sorted(streams, key=lambda stream: stream[0]))
     heap: list[tuple[float, int, OutputLine, Iterator[OutputLine]]] = []
     number = 0

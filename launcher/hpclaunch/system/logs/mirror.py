@@ -26,7 +26,7 @@ OVERFLOW = -1  # the kernel has dropped events
 
 
 class Sink(Protocol):
-    """Where the mirror writes. `write` takes all, and is not called without `room`."""
+    """The target of a copy. `write` takes everything, and is not called without `room`."""
 
     @property
     def room(self) -> int: ...

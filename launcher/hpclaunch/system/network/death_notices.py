@@ -86,7 +86,7 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
 
 
 class Inquiries:
-    """Questions about agents that may be dead. Call `receive` when readable and when it is due."""
+    """Questions about agents that may be dead. Call `receive` when readable or at its deadline."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

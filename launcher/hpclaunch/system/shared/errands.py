@@ -98,7 +98,7 @@ class Notified(Message):
 
 
 class Failed(Message):
-    """There is no answer, since running the errand raised an exception."""
+    """The answer of an errand that has raised an exception."""
 
     number: int
 

@@ -103,7 +103,7 @@ def _names_optimizer(path: str, _identity: Identity) -> bool:
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
 def _pieces(path: str, _identity: Identity) -> dict[str, Pieces]:
-    """Return the pieces of each file. Raises OSError, UnansweredError, or ValueError (damage)."""
+    """Return the pieces of each file. Raises OSError, UnansweredError, and ValueError (damage)."""
     with archives.opened(path) as window:
         if window.length > archives.MOST_PICKLE:
             raise ValueError(f"larger than {archives.MOST_PICKLE >> 20} MiB")

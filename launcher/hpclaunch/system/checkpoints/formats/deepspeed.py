@@ -123,11 +123,11 @@ def tag_parts(
     with the next, and without such other files nothing else shows it.
     """
     tag = os.path.basename(folder.path)
-    if own is not None:
-        own.world = world_of(folder)
     folder.files.look()
     if not (found := states(folder)):
         raise IncompleteError(f"{tag}: it has no files, or no longer")
+    if own is not None:
+        own.world = world_of(folder)
     parts = [Part.of(folder.files[name], name) for name in found]
     are_all = _check_ranks(folder, found)
     _check_experts(folder, found)
