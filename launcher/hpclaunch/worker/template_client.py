@@ -33,7 +33,6 @@ class State(enum.Enum):
     DEAD = "dead"  # could not import torch
 
 
-
 class TemplateClient:
     """At most one template at a time; `start` makes one, also after the last one was killed."""
 
