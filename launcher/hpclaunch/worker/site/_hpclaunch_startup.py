@@ -88,7 +88,7 @@ class Startup:
                 raise RuntimeError("a template needs Python 3.10 or newer")
             template = sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template")
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is an exception
+            sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(126)  # this process is no worker and must not become one
         template.serve(self)
