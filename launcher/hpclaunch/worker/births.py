@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from . import fork_server_messages as messages
 from .fork_server_messages import Worker
+from .lessons import LessonPipe, Lessons, RestartReports
 from .messages import never
 from .processes import Spawner, children, complain
 from .store import Store
-from .template_client import Lessons, Pipe, RestartReports, State, TemplateClient
+from .template_client import State, TemplateClient
 from .template_messages import Begun, Failed, Fork, Forked, Ready, Unfit, Unsafe
 from .terminals import Streams
 from .worker_lease import WorkerLease
@@ -268,7 +269,7 @@ class Births:
                 if not self.store.errors:  # else the next store is forked from it as well
                     self.template.leave()
 
-    def hear_lesson(self, pipe: Pipe) -> None:
+    def hear_lesson(self, pipe: LessonPipe) -> None:
         lesson = self.lessons.take(pipe)
         if lesson is not None and not self._must_be_cold:
             self.template.learn(*lesson)

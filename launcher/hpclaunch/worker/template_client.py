@@ -1,21 +1,18 @@
-"""The fork server's side of its template (`site/_hpclaunch_template.py`), and of the lessons of
-workers for the next one."""
+"""The fork server's side of its template (`site/_hpclaunch_template.py`)."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import json
 import os
 import select
 import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
-from .fork_server_messages import Restart, Step, Worker
+from .fork_server_messages import Step, Worker
 from .json_lines import JsonLines
+from .lessons import Lesson
 from .messages import decode
 from .processes import Spawner
 from .template_messages import REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
@@ -24,7 +21,6 @@ MOST_ENDS = 10  # of templates, which only fork: after so many, something keeps 
 MOST_RENEWALS = 6  # attempts to import a lesson, each without the module that ended the one before
 LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
 IDLE_LIMIT = 600.0  # seconds for a successor that no start waits for
-MOST_BYTES = 1 << 20  # of a lesson
 # Exit codes: it leaves, perhaps because of a module that it has named; its Python has no torch
 LEFT, NO_TORCH = 0, 3
 
@@ -35,9 +31,6 @@ class State(enum.Enum):
     READY = "ready"
     UNFIT = "unfit"  # has torch, but a worker forked from it would differ from a fresh one
     DEAD = "dead"  # could not import torch
-
-
-Lesson: TypeAlias = list[Step]
 
 
 class TemplateClient:
@@ -296,110 +289,3 @@ class Successor:
         self.channel.close()
         for fd in self.output:
             os.close(fd)
-
-
-class Pipe:
-    """A pipe for one worker's lesson, which is a line. The worker opens it by its place in /proc
-    when the lesson is complete: until then it has no descriptor that a script could find.
-    """
-
-    def __init__(self) -> None:
-        self._reading, self.writing = os.pipe()
-        self._data = b""
-
-    def fileno(self) -> int:
-        return self._reading
-
-    def read(self) -> None:
-        self._data = (self._data + os.read(self._reading, 1 << 16))[: MOST_BYTES + 1]
-
-    @property
-    def lesson(self) -> Lesson | None:
-        """The steps once all of them are there, else None. A broken worker may write anything: its
-        lesson has no steps.
-        """
-        if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
-            return None
-        try:
-            raw = json.loads(self._data)
-        except (ValueError, RecursionError):
-            return []
-        steps = [to_step(each) for each in raw] if isinstance(raw, list) else []
-        found = [step for step in steps if step is not None]
-        return found if len(found) == len(steps) else []
-
-    def close(self) -> None:
-        os.close(self._reading)
-        os.close(self.writing)
-        self._reading = self.writing = -1
-
-
-def to_step(raw: object) -> Step | None:
-    """Return a step from JSON, such as ["import", MODULE, FILE]; None if it is none."""
-    match raw:
-        case [str(kind), str(name), str() | None as more]:
-            return Step(kind, name, more)
-    return None
-
-
-class RestartReports:
-    """A pipe to which workers write why they become new interpreters, each in one line. Like that
-    of a lesson, they open it by its place in /proc."""
-
-    def __init__(self) -> None:
-        self._reading, self.writing = os.pipe()
-        self._data = b""
-
-    def fileno(self) -> int:
-        return self._reading
-
-    def read(self) -> list[Restart]:
-        """Return the reports that are there. A broken worker may write anything."""
-        *lines, self._data = (self._data + os.read(self._reading, 1 << 16)).split(b"\n")
-        self._data = self._data[-select.PIPE_BUF :]
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError, TypeError):
-                values = dict(zip(Restart.__match_args__, json.loads(line), strict=True))
-                found.append(Restart.of_fields(values))
-        return found
-
-
-class Lessons:
-    """The lessons of one or two workers of the round."""
-
-    def __init__(self) -> None:
-        self.pipes: list[Pipe] = []
-
-    def begin(self, workers: int) -> list[int]:
-        """Return the descriptors of this process that these workers are to open."""
-        self._close()
-        self.pipes = [Pipe() for _ in range(min(workers, 2))]
-        return [pipe.writing for pipe in self.pipes]
-
-    def take(self, pipe: Pipe) -> tuple[Lesson, list[str]] | None:
-        """Read what is in one of the pipes. Return (steps, variables that differ between the
-        workers) once all lessons are complete, else None."""
-        pipe.read()
-        lessons = [each for pipe in self.pipes if (each := pipe.lesson) is not None]
-        if len(lessons) < len(self.pipes):
-            return None
-        self._close()
-        return in_common(lessons[0], lessons[-1])
-
-    def _close(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        self.pipes = []
-
-
-def in_common(one: Lesson, other: Lesson) -> tuple[Lesson, list[str]]:
-    """Return the steps of both workers, in the order of the first, and the variables that they have
-    set to different values.
-    """
-    both = {*other}
-    sets = [[(s.name, s.more) for s in steps if s.kind == "set"] for steps in (one, other)]
-    names = {name for steps in sets for name, _ in steps}
-    values = [{name: [v for n, v in steps if n == name] for name in names} for steps in sets]
-    differ = sorted(name for name in names if values[0][name] != values[1][name])
-    return [step for step in one if step in both], differ

@@ -83,7 +83,15 @@ class Startup:
 
     def _serve(self) -> None:
         self.modules = frozenset(sys.modules)
-        sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template").serve(self)
+        try:
+            if sys.version_info < (3, 10):  # noqa: UP036 - workers may have any Python
+                raise RuntimeError("a template needs Python 3.10 or newer")
+            template = sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template")
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+            os._exit(126)  # this process is no worker and must not become one
+        template.serve(self)
 
     def changes(self, before: "dict[str, str]") -> "dict[str, str | None]":
         """Return {name: value, or None if it is gone} of variables that differ from `before`."""

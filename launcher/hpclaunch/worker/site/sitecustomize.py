@@ -15,12 +15,12 @@ import sys
 _template = os.environ.get("HPCLAUNCH_TEMPLATE", "").split(",")[0] == str(os.getppid())
 _startup = None
 
-if ("HPCLAUNCH_STORE" in os.environ or _template) and sys.version_info >= (3, 8):
+if "HPCLAUNCH_STORE" in os.environ or _template:
     try:
         __import__("_hpclaunch_hooks")
         if _template:
             _startup = __import__("_hpclaunch_startup").Startup(__import__("_hpclaunch_parking"))
-    except Exception:
+    except Exception:  # also a SyntaxError of a Python before 3.8
         if _template:  # this process is no worker and must not become one
             os._exit(126)
         # A worker without the hooks is better than none.

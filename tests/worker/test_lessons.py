@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from damaged_data import damaged
-from hpclaunch.worker.template_client import MOST_BYTES, Lessons
+from hpclaunch.worker.lessons import MOST_BYTES, Lessons
 
 STEP = ["import", "torch", "torch.py"]
 
