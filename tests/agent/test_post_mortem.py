@@ -1,8 +1,21 @@
 """The account that the user reads at the end of a failed job."""
 
+import pytest
+
 from hpclaunch.agent import post_mortem
+from hpclaunch.core.ending import table
+from hpclaunch.core.ending.requeueing import RequeueDecision
 from hpclaunch.core.head.restarts import Budget
-from hpclaunch.core.protocol.model import EXIT_USAGE, Culprit, Failure, Origin, Verdict
+from hpclaunch.core.protocol.model import (
+    EXIT_USAGE,
+    Culprit,
+    EndKind,
+    Failure,
+    Job,
+    Origin,
+    Requeueing,
+    Verdict,
+)
 from lines import only
 
 
@@ -10,9 +23,18 @@ def failure(rank, tail="", code=1, signal=0, **fields):
     return Failure(0, rank, f"n{rank}", code, signal, 0.0, tail, **fields)
 
 
-def at_head(verdict):
+JOB = Job((), slurm_id="7")
+
+
+def at_head(verdict, job=JOB):
     return post_mortem.account(
-        verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0"
+        verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0", job=job
+    )
+
+
+def elsewhere(verdict, *, code):
+    return post_mortem.account(
+        verdict, code=code, host="n1", at_head=False, log_dir="/logs", job=JOB
     )
 
 
@@ -44,7 +66,70 @@ def test_an_unknown_error_has_no_advice():
     )
     said = at_head(verdict)
     assert "advice" not in said
-    assert said.endswith("\n  see docs/messages.md#failure\n  logs: /logs/7.0")
+    where = "\n  all of its output: hpclaunch logs /logs/7.0 --rank 0\n  logs: /logs/7.0"
+    assert said.endswith(where)
+
+
+def test_hanging_workers():
+    cause = failure(3, "epoch 4", code=124, culprit=Culprit.HANG)
+    verdict = Verdict(124, "rank 3 on n3 hung", Origin.FAILURE, cause)
+    said = " ".join(at_head(verdict).split())
+    assert "advice: the stacks of all ranks are in round-0/evidence in the log directory." in said
+    assert "--hang-timeout" in said
+
+
+NO_OTHER_RUN = Requeueing()
+
+
+def decided(origin, requeueing=NO_OTHER_RUN, *, saved=False, progress=True):
+    """Return the final verdict on a job of Slurm that no worker has caused, as the head decides."""
+    job = Job((), slurm_id="7", saves=True, requeueing=requeueing)
+    ended = table.verdict(origin, "why", saved=saved)
+    return RequeueDecision(job).decide(ended, 0.0, progress=progress), job
+
+
+ENDS_OF_SLURM = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.NOTICE)
+
+
+@pytest.mark.parametrize("origin", ENDS_OF_SLURM)
+def test_a_job_that_saved_in_time_is_to_be_submitted_again(origin):
+    said = at_head(*decided(origin, saved=True))
+    assert "\n  advice: submit the job again: it continues from its newest checkpoint." in said
+
+
+@pytest.mark.parametrize("origin", ENDS_OF_SLURM)
+def test_a_job_that_did_not_save_in_time_is_to_save_at_the_notice(origin):
+    said = " ".join(at_head(*decided(origin)).split())
+    assert "advice: let the script save when it has notice (hpclaunch.notice.due)" in said
+
+
+@pytest.mark.parametrize(
+    ("origin", "advice"),
+    [(Origin.NODE_LOST, "submit the job again"), (Origin.NODE_UNFIT, "report the node")],
+)
+def test_too_few_nodes_are_left(origin, advice):
+    verdict, job = decided(origin)
+    assert f"\n  advice: {advice}" in at_head(verdict, job)
+    without_slurm = Job((), saves=True)
+    assert "advice" not in at_head(verdict, without_slurm)
+
+
+EVERY_KIND = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
+
+
+@pytest.mark.parametrize("is_chain", [False, True], ids=["--requeue", "--chain"])
+@pytest.mark.parametrize("origin", [*ENDS_OF_SLURM, Origin.NODE_LOST, Origin.NODE_UNFIT])
+def test_nothing_is_to_be_done_if_another_run_follows(origin, is_chain):
+    wanted = Requeueing(EVERY_KIND, most=100, is_chain=is_chain)
+    assert "advice" not in at_head(*decided(origin, wanted, saved=True))
+
+
+@pytest.mark.parametrize("is_chain", [False, True], ids=["--requeue", "--chain"])
+def test_there_is_advice_if_no_other_run_follows_for_want_of_progress(is_chain):
+    wanted = Requeueing(EVERY_KIND, most=100, before=1, is_chain=is_chain)
+    said = at_head(*decided(Origin.NODE_LOST, wanted, progress=False))
+    assert "it is not started again: this run saved no checkpoint that is further" in said
+    assert "\n  advice: submit the job again" in said
 
 
 def test_a_worker_that_was_killed_and_wrote_nothing():
@@ -80,14 +165,14 @@ def test_options_and_names_are_not_broken_across_lines():
 
 def test_the_other_agents_print_one_line():
     verdict = Verdict(1, "why", Origin.FAILURE, failure(0, "No module named 'x'"))
-    line = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
-    assert line == "n1: why (exit code 1)"
+    said = elsewhere(verdict, code=1)
+    assert said == "n1: why (exit code 1)"
 
 
 def test_a_mistake_is_printed_once():
     verdict = Verdict(EXIT_USAGE, "no script x.py", Origin.USAGE)
     assert at_head(verdict) == "error: no script x.py"
-    assert post_mortem.account(verdict, code=EXIT_USAGE, host="n1", at_head=False, log_dir="") == ""
+    assert elsewhere(verdict, code=EXIT_USAGE) == ""
 
 
 def test_many_consequences_are_counted():
@@ -100,5 +185,5 @@ def test_many_consequences_are_counted():
 
 def test_the_exit_code_is_that_of_the_launcher():
     verdict = Verdict(137, "why", Origin.FAILURE, failure(0, "x", code=137, signal=9))
-    line = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
-    assert line == "n1: why (exit code 1)"
+    said = elsewhere(verdict, code=1)
+    assert said == "n1: why (exit code 1)"

@@ -90,7 +90,7 @@ def test_hangs_until_no_restart_is_left(hangs):
     assert done.returncode == 124, done.stderr
     assert "no restart is left: unless they make a step, the job ends in " in done.stderr
     assert "hung in round 1, and the only restart is used up" in done.stderr
-    assert "  see docs/messages.md#hang\n" in done.stderr
+    assert "  advice: the stacks of all ranks are in round-1/evidence" in done.stderr
 
 
 # As torch does where it waits for a GPU, `item` uses a CPU, and keeps no lock of Python's.

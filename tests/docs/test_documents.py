@@ -192,15 +192,11 @@ def section(page: Path, title: str) -> str:
 
 
 def test_figures_are_the_same_everywhere() -> None:
-    """Rows of the comparison with torchrun, cell by cell; of what it survives, the seconds."""
+    """Rows of the comparison with torchrun, cell by cell."""
     measured = [row[1:] for row in rows((DOCS / "figures.md").read_text())]
     compared = [row[1:] for row in rows(section(README, "Compared with torchrun"))[2:]]
     assert len(compared) > 5
     assert not [row for row in compared if row not in measured]
-    survived = [row[2] for row in rows(section(DOCS / "faults.md", "What it survives"))[2:]]
-    seconds = [time for cell in survived for time in re.findall(r"[\d.]+", cell)]
-    assert len(seconds) > 5
-    assert not {f"{time} s" for time in seconds} - {cell for row in measured for cell in row}
 
 
 def test_every_parser_is_fuzzed() -> None:

@@ -1,112 +1,259 @@
-"""docs/messages.md: it is up to date, and has every message that the console can print."""
+"""docs/messages.md has each message that the console makes of a fact, with its meaning and what to
+do about it."""
 
 from __future__ import annotations
 
-import dis
 import re
-import sys
-from collections.abc import Iterator
-from types import CodeType, FrameType
-from typing import Any
+from pathlib import Path
 
-import messages as page
 import pytest
 
+from hpclaunch.core.protocol import facts, node_facts
 from hpclaunch.core.protocol.facts import Fact
-from hpclaunch.core.protocol.model import Culprit, Failure, Origin, Sequel, Verdict
-from hpclaunch.core.protocol.values import replace
-from hpclaunch.observe import console, further_reading, node_console
+from hpclaunch.core.protocol.job_state import JobState
+from hpclaunch.core.protocol.model import NO_RANK, Failure, Leftover, Origin, Request, Verdict
+from hpclaunch.core.protocol.process_kinds import ProcessKind
+from hpclaunch.observe.console import messages
 from hpclaunch.system.logs.fact_files import KINDS
 
-ENTRIES = [entry for _, entries in page.SECTIONS for entry in entries]
-EXAMPLES: list[Fact] = [*page.SILENT, *(entry.fact for entry in ENTRIES)]
-MODULES = (console, node_console)
+PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
+# The sections on messages that are not made of facts.
+OTHERS = ("At the start", "Log files", "Another run", "How a job ended")
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert page.PAGE.read_text() == page.page(), "python docs/messages.py writes it"
+def _began(**fields: object) -> facts.RoundBegan:
+    usual: dict[str, object] = {
+        "round": 1,
+        "hosts": "n[1-3]",
+        "nodes": 3,
+        "ranks": 12,
+        "came": (),
+        "gone": (),
+        "keeps_spares": False,
+        "spares": (),
+        "checkpoint": "",
+        "rule": "",
+        "passed_over": (),
+        "lacking": "",
+        "begins": 2,
+        "saves": True,
+    }
+    return facts.RoundBegan(**{**usual, **fields})  # type: ignore[arg-type]
+
+
+def _restart(**fields: object) -> facts.RestartDecided:
+    usual: dict[str, object] = {
+        "cause": Failure(2, 3, "n2", 1, 0, 0.0, ""),
+        "used": 1,
+        "most": 3,
+        "is_last": False,
+        "node_delay": 0.0,
+        "outage_delay": 0.0,
+    }
+    return facts.RestartDecided(**{**usual, **fields})  # type: ignore[arg-type]
+
+
+CKPT = "/scratch/u/ckpt/step-600.pt"
+SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
+UPLOAD = (Leftover(4711, "aws", 0),)
+
+EXAMPLES: tuple[Fact, ...] = (
+    # Rounds and restarts
+    _restart(),
+    _restart(is_last=True),
+    _restart(outage_delay=4.0),
+    _restart(node_delay=2.0),
+    _began(**SAVED),
+    _began(passed_over=("step-800.pt: cut short",), **SAVED),
+    _began(passed_over=("step-800.pt: cut short",)),
+    _began(begins=1, lacking="files of no known format: model.bin"),
+    _began(),
+    _began(saves=False),
+    _began(begins=3, gone=("n2",), came=("n4",), nodes=3, **SAVED),
+    _began(begins=1, layout="4(x2),2"),
+    _began(begins=1, isolated=(facts.IsolatedGpus(("n1",)),)),
+    _began(begins=1, isolated=(facts.IsolatedGpus(("n1",), 8, 1),)),
+    facts.NodesJoin(("n3",)),
+    facts.RequestGranted(Request.RESTART),
+    facts.RequestGranted(Request.NOTICE),
+    # Workers
+    facts.HangFound(
+        0,
+        10.0,
+        0.9,
+        (
+            "ranks 0-2,4-7 wait in all_reduce number 4,211",
+            "rank 3 on n2 has not reached it: it is in loader.py:88, next_batch",
+        ),
+        3,
+        "n2",
+    ),
+    facts.HangFound(
+        0,
+        10.0,
+        0.0,
+        ("all have begun it: a network that loses data, or a fault of the backend",),
+        NO_RANK,
+        "",
+        90.0,
+    ),
+    facts.StragglerNamed(
+        "n2",
+        3,
+        0.31,
+        1.3,
+        "the CPU quota of its cgroup stops it for 23% of the time",
+    ),
+    facts.StragglerNamed("n2", NO_RANK, 0.31, 1.3, ""),
+    facts.StragglerRecovered("n2", 3),
+    facts.LeftoversFound("n1", facts.LeftoverStep.WAIT, 20.0, UPLOAD),
+    facts.LeftoversFound("n1", facts.LeftoverStep.END, 20.0, UPLOAD),
+    facts.LeftoversFound("n1", facts.LeftoverStep.KILL, 20.0, (Leftover(4711, "aws"),)),
+    facts.WorkersSurvive("n2", "workers survive SIGKILL for 30 s (a hung file system or driver?)"),
+    node_facts.SignalUnhandled("n2", 10, (3,)),
+    # Nodes
+    facts.NodeLost("n2", "the agent on n2 was lost: it has been silent for 3 s"),
+    facts.NodesCordoned(
+        1,
+        ("n2",),
+        facts.CordonKind.UNFIT,
+        "GPU 1 ECC: 3 uncorrected memory errors since the driver was loaded",
+        "71",
+    ),
+    facts.NodesCordoned(1, ("n2",), facts.CordonKind.FAILING),
+    facts.NodesCordoned(1, ("n2",), facts.CordonKind.SLOW),
+    facts.DrainFound(("n2",)),
+    facts.NodesCordoned(1, ("n2",), facts.CordonKind.DRAINING),
+    facts.NodeCameBack("n2"),
+    facts.NodesSilent(("n2",), 10.0, 290.0),
+    facts.NodeHeard("n2"),
+    # Waiting
+    facts.AgentsAwaited(("n3", "n4"), 2, 4, 15.0, ""),
+    facts.NodesAwaited(("n3",), 1, 2, 45.0),
+    facts.QuorumAwaited(("n2", "n3"), 45.0),
+    facts.CheckpointSought(10.0),
+    facts.ReadersAwaited(("n2",), CKPT, 10.0),
+    # The head
+    facts.HeadChanged("n1", "n2", 1, -4.5),
+    facts.HeadDeposed("n1", "n2"),
+    facts.HeadLeaves("n1", "the search for checkpoints was killed 3 times"),
+    facts.HeadAwaited("n2", "n1", 15.0, ""),
+    facts.HeadAwaited("n1", "", 15.0, ""),
+    facts.HeadSilent("n2", "n1", 10.0, 290.0),
+    facts.HeadHeard("n2", "n1"),
+    facts.ElectionAwaited("n3", "n1", "it has been silent for 5 s", 45.0),
+    # The end of the job
+    facts.EndAnnounced(JobState.RUNNING, 80.0),
+    facts.EndAnnounced(JobState.PREEMPTED, 60.0),
+    facts.NoticeGiven(3, 1204, JobState.RUNNING, 53.0),
+    facts.NoticeGiven(3, 0, JobState.PREEMPTED, 53.0),
+    facts.RequeueImpossible("71"),
+    facts.JobEnded(4, Verdict(0, "", Origin.DONE), (("n2", "GPU 1 is lost"),)),
+    # Processes of the launcher
+    node_facts.HelperEnded("n1", ProcessKind.LOGS, was_killed=True, is_replaced=True),
+    node_facts.HelperEnded("n1", ProcessKind.GPUS, was_killed=False, is_replaced=False),
+    node_facts.ProcessContinued("n1", ProcessKind.TEMPLATE),
+    node_facts.CheckpointSearchStalled("n1", "/scratch/u/ckpt"),
+    node_facts.CheckpointDirSuggested("n1", "ckpt", "ckpt/step-600.pt"),
+    node_facts.OutputMoved("n1", 2, "/local/tmp/hpclaunch-logs-x7f", "No space left on device"),
+    node_facts.MetricsFailed("n1", "port 9400", "Address already in use"),
+    node_facts.NotifyFailed(
+        "n1", node_facts.NotifyTrouble.FAILED, "exited with code 22: curl: (22) 404"
+    ),
+    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.INTERRUPTED),
+    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.UNFINISHED, limit=10.0),
+    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.SLOW, dropped=3),
+    node_facts.PortTaken("n1", 29400, 20123),
+    node_facts.MessageIgnored("n1", "10.0.0.9", "it is not a message of this version"),
+    # Warm starts
+    node_facts.ColdStart("n1", "./csv.py replaces a module that torch imports"),
+    node_facts.WorkerTurnedCold(
+        "n1",
+        node_facts.ColdCause.VARIABLE,
+        "OMP_NUM_THREADS",
+        "train.py",
+        7,
+        is_impossible=False,
+    ),
+    node_facts.WorkerTurnedCold(
+        "n1", node_facts.ColdCause.MODULE, "csv", "train.py", 7, is_impossible=False
+    ),
+    node_facts.WorkerTurnedCold(
+        "n1",
+        node_facts.ColdCause.VARIABLE,
+        "OMP_NUM_THREADS",
+        "train.py",
+        7,
+        is_impossible=True,
+    ),
+    node_facts.PreloadSkipped("n1", "pyarrow", "it starts a thread"),
+    node_facts.TemplateReplaced("n1", "killed by SIGKILL"),
+    # Health of a node, and MPS
+    node_facts.HealthWarning(
+        "n1", "GPU 0 clocks", "slowed down by heat", "report it to the administrator"
+    ),
+    node_facts.XidReported("n1", 3, "GPU 1", 31, "a GPU memory page fault"),
+    node_facts.MpsStarted("n1", (("GPU 0",), ("GPU 1",))),
+    node_facts.ForeignMpsAwaited("n1", "the MPS daemon serves user 1001"),
+    node_facts.MpsBypassed("n1", (2, 3)),
+    node_facts.ForeignMpsUsed("n1", "/run/nvidia-mps"),
+    node_facts.ForeignMpsCrowded("n1", "/run/nvidia-mps", 40, 12),
+    node_facts.ForeignMpsRefused(
+        "n1", "the MPS daemon at /run/nvidia-mps belongs to user 1001: it is not used"
+    ),
+    node_facts.TimeSlices(
+        "n1",
+        ("GPU 0",),
+        "nvidia-cuda-mps-control is not in PATH",
+        "It comes with NVIDIA's driver: ask the administrator",
+    ),
+    node_facts.FewConnections("n1", 8, 2),
+)
+
+# Facts for the report, the metrics and `status`, without a message.
+SILENT: tuple[Fact, ...] = (
+    facts.CheckpointSaved(CKPT, 600, 1 << 20, 3.0),
+    facts.NodeArrived("n3"),
+    facts.NodesAllocated(-10.0),
+    facts.RoundEnded(1, -1.0, -1.0, ()),
+    facts.SeatUse(0, {}),
+    facts.JobEnded(4, Verdict(1, "", Origin.NODE_UNFIT)),
+    facts.NodesCordoned(1, ("n1",), facts.CordonKind.UNFIT, "GPU 0 is lost", alone=True),
+    _began(begins=3, saves=False),
+)
+
+
+def cells() -> set[str]:
+    """Return the messages of the page that are made of facts: the first cells of its tables."""
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
+    texts = [text for text in sections if text.partition("\n")[0] not in OTHERS]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert all(len(row) == 3 and all(row) for row in rows), "a message, its meaning, what to do"
+    return {row[0] for row in rows} - {"message", "---"}
+
+
+def cell(fact: Fact) -> str:
+    """Return the messages of a fact as the page shows them."""
+    lines = "\n".join(messages(fact)).split("\n")
+    return "<br>".join(f"`{line.strip()}`" for line in lines)
+
+
+def test_the_page_has_the_message_of_each_example() -> None:
+    missing = {cell(fact) for fact in EXAMPLES} - cells()
+    assert not missing, "\n".join(["docs/messages.md lacks:", *sorted(missing)])
+
+
+def test_each_message_of_the_page_is_that_of_an_example() -> None:
+    unknown = cells() - {cell(fact) for fact in EXAMPLES}
+    assert not unknown, "\n".join(["no fact has these messages:", *sorted(unknown)])
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_kind_of_fact_has_an_example(kind: type[Fact]) -> None:
-    assert any(type(fact) is kind for fact in EXAMPLES)
+    assert any(type(fact) is kind for fact in (*EXAMPLES, *SILENT))
 
 
-def test_each_example_has_a_message_a_meaning_and_something_to_do() -> None:
-    for entry in ENTRIES:
-        assert console.messages(entry.fact), entry
-        assert entry.means.endswith("."), entry
-        assert entry.do.endswith("."), entry
-    assert not [fact for fact in page.SILENT if console.messages(fact)]
-
-
-def test_every_line_that_words_a_fact_has_an_example() -> None:
-    """A message, or a part of one, that no example shows has no meaning on the page."""
-    files = {module.__file__ for module in MODULES}
-    reached: set[tuple[str, int]] = set()
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        if event == "line":
-            reached.add((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        for fact in EXAMPLES:
-            console.messages(fact)
-    finally:
-        sys.settrace(before)
-    for module in MODULES:
-        name = str(module.__file__)
-        missing = {line for line in lines_of(module) if (name, line) not in reached}
-        assert not missing, f"{name}: docs/messages.py has no example of lines {sorted(missing)}"
-
-
-def lines_of(module: Any) -> Iterator[int]:
-    """The lines within functions that `console.messages` can reach."""
-    for value in vars(module).values():
-        if callable(value) and getattr(value, "__module__", "") == module.__name__:
-            code = getattr(value, "__code__", None)
-            if code is not None and value not in (console.words, node_console.who):
-                yield from _within(code)
-
-
-def _within(code: CodeType) -> Iterator[int]:
-    yield from (
-        line for _, line in dis.findlinestarts(code) if line and line != code.co_firstlineno
-    )
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _within(each)
-
-
-@pytest.mark.parametrize("origin", Origin)
-def test_the_section_that_the_console_names_is_there(origin: Origin) -> None:
-    section = further_reading.section_on(Verdict(1, "why", origin))
-    assert not section or section.partition("#")[2] in anchors()
-
-
-def test_the_section_on_hangs() -> None:
-    cause = Failure(0, 3, "n1", 124, 0, 0.0, "", culprit=Culprit.HANG)
-    section = further_reading.section_on(Verdict(124, "why", Origin.FAILURE, cause))
-    assert section == "docs/messages.md#hang"
-    assert "hang" in anchors()
-
-
-def test_a_failure_with_advice_needs_no_section() -> None:
-    cause = Failure(0, 3, "n1", 1, 0, 0.0, "ModuleNotFoundError: No module named 'x'")
-    assert further_reading.section_on(Verdict(1, "why", Origin.FAILURE, cause)) == ""
-
-
-def test_a_job_that_continues_in_another_run_needs_no_section() -> None:
-    end = Verdict(75, "why", Origin.TIME_LIMIT)
-    assert further_reading.section_on(end) == "docs/messages.md#time-limit"
-    assert further_reading.section_on(replace(end, sequel=Sequel.REQUEUE)) == ""
-
-
-def anchors() -> set[str]:
-    titles = re.findall(r"^#+ (.*)$", page.PAGE.read_text(), re.MULTILINE)
-    return {title.lower().replace(" ", "-") for title in titles}
+@pytest.mark.parametrize("fact", SILENT, ids=lambda fact: type(fact).__name__)
+def test_facts_without_a_message(fact: Fact) -> None:
+    assert messages(fact) == []

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
+from shlex import quote
 
 from ..core.control import Control
 from ..core.head.last_lines import advise
 from ..core.head.restarts import how, who
 from ..core.protocol.effects import Exit
-from ..core.protocol.model import EXIT_FAILED, EXIT_USAGE, Culprit, Failure, Verdict
-from ..observe.further_reading import section_on
+from ..core.protocol.model import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    Culprit,
+    Failure,
+    Job,
+    Origin,
+    Sequel,
+    Verdict,
+)
 from ..system.logs import error_file
 from .adapter import Adapter
 from .config import Config
@@ -19,6 +29,31 @@ CONSEQUENCES = 4  # consequent failures that are named; others are counted
 LINES = 14  # of the account; the worker's last lines are cut to keep to it
 LEAST = 4  # last lines of the worker
 WIDTH = 96  # columns of a paragraph; lines of a worker are never wrapped
+
+UNSAVED = 128 + signal.SIGTERM  # the exit code if nothing was saved since the notice
+SUBMIT_AGAIN = (
+    "submit the job again: it continues from its newest checkpoint. With --requeue, Slurm starts "
+    "it again by itself."
+)
+SAVE_IN_TIME = (
+    "let the script save when it has notice (hpclaunch.notice.due), or give a longer --notice. "
+    "Submitted again with --checkpoint-dir, the job continues from its newest checkpoint."
+)
+HUNG = (
+    "the stacks of all ranks are in round-{round}/evidence in the log directory. For work that "
+    "takes long, call hpclaunch.progress.phase in the script, or give a longer --hang-timeout."
+)
+# What to do under Slurm after an end that no worker has caused, if no other run follows.
+ADVICE = {
+    Origin.TIME_LIMIT: SUBMIT_AGAIN,
+    Origin.PREEMPTION: SUBMIT_AGAIN,
+    Origin.NODE_LOST: "submit the job again: with --checkpoint-dir it continues from its newest "
+    "checkpoint. With --nnodes MIN:MAX and srun --no-kill a job continues without a lost node; "
+    "with --requeue, Slurm starts it again by itself.",
+    Origin.NODE_UNFIT: "report the node to the administrator, and submit the job again without it "
+    "(sbatch --exclude=NODE). With spare nodes or --nnodes MIN:MAX a job continues without a "
+    "broken node.",
+}
 
 
 class PostMortem(Adapter):
@@ -38,6 +73,7 @@ class PostMortem(Adapter):
             host=self._config.host,
             at_head=self._control.leads,
             log_dir=str(directory or ""),
+            job=self._config.job,
         )
         if text:
             self._logs.say(text)
@@ -51,7 +87,9 @@ def exit_code(verdict: Verdict, config: Config) -> int:
     return min(verdict.code, EXIT_FAILED) if config.as_torchrun else verdict.code
 
 
-def account(verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str) -> str:
+def account(
+    verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str, job: Job
+) -> str:
     """Return what an agent shows at the end of a job that failed, "" for nothing.
 
     `code` is the exit code of this agent. The head shows the whole account. Others show one line,
@@ -60,7 +98,7 @@ def account(verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: s
     if verdict.code == EXIT_USAGE and verdict.cause is None:
         return f"error: {verdict.reason}" if at_head else ""
     if at_head:
-        return _post_mortem(verdict, code, log_dir)
+        return _post_mortem(verdict, code, log_dir, job)
     return f"{host}: {_summary(verdict, code)}"
 
 
@@ -68,24 +106,37 @@ def _summary(verdict: Verdict, code: int) -> str:
     return f"{verdict.reason} (exit code {code})"
 
 
-def _post_mortem(verdict: Verdict, code: int, log_dir: str) -> str:
+def _post_mortem(verdict: Verdict, code: int, log_dir: str, job: Job) -> str:
     """Return the head's account: which rank failed first, where, how, and its last lines."""
     lines = []
-    if verdict.cause is not None:
-        cause = verdict.cause
-        if advice := advise(cause):
-            lines += _paragraph("  advice: ", advice)
-        if verdict.consequences:
-            named = [how(f) for f in verdict.consequences[:CONSEQUENCES]]
-            more = len(verdict.consequences) - len(named)
-            rest = f"; and {more} more" if more else ""
-            lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
-    if section := section_on(verdict):
-        lines.append(f"  see {section}")
+    advice = _advice(verdict, job)
+    if advice:
+        lines += _paragraph("  advice: ", advice)
+    if verdict.consequences:
+        named = [how(f) for f in verdict.consequences[:CONSEQUENCES]]
+        more = len(verdict.consequences) - len(named)
+        rest = f"; and {more} more" if more else ""
+        lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
+    cause = verdict.cause
+    if cause is not None and cause.culprit is Culprit.WORKER and not advice:
+        lines.append(f"  all of its output: hpclaunch logs {quote(log_dir)} --rank {cause.rank}")
     lines.append(f"  logs: {log_dir}")
     first = [_summary(verdict, code)]
     said = [] if verdict.cause is None else _last_words(verdict.cause, LINES - len(lines))
     return "\n".join([*first, *said, *lines])
+
+
+def _advice(verdict: Verdict, job: Job) -> str:
+    """Return what the user can do, "" if nothing is known or another run follows."""
+    cause = verdict.cause
+    if cause is not None:
+        is_hang = cause.culprit is Culprit.HANG
+        return HUNG.format(round=cause.round) if is_hang else advise(cause)
+    next_element = job.requeueing.is_chain and verdict.sequel is Sequel.LEAVE
+    if not job.slurm_id or verdict.sequel.goes_on or next_element:
+        return ""
+    advice = ADVICE.get(verdict.origin, "")
+    return SAVE_IN_TIME if advice == SUBMIT_AGAIN and verdict.code == UNSAVED else advice
 
 
 def _last_words(cause: Failure, most: int) -> list[str]:

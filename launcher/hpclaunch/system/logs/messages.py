@@ -12,7 +12,7 @@ from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
 class TapTo(Message):
-    """The target to which lines of a file are copied: a console, 1 or 2, or a file of duplicates."""
+    """The target to which lines are copied: a console, 1 or 2, or a file of duplicates."""
 
     to: int | str
     prefix: str
