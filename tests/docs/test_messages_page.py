@@ -12,13 +12,14 @@ from hpclaunch.core.protocol import facts, node_facts
 from hpclaunch.core.protocol.facts import Fact
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import NO_RANK, Failure, Leftover, Origin, Request, Verdict
+from hpclaunch.core.protocol.node_facts import LaunchNoteKind, LogTroubleKind
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.observe.console import messages
 from hpclaunch.system.logs.fact_files import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
 # The sections on messages that are not made of facts.
-OTHERS = ("At the start", "Log files", "Another run", "How a job ended")
+OTHERS = ("Another run", "How a job ended")
 
 
 def _began(**fields: object) -> facts.RoundBegan:
@@ -207,12 +208,45 @@ EXAMPLES: tuple[Fact, ...] = (
         "nvidia-cuda-mps-control is not in PATH",
         "It comes with NVIDIA's driver: ask the administrator",
     ),
+    *(
+        node_facts.LaunchNote("n1", kind, details)
+        for kind, details in {
+            LaunchNoteKind.NODES: {"asked": "8", "given": "4"},
+            LaunchNoteKind.SPARES: {"asked": "3", "spares": 1, "nodes": 4},
+            LaunchNoteKind.NO_KILL: {},
+            LaunchNoteKind.NODE_RANK: {"asked": "1", "given": "0"},
+            LaunchNoteKind.ENDPOINT: {"option": "--rdzv-endpoint", "asked": "n7:29400"},
+            LaunchNoteKind.LOCAL_ADDR: {"asked": "ib7"},
+            LaunchNoteKind.MACHINES: {"asked": "2:4", "most": "4", "fewest": "2"},
+            LaunchNoteKind.STANDALONE: {"tasks": 4},
+            LaunchNoteKind.NO_VARIABLES: {"step": "71.0"},
+            LaunchNoteKind.NPROC: {"tasks": 2, "nproc": 4},
+            LaunchNoteKind.NO_GPU: {"cpus": 8},
+            LaunchNoteKind.CPUS: {"workers": 8, "cpus": 4},
+            LaunchNoteKind.CORES: {"cores": 1},
+            LaunchNoteKind.PYTHON: {"command": "python"},
+            LaunchNoteKind.WITHOUT_EFFECT: {"--monitor-interval": "failures are seen at once"},
+            LaunchNoteKind.LOGS_IN_USE: {"asked": "logs", "directory": "logs/71.0"},
+            LaunchNoteKind.LOGS_FOREIGN: {"directory": "hpclaunch-logs-1001/71.0"},
+            LaunchNoteKind.LOGS_TEMPORARY: {
+                "why": "No space left on device",
+                "directory": "/tmp/x7f",
+            },
+        }.items()
+    ),
+    node_facts.LogTrouble("n1", LogTroubleKind.DISK, "/scratch/u/logs/71.0"),
+    node_facts.LogTrouble("n1", LogTroubleKind.FILES, "journal.jsonl", "No space left on device"),
+    node_facts.LogTrouble(
+        "n1", LogTroubleKind.DUPLICATES, "filtered-agent-0.out", "File too large"
+    ),
+    node_facts.LogTrouble("n1", LogTroubleKind.STALLED, "120"),
     node_facts.FewConnections("n1", 8, 2),
 )
 
 # Facts for the report, the metrics and `status`, without a message.
 SILENT: tuple[Fact, ...] = (
     facts.CheckpointSaved(CKPT, 600, 1 << 20, 3.0),
+    facts.CheckpointGone(CKPT),
     facts.NodeArrived("n3"),
     facts.NodesAllocated(-10.0),
     facts.RoundEnded(1, -1.0, -1.0, ()),

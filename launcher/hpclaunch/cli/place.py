@@ -159,7 +159,7 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
     note = LaunchNote(
         where.places[where.index].host,
         LaunchNoteKind.MACHINES,
-        {"asked": f"{fewest}:{most}", "most": most},
+        {"asked": f"{fewest}:{most}", "most": most, "fewest": fewest},
     )
     return where, [note] if fewest < most and where.index == HEAD else []
 

@@ -31,7 +31,8 @@ LAUNCH_NOTES = {
     "{given}",
     LaunchNoteKind.LOCAL_ADDR: "--local-addr {asked} is no address of {host} for others: not used",
     LaunchNoteKind.ENDPOINT: "{option} {asked} is not the first node of this step: using {host}",
-    LaunchNoteKind.MACHINES: "--nnodes {asked}: waiting for {most} machines, but not for long",
+    LaunchNoteKind.MACHINES: "--nnodes {asked}: waiting for {most} machines, later only for "
+    "{fewest}",
     LaunchNoteKind.STANDALONE: "--standalone: each of the {tasks} of this step trains on its own",
     LaunchNoteKind.NO_VARIABLES: "the task of step {step} on {host} has none of Slurm's variables, "
     "so it trains without the other tasks: keep the variables (start the container without "

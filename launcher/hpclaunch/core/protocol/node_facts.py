@@ -22,7 +22,7 @@ class LaunchNoteKind(str, Enum):
     NODE_RANK = "node rank"  # --node-rank is not Slurm's: asked, given
     LOCAL_ADDR = "local address"  # --local-addr is no address of this host: asked
     ENDPOINT = "endpoint"  # the meeting point is not on the first node: option, asked
-    MACHINES = "machines"  # without Slurm, several machines are waited for: asked, most
+    MACHINES = "machines"  # without Slurm, several machines are waited for: asked, most, fewest
     STANDALONE = "standalone"  # each task of the step trains on its own: tasks
     NO_VARIABLES = "no variables"  # a task of a step has none of Slurm's variables: step
     NPROC = "nproc"  # several tasks of a node start several workers each: tasks, nproc
