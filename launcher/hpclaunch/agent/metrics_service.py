@@ -146,7 +146,8 @@ class MetricsService:
                 wait = max(0.0, min(self._try_at - now, AWAKE if in_use else math.inf))
         except AgentGoneError:
             if self.target.directory and not self.known.leads:
-                self._remove()
+                with contextlib.suppress(OSError):
+                    self._file.unlink()
 
     def _try(self) -> None:
         """Listen, or write the file. Once the port listens, this is not repeated."""
@@ -186,10 +187,6 @@ class MetricsService:
     @property
     def _file(self) -> Path:
         return Path(self.target.file or os.path.join(self.target.directory, self.name))
-
-    def _remove(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._file)
 
     def clean_up(self) -> None:
         """Remove files that earlier launches of this user have left in the directory."""

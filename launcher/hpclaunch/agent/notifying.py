@@ -80,8 +80,9 @@ class Notifying(Adapter):
         self._is_busy = False
         if not isinstance(answer, Notified):
             self._record(NotifyFailed(self._host, NotifyTrouble.INTERRUPTED))
-        elif answer.why:
-            self._fail(answer.why)
+        elif answer.why and not self._has_failed:  # later ones would differ only in their text
+            self._has_failed = True
+            self._record(NotifyFailed(self._host, NotifyTrouble.FAILED, answer.why))
         self._hand_over()
         return []
 
@@ -97,12 +98,6 @@ class Notifying(Adapter):
             self._errands.wait(left)
         if self._dropped:
             self._record(NotifyFailed(self._host, NotifyTrouble.SLOW, dropped=self._dropped))
-
-    def _fail(self, how: str) -> None:
-        """Record only the first failure: the command may fail for every event."""
-        if not self._has_failed:
-            self._has_failed = True
-            self._record(NotifyFailed(self._host, NotifyTrouble.FAILED, how))
 
 
 def _readable(value: Detail) -> Detail:

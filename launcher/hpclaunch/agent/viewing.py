@@ -6,6 +6,7 @@ large job, and the next one is made only after many times as long.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -87,13 +88,8 @@ class Viewing(Adapter):
         self._read_at = math.inf  # when to read questions again, during a PAUSE
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
-        self._open()
-
-    def _open(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the training does not need it
             self._socket = ViewSocket()
-        except OSError:
-            return  # the training does not need it
 
     @property
     def name(self) -> bytes:

@@ -124,16 +124,12 @@ def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
         if last is not None:
             name = last.name.partition(".")[0]
             newest[name] = max(last, newest.get(name, last), key=lambda each: each.begin)
-    again = any(map(_goes_on, newest.values()))
+    again = any(last.verdict and last.verdict.sequel.goes_on for last in newest.values())
     return not (again and job is not None and job.replace("_", "").isdecimal())
 
 
 def _last(directory: Path) -> Launch | None:
     return next(reversed(_launches(directory)), None)
-
-
-def _goes_on(launch: Launch) -> bool:
-    return launch.verdict is not None and launch.verdict.sequel.goes_on
 
 
 def _was_killed(directory: Path) -> bool:

@@ -98,7 +98,11 @@ def _interpreter_of(path: str | None) -> str:
 
 def which(name: str) -> str | None:
     """Do the same as shutil.which, but ignore directories of `hpclaunch shim`."""
-    path = [entry for entry in os.get_exec_path() if not _is_shims(entry)]
+    path = [
+        directory
+        for directory in os.get_exec_path()
+        if not os.path.realpath(directory).endswith("/hpclaunch/shims")
+    ]
     return _which(name, os.pathsep.join(path))
 
 
@@ -106,10 +110,6 @@ def _which(name: str, path: str | None = None) -> str | None:
     import shutil  # slow to import, and most launches do not need it
 
     return shutil.which(name, path=path)
-
-
-def _is_shims(directory: str) -> bool:
-    return os.path.realpath(directory).endswith("/hpclaunch/shims")
 
 
 def _why_cold(python: str) -> str:
