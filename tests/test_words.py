@@ -15,32 +15,9 @@ PROGRAMS = ("launcher", "bench", "docs", "sbatch", "tests", "workers")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 
 # A docstring says on its own what a function does or what a class is.
-OPENINGS = set(
-    [
-        "And",
-        "As",
-        "How",
-        "If",
-        "It",
-        "Its",
-        "Not",
-        "Of",
-        "Or",
-        "That",
-        "Their",
-        "Then",
-        "There",
-        "These",
-        "They",
-        "Those",
-        "What",
-        "When",
-        "Where",
-        "Whether",
-        "Which",
-        "Who",
-        "Whose",
-    ]
+OPENING = re.compile(
+    r"(And|As|How|If|Its?|Not|Of|Or|That|Their|Then|There|These|They|Those|What|When|Where|Whether|"
+    r"Which|Who|Whose)\b"
 )
 OF_PROPERTIES = {"When", "Where", "Whether"}
 # (words, what to write instead)
@@ -117,8 +94,8 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
         where(path, line, text)
         for path in programs()
         for node, line, text in documented(path)
-        if (first := text.split()[0].strip(",.:;")) in OPENINGS
-        and not (first in OF_PROPERTIES and is_property(node))
+        if (found := OPENING.match(text))
+        and not (found.group() in OF_PROPERTIES and is_property(node))
     ]
     assert not wrong, "\n".join(["say what it does, or what it is:", *wrong])
 

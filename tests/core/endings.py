@@ -8,12 +8,12 @@ from story import seen
 from hpclaunch.core.ending.table import ENDS
 from hpclaunch.core.protocol.events import NoticeTaken, Signalled, WorkerExited, WorkersGone
 from hpclaunch.core.protocol.job_state import JobState
-from hpclaunch.core.protocol.model import GOES_ON, Requeueing
+from hpclaunch.core.protocol.model import REQUEUED_ENDS, Requeueing
 
 USR1, USR2, TERM = 10, 12, 15
 # Beats are rare here: most of these stories last a quarter of an hour.
 SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True, "beat": 2.0}
-REQUEUED = Requeueing(GOES_ON, most=5)
+REQUEUED = Requeueing(REQUEUED_ENDS, most=5)
 
 
 def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **settings):

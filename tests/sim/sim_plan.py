@@ -14,7 +14,7 @@ from random import Random
 
 from hpclaunch.core.hangs.suspicion import PATIENCE
 from hpclaunch.core.protocol.model import (
-    GOES_ON,
+    REQUEUED_ENDS,
     EndKind,
     Grow,
     Job,
@@ -282,7 +282,7 @@ def _ending(rng: Random, plan: Plan) -> Plan:
 def _requeued(rng: Random, plan: Plan) -> Plan:
     """Let the job continue in another run, or not."""
     requeueing = Requeueing(
-        on=rng.choice((GOES_ON, (*GOES_ON, EndKind.FAILURE))),
+        on=rng.choice((REQUEUED_ENDS, (*REQUEUED_ENDS, EndKind.FAILURE))),
         most=rng.choice((0, 5)),
         before=rng.randrange(2),
         is_chain=rng.random() < 0.3,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @value(frozen=True)
 class Start:
-    """How workers start: warm, forked from the template, or cold, as new interpreters."""
+    """Start of workers: warm, forked from the template, or cold, as new interpreters."""
 
     warm: bool
     ahead: bool  # import torch in the template now, even if only the store needs it

@@ -132,7 +132,7 @@ class LedgerKeeping(Adapter):
         return b"" if launch is None else packing.pack(launch)
 
     def conclude(self, end: Exit) -> None:
-        """If this agent leads, record the use of the seats, and write the report if no fact of the
+        """At a head, record the use of the seats, and write the report if no fact of the
         launch is missing.
         """
         if (use := self._control.seat_use(time.monotonic())) is None:

@@ -133,7 +133,7 @@ def _advice(verdict: Verdict, job: Job) -> str:
         is_hang = cause.culprit is Culprit.HANG
         return HUNG.format(round=cause.round) if is_hang else advise(cause)
     next_element = job.requeueing.is_chain and verdict.sequel is Sequel.LEAVE
-    if not job.slurm_id or verdict.sequel.goes_on or next_element:
+    if not job.slurm_id or verdict.sequel.is_followed or next_element:
         return ""
     advice = ADVICE.get(verdict.origin, "")
     return SAVE_IN_TIME if advice == SUBMIT_AGAIN and verdict.code == UNSAVED else advice

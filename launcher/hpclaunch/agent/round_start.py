@@ -100,7 +100,7 @@ class RoundStart:
     def _refuse(
         self, part: Assignment, server: ForkServerClient, refused: messages.Refused
     ) -> list[events.Event]:
-        """If the disk is full, make the round's files elsewhere. Otherwise the node is unfit."""
+        """Make the round's files elsewhere if the disk is full. Otherwise the node is unfit."""
         reason, logs = f"{refused.why}: {refused.file}", self._config.logs
         assert logs is not None, "the log service refused a file in it"
         if refused.full and self.directory == logs.round(part.round):

@@ -22,8 +22,8 @@ from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import (
-    GOES_ON,
     HEAD,
+    REQUEUED_ENDS,
     Allocation,
     Grow,
     Job,
@@ -166,7 +166,7 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
     if not another_run(options) or "SLURM_JOB_ID" not in environ or SUBMITIT in environ:
         return Requeueing()
     return Requeueing(
-        on=options.requeue_on or GOES_ON,
+        on=options.requeue_on or REQUEUED_ENDS,
         most=options.max_requeues,
         before=runs.elements_before(environ) if options.chain else runs.before(environ),
         is_chain=options.chain,

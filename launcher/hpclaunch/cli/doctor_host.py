@@ -167,7 +167,7 @@ def _port() -> Finding:
 
 
 def _load() -> list[Finding]:
-    """Whether others compute on this host; nothing if nobody does."""
+    """Yield a finding if others compute on this host."""
     return judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
 
 

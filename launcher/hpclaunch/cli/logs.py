@@ -124,7 +124,7 @@ def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
         if last is not None:
             name = last.name.partition(".")[0]
             newest[name] = max(last, newest.get(name, last), key=lambda each: each.begin)
-    again = any(last.verdict and last.verdict.sequel.goes_on for last in newest.values())
+    again = any(last.verdict and last.verdict.sequel.is_followed for last in newest.values())
     return not (again and job is not None and job.replace("_", "").isdecimal())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hpclaunch import __version__
 from hpclaunch.core.placement.binding import Mode
 from hpclaunch.core.placement.streams import parse_filters
-from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, GOES_ON, PLACEHOLDER
+from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, PLACEHOLDER, REQUEUED_ENDS
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import help_page, values
@@ -130,7 +130,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.endings,
         metavar="CAUSES",
         help="the ends after which a job is requeued, separated by commas: "
-        f"{', '.join(values.REQUEUE_CAUSES)} (default: {','.join(e.value for e in GOES_ON)})",
+        f"{', '.join(values.REQUEUE_CAUSES)} (default: {','.join(e.value for e in REQUEUED_ENDS)})",
     )
     add(
         "--max-requeues",

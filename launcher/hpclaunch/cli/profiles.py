@@ -22,7 +22,7 @@ class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What job scripts need at a site. The defaults are for an unknown site."""
+    """The needs of job scripts at a site. The defaults are for an unknown site."""
 
     account: bool = False  # whether a job needs one
     partition: str = ""

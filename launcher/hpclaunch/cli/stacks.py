@@ -114,14 +114,14 @@ def _name(worker: Mapping[str, Any]) -> str:
 def _state(worker: Mapping[str, Any]) -> str:
     """Return the state of the process that reports: the worker, or the first one below it."""
     processes = worker["processes"]
-    process = next((p for p in processes if p["tells"]), processes[0])
+    process = next((p for p in processes if p["can_answer"]), processes[0])
     words = [f"step {worker['step']}"] if worker["step"] else []
     words += [f"phase {worker['phase']}"] if worker["phase"] not in USUAL else []
     return f"{', '.join([*words, _place(process)])}; {_kernel(process)}"
 
 
 def _place(process: Mapping[str, Any]) -> str:
-    if not process["tells"]:
+    if not process["can_answer"]:
         return f"in {process['name']}, whose stacks are not known"
     if process["state"] in STOPPED:
         return f"{STOPPED[process['state']]}, so its stacks are not known"

@@ -81,7 +81,7 @@ def loss_timeout(text: str) -> float:
 
 
 def hang_timeout(text: str) -> float:
-    """As in `Timing`."""
+    """Parse as in `Timing`."""
     value = _seconds_or_word(text)
     if text not in WORDS and value < LEAST_HANG:
         raise ArgumentTypeError(f"must be at least {LEAST_HANG:g} s, not {text}")
@@ -89,7 +89,7 @@ def hang_timeout(text: str) -> float:
 
 
 def notice(text: str) -> float:
-    """As in `Timing`."""
+    """Parse as in `Timing`."""
     value = _seconds_or_word(text)
     if text not in WORDS and not value:
         raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds above 0")

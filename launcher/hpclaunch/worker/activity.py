@@ -1,4 +1,4 @@
-"""Which workers no longer do anything, among those that were asked to stop.
+"""A watch for workers that were asked to stop and no longer do anything.
 
 A worker that saves a checkpoint must be left alone, however it saves: through write(), mmap(),
 io_uring, libaio or a socket. So a worker counts as idle only if all of this is true, for all of its

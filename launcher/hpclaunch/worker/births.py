@@ -1,4 +1,4 @@
-"""How the processes of a round are started: workers and the store process.
+"""The start of the processes of a round: workers and the store process.
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. The store process is always forked from the template, which is started on

@@ -1,5 +1,5 @@
-"""Where the workers of a round are: the stacks of their threads, their flight recorders, and the
-states of their processes. This is found out only when somebody suspects a hang.
+"""The whereabouts of the workers of a round: the stacks of their threads, their flight recorders,
+and the states of their processes. This is found out only when somebody suspects a hang.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class Described(TypedDict):
 
 
 class RankEvidence(TypedDict):
-    """Where one worker is."""
+    """The whereabouts of one worker."""
 
     rank: int
     pid: int
@@ -298,7 +298,7 @@ class RankEvidence(TypedDict):
 
 
 class Arrivals(TypedDict):
-    """When a worker began its last collectives; nothing if it has not answered."""
+    """The times at which a worker began its last collectives; nothing if it has not answered."""
 
     arrivals: Any  # {process group: {number: time}}, as the worker has written it
     steps: Any  # {number: time}, on GPUs, likewise
@@ -318,7 +318,7 @@ class Pace(TypedDict, total=False):
 
 
 class RankSample(Arrivals, Pace):
-    """How one worker keeps pace."""
+    """The pace of one worker."""
 
     rank: int
 
@@ -335,7 +335,7 @@ class RankVitals(TypedDict):
 
 
 class Unhandled(Message):
-    """These workers have no handler for a signal, which would have killed them."""
+    """Some workers have no handler for a signal, which would have killed them."""
 
     signum: int
     ranks: list[int]

@@ -66,7 +66,7 @@ BLOCK = 64  # rows after which the exact matrices repeat
 
 
 class Device:
-    """Where this rank computes, and how much at a time: some milliseconds' worth."""
+    """The device on which this rank computes, and how much at a time: some milliseconds' worth."""
 
     def __init__(self) -> None:
         self.gpu = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""How many processes the kernel has killed in this process's cgroup because memory was used up.
+"""The number of processes in this process's cgroup that the kernel has killed to free memory.
 
 Workers are in the same cgroup: Slurm makes one for each task. The limit may be that of a cgroup
 above, but the kernel counts a kill in the cgroup of the process.

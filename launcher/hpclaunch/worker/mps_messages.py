@@ -78,14 +78,14 @@ class Clients(Message):
 
 
 class Outside(Message):
-    """These ranks use CUDA without being clients, as CUDA does where it cannot reach MPS. Sent
+    """Some ranks use CUDA without being clients, as CUDA does where it cannot reach MPS. Sent
     once."""
 
     ranks: list[int]
 
 
 class Unmapped(Message):
-    """It cannot be found out: the pids that a daemon reports are not those of processes here."""
+    """Clients are unknown: the pids that a daemon reports are not those of processes here."""
 
 
 Event: TypeAlias = Swept | Ready | Failed | Waiting | Occupied | Clients | Outside | Unmapped

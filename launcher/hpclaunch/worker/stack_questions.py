@@ -1,4 +1,4 @@
-"""How the processes of a worker are asked for the stacks of their threads without harm.
+"""Ways to ask the processes of a worker for the stacks of their threads without harm.
 
 A thread of the worker, the responder, answers requests while it holds Python's lock
 (`site/_hpclaunch_responder.py`). All other processes write their stacks on SIGNAL, whose handler

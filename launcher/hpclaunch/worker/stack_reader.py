@@ -50,7 +50,7 @@ def main(mark: str, job: str, whole: str) -> None:
 class Process(Described):
     """A process of a worker, and its answer."""
 
-    tells: bool  # it can be asked
+    can_answer: bool  # it can be asked
     stacks: str | None  # None: it was not asked
 
 
@@ -75,7 +75,7 @@ class FoundWorker:
         self.server = server
         self.file = f"/proc/{server}/fd/{slot.number(layout.STACKS)}"
         self.processes: list[Process] = [
-            {**described(pid), "tells": prints(pid, self.file), "stacks": None}
+            {**described(pid), "can_answer": prints(pid, self.file), "stacks": None}
             for pid in tree(self.pid)
         ]
 
@@ -95,7 +95,7 @@ class FoundWorker:
         while waiting for an answer. After one that has got SIGNAL and does not answer, no other is
         asked.
         """
-        able = [process for process in self.processes if process["tells"]]
+        able = [process for process in self.processes if process["can_answer"]]
         able = [
             process for process in able[: None if every else 1] if process["state"] not in STOPPED
         ]

@@ -1,4 +1,4 @@
-"""How everything that this process has started is killed."""
+"""The last sweep: everything that this process has started is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the workers of a round are stopped: which processes get a signal, and which are killed.
+"""The stop of the workers of a round: which processes get a signal, and which are killed.
 
 The workers get the signal, but not the processes that they have started (`foreground` has an
 exception): a worker may need them to save, such as those of a DataLoader. Once it has ended, the

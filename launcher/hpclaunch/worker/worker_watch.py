@@ -1,4 +1,4 @@
-"""What is found out about the workers of a round while they run, and the notices that they take.
+"""Progress, evidence and samples of the workers of a round, and the notices that they take.
 
 Their progress is looked at again and again (`progress_watch.py`). The rest is found out when there
 is a query for it: where they are (evidence), a sample, or vital signs.

@@ -20,7 +20,7 @@ from hpclaunch.core.protocol.model import (
     EXIT_FAILED,
     EXIT_LOST,
     EXIT_SAVED,
-    GOES_ON,
+    REQUEUED_ENDS,
     EndKind,
     Origin,
     Request,
@@ -36,7 +36,7 @@ NO_PROGRESS = (
 )
 
 
-def asked(on=GOES_ON, *, most=5, before=0, is_chain=False):
+def asked(on=REQUEUED_ENDS, *, most=5, before=0, is_chain=False):
     return Requeueing(on, most, before, is_chain)
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_is_cancelled_is_over():
 
 
 @pytest.mark.parametrize(
-    ("on", "sequel"), [(GOES_ON, Sequel.LEAVE), ((EndKind.FAILURE,), Sequel.REQUEUE)]
+    ("on", "sequel"), [(REQUEUED_ENDS, Sequel.LEAVE), ((EndKind.FAILURE,), Sequel.REQUEUE)]
 )
 def test_a_script_that_fails(on, sequel):
     crew = training(requeueing=asked(on), max_restarts=0)

@@ -1,4 +1,4 @@
-"""A clock that stands still while this process does not run: its job was suspended (`scontrol
+"""A clock that stops while this process does not run: its job was suspended (`scontrol
 suspend`, gang scheduling), somebody has stopped it, its machine stood still, or it hung.
 
 The process hears nobody in that time, so it must not count as another agent's silence, and no

@@ -106,7 +106,7 @@ class Follower:
         return self.standing is Standing.DEPOSED
 
     def is_free(self, now: float) -> bool:
-        """Whether this agent may follow another head: it is bound by no vote lease."""
+        """Return whether this agent may follow another head: it is bound by no vote lease."""
         if self.leads:
             return self.is_deposed
         return not self.link.was_heard or now >= self.link.free_at()

@@ -80,7 +80,7 @@ class LeaderLease:
         return now < self.until
 
     def will_hold(self, now: float) -> bool:
-        """Whether the lease will hold long enough to begin something now.
+        """Return whether the lease will hold long enough to begin something now.
 
         An agent that fell silent just now may keep the lease from being renewed until it is given
         up. What begins now should not end before that.
@@ -106,13 +106,13 @@ class LeaderLease:
         return {a: p.vote_ends_at for a, p in enumerate(self._presences) if p.has_died}
 
     def is_of_ours(self, term: int) -> bool:
-        """Whether an agent that follows the head of this term follows us. The same agent may have
-        led before, with serial numbers of its own, so an older term proves nothing.
+        """Return whether an agent that follows the head of this term follows us. The same agent may
+        have led before, with serial numbers of its own, so an older term proves nothing.
         """
         return term >= self.tenure and self.rotation.head_of(term) == self.me
 
     def is_followed_by(self, other: Presence) -> bool:
-        """Whether the other agent follows this head."""
+        """Return whether the other agent follows this head."""
         return self.is_of_ours(other.term)
 
     # The configuration
@@ -134,11 +134,11 @@ class LeaderLease:
             self._adopt(replace(configuration, old=old))
 
     def may_join(self, agent: int) -> bool:
-        """Whether the agent can become a voter."""
+        """Return whether the agent can become a voter."""
         return agent in self.rotation and not self._presences[agent].has_configuration
 
     def _is_there(self, agent: int, now: float) -> bool:
-        """Whether the next configuration lists the agent."""
+        """Return whether the next configuration lists the agent."""
         other = self._presences[agent]
         if agent == self.me or other.is_given_up:
             return agent == self.me

@@ -200,7 +200,7 @@ class Presence:
             self.why = why
 
     def can_be_dead(self) -> bool:
-        """Whether to believe a probe that found the agent dead: not if it was heard after that."""
+        """Return whether to believe a probe that found the agent dead, not one heard since."""
         unheard = self.state in (PeerState.UNHEARD, PeerState.EXPECTED)
         doubtful = unheard or self.is_given_up or self.contact.closed is not None
         return doubtful and not self.is_dead

@@ -60,7 +60,7 @@ def _since(times: Iterable[float], enough: int) -> float:
 
 
 def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, now: float) -> bool:
-    """Whether these votes elect a new head."""
+    """Return whether these votes elect a new head."""
     return all(
         any(len(some.intersection(votes)) >= enough for some, enough in majorities)
         for majorities in (_majorities(voters, dead, now) for voters in configuration.all)
@@ -88,7 +88,7 @@ def _uncounted(voters: Voters, dead: Dead, now: float) -> set[int]:
 def replaces_old(
     configuration: Configuration, have_it: Collection[int], dead: Dead, now: float
 ) -> bool:
-    """Whether the old configuration's voters without this one can never elect a head."""
+    """Return whether the old configuration's voters without this one can never elect a head."""
     old = configuration.old
     assert old is not None, "there is an old configuration to replace"
     without = old.members.difference(have_it) - _uncounted(old, dead, now)

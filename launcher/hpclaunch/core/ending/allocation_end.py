@@ -1,4 +1,4 @@
-"""When Slurm ends the job, as far as it has said so, and what its SIGTERM means."""
+"""The end of the job that Slurm has announced, and the meaning of its SIGTERM."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Training(Protocol):
         """A search for the newest checkpoint."""
 
     def is_beyond_first(self, found: CheckpointChosen) -> bool:
-        """Whether a checkpoint is further than the one that the first round began with."""
+        """Return whether a checkpoint is further than the one that the first round began with."""
 
 
 class JobEnd:

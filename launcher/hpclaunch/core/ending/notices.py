@@ -46,7 +46,7 @@ class GivenNotice:
 
     @property
     def where(self) -> str:
-        """Its step in words, to be appended; "" if each rank has its own."""
+        """The step in words, to be appended; "" if each rank has its own."""
         return f" before step {self.step:,}" if self.step else ""
 
     @property

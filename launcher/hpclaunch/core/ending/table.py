@@ -25,7 +25,7 @@ from ..protocol.values import value
 
 
 class Notice(Enum):
-    """When the workers have notice."""
+    """The time at which the workers get notice."""
 
     NEVER = "never"
     IN_TIME = "in time"  # they can save before the end
@@ -41,7 +41,7 @@ class Code(Enum):
 
 
 class NextRun(Enum):
-    """Whether Slurm starts the job again, or the next element of its array."""
+    """The cases in which Slurm starts the job again, or the next element of its array."""
 
     NEVER = "never"
     WANTED = "with --requeue-on"  # if it names the kind of the end

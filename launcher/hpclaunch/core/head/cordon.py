@@ -24,7 +24,7 @@ class UnfitNodes:
 
     @property
     def recorded(self) -> str:
-        """Their numbers, for the next head."""
+        """The numbers of the nodes, for the next head."""
         return ranges.written(self._recorded)
 
     def note(self, peer: Peer, number: int) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""When to end a round so that other nodes take part in the next one: nodes that have arrived or
+"""The time to end a round so that other nodes take part in the next one: nodes that have arrived or
 come back, and spares in place of stragglers and of nodes that Slurm drains.
 """
 

@@ -104,7 +104,7 @@ class Peer:
         return bool(self.lost) and idle
 
     def has_stopped(self, number: int) -> bool:
-        """Whether the agent has no worker of this round left, or only some that survive SIGKILL."""
+        """Return whether the agent has no worker of this round left that SIGKILL can end."""
         report = self.report
         if report is None or report.round != number:
             return report is not None and report.trouble is not None
@@ -208,7 +208,7 @@ class Awaited:
     def none_left(
         self, peers: Callable[[], Iterable[Peer]], is_done: Callable[[Peer], bool]
     ) -> bool:
-        """Whether all of the peers are done."""
+        """Return whether all of the peers are done."""
         while self._last and is_done(self._last[-1]):
             self._last.pop()
         if not self._last:
@@ -217,7 +217,7 @@ class Awaited:
 
 
 def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
-    """Whether all these agents are in this phase of this round."""
+    """Return whether all these agents are in this phase of this round."""
     reports = (p.report for p in peers)
     return all(r is not None and r.phase is phase and r.round == number for r in reports)
 

@@ -38,7 +38,7 @@ class Mode(str, Enum):
 
 @value(frozen=True)
 class Cpu:
-    """Where a CPU (for the kernel, a hardware thread) is. All numbers are unique on the machine."""
+    """Place of a CPU (for the kernel, a hardware thread). All numbers are unique on the machine."""
 
     core: int
     socket: int = 0

@@ -24,7 +24,7 @@ class Std(IntFlag):
 
 
 class Shown(Enum):
-    """How the console shows one stream of one worker."""
+    """The way in which the console shows one stream of one worker."""
 
     HIDDEN = auto()
     PLAIN = auto()

@@ -166,7 +166,7 @@ class Origin(str, Enum):
     TROUBLE = "trouble"  # any other, of an agent
 
 
-GOES_ON = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
+REQUEUED_ENDS = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
 
 
 @value(frozen=True)
@@ -354,7 +354,7 @@ class Sequel(str, Enum):
     END_CHAIN = "end chain"  # the head cancels the elements of the array that have not begun
 
     @property
-    def goes_on(self) -> bool:
+    def is_followed(self) -> bool:
         """Return whether another run follows this one."""
         return self in (Sequel.REQUEUE, Sequel.LINGER)
 

@@ -14,7 +14,7 @@ from .values import field, value
 
 
 class LaunchNoteKind(str, Enum):
-    """What the user may not expect of a launch. The comment names the details."""
+    """Something that the user may not expect of a launch. The comment names the details."""
 
     NODES = "nodes"  # --nnodes asked for other numbers than Slurm has given: asked, given
     SPARES = "spares"  # it asked for fewer nodes than there are: asked, spares, nodes
@@ -331,7 +331,7 @@ class AnotherRunKind(str, Enum):
 
 @value(frozen=True)
 class AnotherRun:
-    """What becomes of the next run. It is only shown: the log service has ended by then."""
+    """The fate of the next run. It is only shown: the log service has ended by then."""
 
     kind: AnotherRunKind
     job: str  # as Slurm's commands take it

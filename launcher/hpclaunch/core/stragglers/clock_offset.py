@@ -18,7 +18,7 @@ DRIFT = 1e-3  # seconds per second: twice the largest correction of NTP
 @value(frozen=True)
 class Offset:
     seconds: float  # to be added to this agent's time
-    error: float  # seconds; it is wrong by no more
+    error: float  # seconds; the greatest possible error
 
 
 class ClockOffset:

@@ -1,4 +1,4 @@
-"""What an agent asks of its log service (`log_service.py`), and its replies.
+"""Requests of an agent to its log service (`log_service.py`), and the replies.
 
 A reply has the `id` of the request that it answers.
 """

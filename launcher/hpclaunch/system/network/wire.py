@@ -24,7 +24,7 @@ _NAMES: dict[type[Message], Kind] = {kind: name for name, kind in _KINDS.items()
 
 
 class WireError(Exception):
-    """These bytes are no message that this version understands."""
+    """The bytes are no message that this version understands."""
 
 
 class VersionError(WireError):

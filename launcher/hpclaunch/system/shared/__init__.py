@@ -1,1 +1,1 @@
-"""What several modules of the system use: helper processes, packing, disks, limits, prctl."""
+"""Tools of several modules of the system: helper processes, packing, disks, limits, prctl."""

@@ -1,4 +1,4 @@
-"""How much room there is on the disk that a directory is on, or would be made on.
+"""The room on the disk that a directory is on, or would be made on.
 
 Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Which run of a job this is: Slurm may have started the job again."""
+"""The number of this run of a job: Slurm may have started the job again."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def counted_as(phase: int, met: float) -> int:
 
 
 class Place:
-    """Where a worker finds its slot and its files: descriptors of the fork server, which outlives
-    the worker, and the number of the slot."""
+    """The place where a worker finds its slot and its files: descriptors of the fork server, which
+    outlives the worker, and the number of the slot."""
 
     VARIABLE = "HPCLAUNCH_PROGRESS"
 

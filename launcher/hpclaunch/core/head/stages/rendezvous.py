@@ -116,8 +116,8 @@ class Rendezvous:
 
     @property
     def _last_call(self) -> float:
-        """How long to wait for more than the fewest nodes. Where no other head is elected, workers
-        of an earlier start of this head may run until the loss timeout.
+        """Return how long to wait for more than the fewest nodes. Where no other head is elected,
+        workers of an earlier start of this head may run until the loss timeout.
         """
         last_call, loss = self.timing.last_call, self.timing.loss
         return last_call if self.job.elects else max(last_call, loss)
