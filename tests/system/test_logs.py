@@ -71,7 +71,7 @@ def test_a_temporary_directory_has_a_name_that_nobody_can_guess(temporary, mode)
 @pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_none_where_others_can_rename_it(temporary, mode):
     temporary.chmod(mode)
-    with pytest.raises(OSError, match=f"others can rename what is in it: '{temporary}'"):
+    with pytest.raises(OSError, match=f"others can rename its contents: '{temporary}'"):
         log_directory.make_temporary("logs-")
     temporary.parent.chmod(0o700)  # now nobody else gets there
     log_directory.make_temporary("logs-")
