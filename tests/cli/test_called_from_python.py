@@ -323,7 +323,7 @@ def test_nobody_else_can_replace_what_is_passed(monkeypatch):
     with tempfile.TemporaryDirectory(dir=SHORT) as shared:
         monkeypatch.setattr(tempfile, "tempdir", shared)
         Path(shared).chmod(0o777)
-        why = f"cannot launch a function: {shared}: others can rename what is in it: set TMPDIR"
+        why = f"cannot launch a function: {shared}: others can rename its contents: set TMPDIR"
         with pytest.raises(hpclaunch.UsageError, match=why):
             hpclaunch.launch(shout, "a")
         assert os.listdir(shared) == []

@@ -230,7 +230,7 @@ def test_when_the_disk_is_full_no_directory_is_used_that_others_can_rename(proje
     temporary.mkdir(mode=0o700)
     done = on_a_small_disk(project, temporary)
     assert done.returncode == 1, done.stderr
-    why = f"nor in the temporary directory: others can rename what is in it: {project} "
+    why = f"nor in the temporary directory: others can rename its contents: {project} "
     assert why in done.stderr
     assert list(temporary.iterdir()) == []
 
