@@ -73,11 +73,15 @@ else:
     _package = types.ModuleType("_hpclaunch_worker")
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules[_package.__name__] = _package
+    _has_future = "__future__" in sys.modules
     from _hpclaunch_worker import template_messages as replies
     from _hpclaunch_worker.json_lines import JsonLines
     from _hpclaunch_worker.messages import decode, never
     from _hpclaunch_worker.processes import PR_SET_PDEATHSIG, append_to, children, prctl
     from _hpclaunch_worker.template_messages import REQUESTS, Fork, Load, Renew
+
+    if not _has_future:  # a script would see it
+        del sys.modules["__future__"]
 
 NAME = b"hpclaunch-torch"  # of the template, for ps
 NO_TORCH = 3  # exit code
@@ -492,6 +496,9 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     template.parking.park(restarts)
     for module in [name for name in sys.modules if name.startswith("_hpclaunch_worker")]:
         del sys.modules[module]
+    site = os.path.dirname(os.path.abspath(__file__))
+    for directory in (site, os.path.dirname(site)):
+        sys.path_importer_cache.pop(directory, None)
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
 
