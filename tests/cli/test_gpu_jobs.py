@@ -234,7 +234,7 @@ def test_an_xid_is_recorded_once_in_a_round(machine):
 
 def test_a_gpu_that_is_lost_at_the_start(machine):
     machine.driver.gpus = [Gpu(), Gpu(error=LOST)]
-    machine.driver.tell()
+    machine.driver.apply()
     machine.launch()
     code, said = machine.end()
     assert code == 1
@@ -245,7 +245,7 @@ def test_a_gpu_that_is_lost_at_the_start(machine):
 
 def test_what_only_slows_is_said_once(machine):
     machine.driver.gpus[0].throttle = nvml.POWER_BRAKE
-    machine.driver.tell()
+    machine.driver.apply()
     machine.launch("--nproc=1")
     (told,) = machine.workers(1)
     os.kill(told["pid"], signal.SIGKILL)

@@ -3,7 +3,7 @@
 driver = Driver(directory, [Gpu(), Gpu()])
 subprocess.run([...], env=driver.environ)     # the real pynvml finds it there
 driver.gpus[1].error = LOST
-driver.tell()                                 # has an effect from now on
+driver.apply()                                # the library now reports the error
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Driver:
     xids: list[tuple[int, int]] = field(default_factory=list)  # (GPU, number), as they happen
 
     def __post_init__(self) -> None:
-        self.tell()
+        self.apply()
 
     @property
     def environ(self) -> dict[str, str]:
@@ -161,7 +161,7 @@ class Driver:
     def state(self) -> Path:
         return self.directory / "nvml-state"
 
-    def tell(self) -> None:
+    def apply(self) -> None:
         """Write the state atomically; the library reads it at its next call."""
         lines = [f"driver {self.version}", f"cuda {self.cuda}", f"init {self.init}"]
         lines += ["hang"] if self.hang else []
@@ -175,7 +175,7 @@ class Driver:
 
     def xid(self, gpu: int, number: int) -> None:
         self.xids.append((gpu, number))
-        self.tell()
+        self.apply()
 
 
 class Surveyor:

@@ -60,7 +60,7 @@ class ProgressServer:
         assert not any(codes), (codes, [err[-2000:] for _, err in ends])
         return [out for out, _ in ends]
 
-    def told(self, rank=0):
+    def progress(self, rank=0):
         """Return (steps, the time of the last one, phase, the script's own number of the step)."""
         steps, at, phase, number = self.watch._workers[rank].read()
         return steps, at, PHASES[phase], number

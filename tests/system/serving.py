@@ -20,7 +20,7 @@ class Client:
     def __init__(self, tmp_path):
         self.server = ForkServerClient()
         self.tmp_path = tmp_path
-        self.told = []
+        self.events = []
 
     def start(self, *commands, env=None, **more):
         self.ask(*commands, env=env, **more)
@@ -56,23 +56,23 @@ class Client:
         return self.tmp_path / f"rank-{rank}.{kind}"
 
     def until(self, event):
-        """The next reply of this kind; the ones before it stay in `told`."""
+        """The next reply of this kind; the ones before it stay in `events`."""
         seen = 0
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
-            for reply in self.told[seen:]:
+            for reply in self.events[seen:]:
                 seen += 1
                 if reply["event"] == event:
-                    self.told.remove(reply)
+                    self.events.remove(reply)
                     return reply
             if select.select([self.server], [], [], 0.1)[0]:
                 self.hear()
-        raise AssertionError(f"no {event} within {LIMIT} s, only {self.told}")
+        raise AssertionError(f"no {event} within {LIMIT} s, only {self.events}")
 
     def hear(self):
-        """Add the events that are there to `told`."""
+        """Add the events that are there to `events`."""
         events = [event for event in self.server.hear() if not isinstance(event, Progress)]
-        self.told += [{"event": event.op, **event.fields()} for event in events]
+        self.events += [{"event": event.op, **event.fields()} for event in events]
 
     @property
     def pid(self):

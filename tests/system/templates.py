@@ -38,8 +38,8 @@ class Warm(Client):
         return [sys.executable, "-u", str(self.script), *args]
 
     def ready(self):
-        told = self.until("template")
-        assert told["state"] == "ready", told
+        event = self.until("template")
+        assert event["state"] == "ready", event
         return self
 
     def template(self):

@@ -314,8 +314,8 @@ def how_they_end(client, workers):
         client.server.kill_idle()
         if select.select([client.server], [], [], 0.5)[0]:
             client.hear()
-        ended += [reply for reply in client.told if reply["event"] == "exit"]
-        client.told = []
+        ended += [reply for reply in client.events if reply["event"] == "exit"]
+        client.events = []
     return [reply["signal"] for reply in ended]
 
 

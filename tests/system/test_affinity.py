@@ -39,7 +39,7 @@ def test_core_complexes(tmp_path):
     assert topology[31] == Cpu(core=15, socket=0, node=1, complex=12)
 
 
-def test_a_virtual_machine_tells_neither_caches_nor_memory_nodes(tmp_path):
+def test_a_virtual_machine_shows_neither_caches_nor_memory_nodes(tmp_path):
     root = Machine(cores=2, threads=2).write(tmp_path)
     shutil.rmtree(root / "node")
     for cpu in range(4):

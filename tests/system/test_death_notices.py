@@ -55,9 +55,9 @@ secret = death_notices.notice_secret(key, notice.encode())
 server.post_on_death(port, notice, secret, death_notices.release_word(key, 3))
 out = sys.argv[4]
 server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
-while not isinstance(told := server.hear()[0], Started):
+while not isinstance(started := server.hear()[0], Started):
     pass
-print(server._process.pid, told.pid, flush=True)
+print(server._process.pid, started.pid, flush=True)
 sys.stdin.read()
 server.close()
 """

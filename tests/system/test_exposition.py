@@ -111,7 +111,7 @@ def test_any_number_of_connections_are_held(port):
         assert all(map(is_closed, held[: 2 * exposition.MOST]))
 
 
-def test_who_goes_on_asking_slowly_has_an_end(monkeypatch):
+def test_a_client_that_asks_slowly_has_a_limit(monkeypatch):
     monkeypatch.setattr(exposition, "LIMIT", 0.3)
     port = free_port()
     Exposition(lambda: FAMILIES).serve("127.0.0.1", port)

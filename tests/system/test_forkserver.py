@@ -51,7 +51,7 @@ def test_a_query_that_comes_before_its_round_is_answered_in_it(client):
     for answer in answers:
         assert [each["rank"] for each in answer["body"]["ranks"]] == [0]
     client.end_round()
-    assert not [each for each in client.told if each["event"] == "answer"]
+    assert not [each for each in client.events if each["event"] == "answer"]
 
 
 @pytest.mark.parametrize("kind", ["out", "err"])
@@ -110,13 +110,13 @@ def sizes(files):
     return [file.stat().st_size for file in files]
 
 
-def stand_still(files):
+def have_stopped(files):
     before = sizes(files)
     time.sleep(0.3)
     return sizes(files) == before
 
 
-def wait_to_go_on(files):
+def wait_until_they_grow(files):
     before = sizes(files)
     eventually(lambda: all(now > then for now, then in zip(sizes(files), before, strict=True)))
 
@@ -125,7 +125,7 @@ def held(client):
     files = counting(client)
     client.server.keep(time.monotonic() + 0.1)
     client.until("lease-over")
-    eventually(lambda: stand_still(files))
+    eventually(lambda: have_stopped(files))
     return files
 
 
@@ -133,25 +133,25 @@ def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(clien
     """Whether or not the agent is there to see it."""
     files = held(client)
     client.server.keep(time.monotonic() - 1.0)  # an order that was long on its way
-    assert stand_still(files)
+    assert have_stopped(files)
     client.server.keep(time.monotonic() + 1000)
-    wait_to_go_on(files)
+    wait_until_they_grow(files)
     client.server.keep(time.monotonic() + 0.1)
     client.until("lease-over")
-    eventually(lambda: stand_still(files))
+    eventually(lambda: have_stopped(files))
     client.server.keep(time.monotonic() + 1000)
-    wait_to_go_on(files)
+    wait_until_they_grow(files)
     client.end_round()
 
 
-def test_workers_that_somebody_else_lets_go_on_are_held_again(client):
+def test_workers_that_somebody_else_resumes_are_held_again(client):
     """As `scontrol resume` does, which lets all processes of a job go on."""
     files = held(client)
     (worker,) = workers(client)
     for process in (worker, *worker.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):  # the worker was quicker to end it
             process.send_signal(signal.SIGCONT)
-    eventually(lambda: stand_still(files))
+    eventually(lambda: have_stopped(files))
     client.end_round()
 
 
@@ -200,7 +200,7 @@ def test_nothing_starts_without_a_lease(client):
 
 
 # As a user of its own, whose processes the kernel counts. The fork server may start no more.
-NO_MORE = """
+NOT_GRANTED = """
 import os, resource, sys
 from pathlib import Path
 sys.path += {paths}
@@ -222,7 +222,7 @@ client.server.close()
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
     tmp_path.chmod(0o777)
-    program = NO_MORE.format(paths=[p for p in sys.path if p], warm=warm)
+    program = NOT_GRANTED.format(paths=[p for p in sys.path if p], warm=warm)
     reading = "+dac_read_search"  # Python may lie where only root can look
     command = ["setpriv", "--reuid=54321", f"--inh-caps={reading}", f"--ambient-caps={reading}"]
     command += [sys.executable, "-c", program]
@@ -240,7 +240,7 @@ def test_a_lease_that_is_renewed(client):
     client.server.keep(time.monotonic() + 1000)
     client.start(sh("sleep 0.5"))
     assert client.until("exit")["code"] == 0
-    assert not [reply for reply in client.told if reply["event"] == "lease-over"]
+    assert not [reply for reply in client.events if reply["event"] == "lease-over"]
 
 
 def test_output_is_appended_never_overwritten(client):
@@ -405,11 +405,11 @@ def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
     wait_for(client.path(0, "out"))
     client.server.stop(signum)
     client.until("gone")
-    assert not [reply for reply in client.told if reply["event"] == "left"]
+    assert not [reply for reply in client.events if reply["event"] == "left"]
     assert "up\nsaved\n" in client.path(0, "out").read_text()
 
 
-def test_what_the_workers_leave_behind_is_told_and_can_be_ended(client):
+def test_what_the_workers_leave_behind_is_reported_and_can_be_ended(client):
     client.start(
         sh("setsid sleep 600 & sleep 700 & echo $!; exit 0"),
         sh("(setsid sh -c 'sleep 601 & sleep 602' &) ; exit 0"),
@@ -417,9 +417,9 @@ def test_what_the_workers_leave_behind_is_told_and_can_be_ended(client):
     in_group = int(wait_for(client.path(0, "out")))
     found, pids = [], set()
     while found != [("sh", 1), ("sleep", 0), ("sleep", 0)]:
-        told = client.until("left")["processes"]
-        found = sorted((process["program"], process["rank"]) for process in told)
-        pids = {process["pid"] for process in told}
+        left = client.until("left")["processes"]
+        found = sorted((process["program"], process["rank"]) for process in left)
+        pids = {process["pid"] for process in left}
     client.server.stop()  # which is for the workers, and their groups
     others = pids - {in_group}
     while pids != others:
@@ -474,7 +474,7 @@ def test_a_signal_goes_only_to_those_that_handle_it(client):
     while "usr1" not in client.path(0, "out").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert not client.told, "a worker ended"
+    assert not client.events, "a worker ended"
     client.server.kill()
     client.until("gone")
 

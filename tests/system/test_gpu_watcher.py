@@ -29,13 +29,13 @@ class Watching:
 
     def __init__(self, driver, period):
         self.driver, self.period = driver, period
-        self.watcher, self.told = None, []
+        self.watcher, self.reports = None, []
 
     def begin(self, *gpus, wanted=(), **state):
         """With these; returns the GPUs, to be broken."""
         self.driver.gpus = list(gpus)
         vars(self.driver).update(state)
-        self.driver.tell()
+        self.driver.apply()
         uuids = wanted or [nvml.uuid(i) for i in range(len(gpus))]
         self.watcher = GpuWatcherClient(
             [devices.Gpu(str(i), uuid, i, mig="MIG" in uuid) for i, uuid in enumerate(uuids)],
@@ -54,11 +54,11 @@ class Watching:
     def next(self):
         """The next report."""
         limit = time.monotonic() + LIMIT
-        while not self.told:
+        while not self.reports:
             assert time.monotonic() < limit, "the watcher says nothing"
             if select.select([self.watcher], [], [], 0.1)[0]:
-                self.told += self.watcher.reports()
-        return self.told.pop(0)
+                self.reports += self.watcher.reports()
+        return self.reports.pop(0)
 
     @property
     def pid(self):
@@ -102,7 +102,7 @@ FAULTS = [
 ]  # fmt: skip
 QUIET = [
     Gpu(links=links(1, 1, 1), retired=False),
-    Gpu(ecc=None, rows=None, recovery=None, links=links(0, 0, 0)),  # it tells nothing
+    Gpu(ecc=None, rows=None, recovery=None, links=links(0, 0, 0)),  # it reports nothing
     Gpu(throttle=nvml.POWER_CAP, used=GIB // 2),
     Gpu(error=nvml.HIDDEN),  # a cgroup: then nobody here has it
 ]
@@ -154,14 +154,14 @@ def test_a_gpu_that_is_lost_at_a_question(watching, question):
 @pytest.mark.parametrize(
     ("link", "code"), [(2, nvml.UNKNOWN), (3, nvml.UNKNOWN), (2, nvml.UNSUPPORTED)]
 )
-def test_a_link_that_is_not_told_for_once(watching, link, code):
+def test_a_link_that_is_not_reported_once(watching, link, code):
     """Which is neither a link that is down nor one whose errors have come just now."""
     first, second = watching.begin(*(Gpu(links=[Link(replays=3) for _ in range(4)]) for _ in "ab"))
     first.links[1].error = code
-    watching.driver.tell()
+    watching.driver.apply()
     assert watching.check() == ()
     first.links[1].error, second.links[link].error = 0, code
-    watching.driver.tell()
+    watching.driver.apply()
     assert watching.check(1) == ()
 
 
@@ -169,7 +169,7 @@ def test_links_between_two_checks(watching):
     (gpu,) = watching.begin(Gpu(links=[Link(), Link(replays=5)]))
     assert watching.check() == ()
     gpu.links = [Link(recoveries=2), Link(up=False, replays=5)]
-    watching.driver.tell()
+    watching.driver.apply()
     broken, errors = watching.check(1)
     assert (broken.grade, broken.found) == (Grade.FAIL, "link 1 went down: 1 of 2 are up")
     assert (errors.grade, errors.check) == (Grade.WARN, "GPU 0 NVLink errors")
@@ -191,14 +191,14 @@ def test_an_error_that_was_contained(watching):
     (gpu,) = watching.begin(Gpu(recovery=None))
     assert watching.check() == ()
     gpu.ecc, gpu.rows = 1, (True, False)
-    watching.driver.tell()
+    watching.driver.apply()
     for number in (48, 63, 94):
         watching.driver.xid(0, number)
-    told = [finding for _ in range(3) for finding in watching.next().findings]
-    assert [f.check for f in told] == ["GPU 0 Xid 48", "GPU 0 Xid 63", "GPU 0 Xid 94"]
-    told += watching.check(1)
-    assert {f.grade for f in told} == {Grade.WARN}
-    assert watching.check(2) == ()  # it was told
+    findings = [finding for _ in range(3) for finding in watching.next().findings]
+    assert [f.check for f in findings] == ["GPU 0 Xid 48", "GPU 0 Xid 63", "GPU 0 Xid 94"]
+    findings += watching.check(1)
+    assert {f.grade for f in findings} == {Grade.WARN}
+    assert watching.check(2) == ()  # it was reported before
 
 
 def test_an_xid_of_a_program(watching):
@@ -206,14 +206,14 @@ def test_an_xid_of_a_program(watching):
     (gpu,) = watching.begin(Gpu())
     assert watching.check() == ()
     gpu.processes = [Process(os.getpid(), GIB)]
-    watching.driver.tell()
+    watching.driver.apply()
     watching.driver.xid(0, 31)
     report = watching.next()
     assert report.findings == ()
     (seen,) = report.xids
     assert (seen.name, seen.number, seen.pids) == ("GPU 0", 31, (os.getpid(),))
     gpu.processes = []
-    watching.driver.tell()
+    watching.driver.apply()
     assert watching.check(1) == ()
 
 
@@ -223,7 +223,7 @@ def test_clients_of_mps(watching):
     assert watching.check() == ()
     client, server = Process(os.getpid(), 3 * GIB, mps=True), Process(4_000_001, GIB)
     gpu.used, gpu.processes = 4 * GIB, [server, client, replace(server, mps=True)]
-    watching.driver.tell()
+    watching.driver.apply()
     watching.driver.xid(0, 31)
     (seen,) = watching.next().xids
     assert seen.pids == (os.getpid(),)
@@ -245,10 +245,10 @@ def test_an_instance_of_mig(watching):
         Gpu(mig=True, instances=[first, second], capability=(8, 0)), wanted=["MIG-b"]
     )
     gpu.processes = [Process(1, 3 * GIB, instance=0)]
-    watching.driver.tell()
+    watching.driver.apply()
     assert watching.check() == ()
     gpu.processes = [Process(1, 3 * GIB, instance=1)]
-    watching.driver.tell()
+    watching.driver.apply()
     (finding,) = watching.check(1)
     assert "process 1 (" in finding.found
     watching.driver.xid(0, 95)
@@ -260,14 +260,14 @@ def test_memory_of_dead_workers_is_waited_for(watching):
     (gpu,) = watching.begin(Gpu())
     assert watching.check() == ()
     gpu.used, gpu.processes = 3 * GIB, [Process(4_000_000, 3 * GIB)]
-    watching.driver.tell()
+    watching.driver.apply()
     watching.watcher.check(1, dead=[4_000_000])
     assert not select.select([watching.watcher], [], [], 0.2)[0]
     gpu.processes = []  # the process is gone first
-    watching.driver.tell()
+    watching.driver.apply()
     assert not select.select([watching.watcher], [], [], 0.2)[0]
     gpu.used = 0
-    watching.driver.tell()
+    watching.driver.apply()
     assert watching.next().findings == ()
 
 
@@ -276,19 +276,19 @@ class TestWhileItRuns:
     def period(self):
         return 0.05
 
-    def test_only_what_is_new_is_told(self, watching):
+    def test_only_what_is_new_is_reported(self, watching):
         (gpu,) = watching.begin(Gpu())
         assert watching.check() == ()
         gpu.throttle = nvml.THERMAL_HW
-        watching.driver.tell()
+        watching.driver.apply()
         assert [f.check for f in watching.next().findings] == ["GPU 0 slowdown THERMAL"]
         gpu.temperature = 99
-        watching.driver.tell()
+        watching.driver.apply()
         gpu.rows = (True, False)
-        watching.driver.tell()
+        watching.driver.apply()
         assert [f.check for f in watching.next().findings] == ["GPU 0 pending"]
         gpu.error = nvml.LOST
-        watching.driver.tell()
+        watching.driver.apply()
         report = watching.next()
         assert [(f.check, f.grade) for f in report.findings] == [("GPU 0", Grade.FAIL)]
         assert [f.check for f in watching.check(1)] == ["GPU 0"]
@@ -300,7 +300,7 @@ def test_nvml_hangs(watching, where):
     if where == "a call":
         assert watching.check() == ()
         gpus[0].hang = True
-        watching.driver.tell()
+        watching.driver.apply()
     limit = INIT_LIMIT if where == "the start" else ANSWER_LIMIT
     before = time.monotonic()
     watching.watcher.check(7)
@@ -321,7 +321,7 @@ def test_the_next_watcher_may_do_better(watching):
     watching.watcher.expire()
     watching.watcher.close()
     gpu.hang = False
-    watching.driver.tell()
+    watching.driver.apply()
     watching.watcher = watching.watcher.successor()
     watching.watcher.check(1)
     assert watching.watcher.next_deadline() > time.monotonic() + ANSWER_LIMIT  # it starts NVML too
@@ -334,7 +334,7 @@ def test_a_driver_that_cannot_be_used(watching):
     assert finding.grade is Grade.FAIL
     assert finding.found.startswith("cannot be initialised: RM has detected")
     watching.driver.init = 0
-    watching.driver.tell()
+    watching.driver.apply()
     assert watching.check(1) == ()
 
 
@@ -359,7 +359,7 @@ def test_signals_for_the_agent_leave_it_alone(watching):
 @pytest.mark.parametrize("hang", [False, True])
 def test_it_dies_with_the_agent(watching, hang):
     watching.driver.gpus = [Gpu(hang=hang)]
-    watching.driver.tell()
+    watching.driver.apply()
     program = (
         "import sys, time; from hpclaunch.core.placement.devices import Gpu\n"
         "from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient\n"
@@ -395,5 +395,5 @@ def test_how_gpus_are_used(watching):
     first, second = report.use
     assert (first.total, second.total) == (80 * GIB, 40 * GIB)
     assert 0 <= first.used <= first.total
-    assert first.busy is None  # this driver does not tell
+    assert first.busy is None  # this driver does not report it
     assert watching.check(1) == ()

@@ -34,7 +34,7 @@ def survey(driver, surveyor):
         driver.gpus = list(found)
         for name, value in {"init": 0, "fails": {}, **state}.items():
             setattr(driver, name, value)
-        driver.tell()
+        driver.apply()
         return surveyor.survey(selection)
 
     return look
@@ -134,7 +134,7 @@ def test_an_instance_is_where_its_gpu_is(survey):
     assert gpu.name == "MIG MIG-x"
 
 
-def test_the_kernel_tells_what_nvml_does_not(monkeypatch, tmp_path):
+def test_the_kernel_reports_what_nvml_does_not(monkeypatch, tmp_path):
     device = tmp_path / "0000:07:00.0"
     device.mkdir()
     (device / "local_cpulist").write_text("0-3,8,10-11\n")
@@ -178,7 +178,7 @@ def test_a_gpu_that_is_lost_at_a_question(survey, call):
 
 
 @pytest.mark.parametrize("code", [nvml.UNKNOWN, nvml.UNSUPPORTED])
-def test_a_driver_that_does_not_tell_its_version(survey, code):
+def test_a_driver_that_does_not_report_its_version(survey, code):
     calls = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion")
     found = survey(Gpu(A), fails=dict.fromkeys(calls, code))
     assert [gpu.uuid for gpu in found.gpus] == [A]
@@ -186,7 +186,7 @@ def test_a_driver_that_does_not_tell_its_version(survey, code):
     assert found.models == "1 x NVIDIA H100 80GB HBM3"
 
 
-def test_an_instance_that_does_not_tell_its_number(survey):
+def test_an_instance_that_does_not_report_its_number(survey):
     """Only drivers before 470 name instances by it."""
     gpu = replace(DIVIDED, fails={"nvmlDeviceGetGpuInstanceId": nvml.UNKNOWN})
     found = survey(gpu)

@@ -88,20 +88,20 @@ def watched(tmp_path):
     followed.index.close()
 
 
-def test_all_bytes_are_told_of_in_order(followed):
+def test_all_bytes_are_recorded_in_order(followed):
     assert followed.lines == [IndexBegun(5000.0, "71.0", "n1")]
     assert stat.S_IMODE(followed.file.stat().st_mode) == 0o600
     for _ in range(7):
         followed.write("12345", wait=0.4)
         followed.wake_for(0.3)
     followed.index.finish(followed.clock.now)
-    told = followed.growths
-    assert [growth.begin for growth in told] == [
-        sum(growth.length for growth in told[:n]) for n in range(len(told))
+    recorded = followed.growths
+    assert [growth.begin for growth in recorded] == [
+        sum(growth.length for growth in recorded[:n]) for n in range(len(recorded))
     ]
-    assert told[-1].begin + told[-1].length == 35
-    assert sorted(told, key=lambda growth: growth.until) == told
-    assert 5000 < told[0].since <= told[-1].until <= followed.clock.real + 0.001
+    assert recorded[-1].begin + recorded[-1].length == 35
+    assert sorted(recorded, key=lambda growth: growth.until) == recorded
+    assert 5000 < recorded[0].since <= recorded[-1].until <= followed.clock.real + 0.001
 
 
 def test_the_time_is_that_of_the_write(watched):
@@ -109,8 +109,8 @@ def test_the_time_is_that_of_the_write(watched):
     watched.wake_for(PERIOD)
     watched.write("two\n", wait=30)
     watched.wake_for(PERIOD)
-    told = [(g.since, g.until, g.begin, g.length) for g in watched.growths]
-    assert told == [(5050.25, 5050.25, 0, 4), (5050.25 + 31, 5050.25 + 31, 4, 4)]
+    recorded = [(g.since, g.until, g.begin, g.length) for g in watched.growths]
+    assert recorded == [(5050.25, 5050.25, 0, 4), (5050.25 + 31, 5050.25 + 31, 4, 4)]
 
 
 @pytest.mark.parametrize("pause", [0.04, 0.14])

@@ -141,18 +141,20 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     question = {"number": 1, "job": "7", "step": "7.0", "end": str(NOW + 100_000)}
     question |= {"restarts": "", "nodes": "n1", "since": time.time()}
-    told = []
+    answers = []
     only_job = PREEMPTED.replace("step)", "nothing)")
     for said in ("exit 1", PREEMPTED, only_job, "exit 1"):
         scontrol.write_text(f"#!/bin/sh\n{said}\n")
-        told.append(job_end.find(FindJobEnd(**question, before=told[-1] if told else None)))
-    assert 0 < told[0].left <= 100_000  # of the environment
-    ends = [found.left for found in told[1:3]]
+        answers.append(
+            job_end.find(FindJobEnd(**question, before=answers[-1] if answers else None))
+        )
+    assert 0 < answers[0].left <= 100_000  # of the environment
+    ends = [found.left for found in answers[1:3]]
     assert 0 <= ends[0] - ends[1] < 60  # both times that of the step
     assert ends[0] <= 24 * 3600
-    assert [found.state for found in told[1:3]] == [JobState.PREEMPTED] * 2
-    assert told[3].left is None
-    assert [found.draining for found in told] == [(), ("n1",), ("n1",), ("n1",)]
+    assert [found.state for found in answers[1:3]] == [JobState.PREEMPTED] * 2
+    assert answers[3].left is None
+    assert [found.draining for found in answers] == [(), ("n1",), ("n1",), ("n1",)]
 
 
 @pytest.mark.starts

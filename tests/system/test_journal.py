@@ -1,4 +1,4 @@
-"""The journal: what the core was told and answered, and no harm from a disk that is full."""
+"""The journal: what the core received and answered; a full disk does no harm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def tell(journal, service, *story, made=MADE, now=1.0):
+def write(journal, service, *story, made=MADE, now=1.0):
     """Do what an agent would."""
     core = Control(**made)
     journal.began(made)
@@ -59,7 +59,7 @@ def tell(journal, service, *story, made=MADE, now=1.0):
 def kept(directory, label, *story, **more):
     """A run whose journal is in the directory."""
     service, journal = LogServiceClient(), Journal(directory, label)
-    tell(journal, service, *story, **more)
+    write(journal, service, *story, **more)
     journal.note("last", {})
     journal.finish(service)
     service.close()
@@ -80,25 +80,25 @@ def recorded(*story):
 def test_it_begins_with_the_core_and_has_what_is_new(tmp_path):
     kept(tmp_path, "2", *STORY)
     path = tmp_path / "journal-agent-2.jsonl"
-    told = lines(path)
-    assert told[0]["note"] == "core"
-    assert told[0]["with"]["made"]["job"]["places"][1]["host"] == "n2"
-    news = [e["event"] for e in told if "event" in e]
+    entries = lines(path)
+    assert entries[0]["note"] == "core"
+    assert entries[0]["with"]["made"]["job"]["places"][1]["host"] == "n2"
+    news = [e["event"] for e in entries if "event" in e]
     assert news == ["Started", "StoreListening", "Received"]
-    assert [e["of"] for e in told if e.get("effect") == "Send"] == ["Report"] * 3
-    positions = [e["with"]["phase"] for e in told if e.get("note") == "position"]
+    assert [e["of"] for e in entries if e.get("effect") == "Send"] == ["Report"] * 3
+    positions = [e["with"]["phase"] for e in entries if e.get("note") == "position"]
     assert positions == ["preparing", "idle"]
-    assert told[-1]["note"] == "last"
+    assert entries[-1]["note"] == "last"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_whole_one_leads_to_the_same_effects(monkeypatch):
     monkeypatch.setattr(journal, "WHOLE", True)
-    told = recorded(*STORY)
-    assert feed(told) == len(STORY)
-    (at,) = [i for i, line in enumerate(told) if b'"StoreListening"' in line]
+    entries = recorded(*STORY)
+    assert feed(entries) == len(STORY)
+    (at,) = [i for i, line in enumerate(entries) if b'"StoreListening"' in line]
     with pytest.raises(AssertionError, match="line"):
-        feed(told[:at] + told[at + 2 :])
+        feed(entries[:at] + entries[at + 2 :])
 
 
 def test_an_event_in_which_the_core_fails_is_recorded():
@@ -112,12 +112,14 @@ def test_an_event_in_which_the_core_fails_is_recorded():
 @pytest.mark.starts
 def test_names_of_files_in_another_encoding(tmp_path):
     kept(tmp_path, "0", Started(), CheckpointChosen(OLD_NAME), made=MADE | {"index": 0})
-    (told,) = [e for e in lines(tmp_path / "journal.jsonl") if e.get("event") == "CheckpointChosen"]
-    assert event_of(told) == CheckpointChosen(OLD_NAME)
+    (entry,) = [
+        e for e in lines(tmp_path / "journal.jsonl") if e.get("event") == "CheckpointChosen"
+    ]
+    assert event_of(entry) == CheckpointChosen(OLD_NAME)
 
 
 @pytest.mark.starts
-def test_another_run_goes_on_in_the_same_file(tmp_path):
+def test_another_run_continues_in_the_same_file(tmp_path):
     (tmp_path / "journal.jsonl").write_bytes(b'{"time":1,"no')  # its node was lost
     kept(tmp_path, "0", Started())
     torn, *whole = (tmp_path / "journal.jsonl").read_text().splitlines()
@@ -131,7 +133,7 @@ def test_a_full_disk_is_reported_once(tmp_path):
     service.send(messages.ReadTail(1, []))
     select.select([service], [], [])  # its imports must not write cut-off .pyc files
     resource.prlimit(service._process.pid, resource.RLIMIT_FSIZE, (100, 100))
-    tell(journal, service, *STORY)
+    write(journal, service, *STORY)
     journal.finish(service)
     (complaint,) = service.close()
     assert (complaint.kind, complaint.what) == ("files", "journal.jsonl")
@@ -140,7 +142,7 @@ def test_a_full_disk_is_reported_once(tmp_path):
 
 def test_without_a_directory_there_is_none():
     journal = Journal(None, "0")
-    tell(journal, None, *STORY)
+    write(journal, None, *STORY)
     journal.note("started", {})
     journal.finish(None)
 

@@ -64,8 +64,8 @@ def answering(answer):
 @pytest.mark.starts
 def test_one_of_another_version_does_not_hide_the_others():
     with answering(OTHER):
-        told = launches.all_launches({"PATH": "/nonexistent"})
-    assert ("newer", "it runs with another version of hpclaunch") in told.others
+        shown = launches.all_launches({"PATH": "/nonexistent"})
+    assert ("newer", "it runs with another version of hpclaunch") in shown.others
 
 
 @pytest.mark.starts
@@ -73,8 +73,8 @@ def test_one_of_another_version_does_not_hide_the_others():
 def test_one_that_answers_something_else_does_not_hide_the_others(answer):
     with answering(answer), answering(OTHER):
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
-        told = launches.all_launches({"PATH": "/nonexistent"})
-    assert ("newer", "it runs with another version of hpclaunch") in told.others
+        shown = launches.all_launches({"PATH": "/nonexistent"})
+    assert ("newer", "it runs with another version of hpclaunch") in shown.others
 
 
 def test_one_whose_log_directory_has_a_name_that_is_no_text():
@@ -87,8 +87,8 @@ def test_one_whose_log_directory_has_a_name_that_is_no_text():
 @pytest.mark.parametrize("job", [{}, {"is_complete": True}, "running", {"agents": [{}]}])
 def test_a_job_of_another_version_may_look_different(job):
     with answering({**OTHER, "job": job}):
-        told = launches.all_launches({"PATH": "/nonexistent"})
-    assert ("newer", "it runs with another version of hpclaunch") in told.others
+        shown = launches.all_launches({"PATH": "/nonexistent"})
+    assert ("newer", "it runs with another version of hpclaunch") in shown.others
 
 
 @contextmanager

@@ -23,13 +23,13 @@ class Launch:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def tell(self, number, agent, line):
+    def add_to_index(self, number, agent, line):
         with self.file(number, f"index-agent-{agent}.txt").open("a") as f:
             f.write(f"{line}\n")
 
     def begin(self, number, agent, at):
-        told = f'{{"format": 2, "launch": "{self.name}", "host": "n{agent + 1}"'
-        self.tell(number, agent, f"{at:.3f} begin {told}}}")
+        header = f'{{"format": 2, "launch": "{self.name}", "host": "n{agent + 1}"'
+        self.add_to_index(number, agent, f"{at:.3f} begin {header}}}")
 
     def write(self, number, agent, rank, text, at=None, lasted=0.0, kind="out"):
         """What a worker wrote, and when, if its log service has noted that."""
@@ -39,7 +39,7 @@ class Launch:
             f.write(text)
         if at is not None:
             grown = f"{file.name} {begin} {len(text.encode())}"
-            self.tell(number, agent, f"{at:.3f} {lasted:.3f} {grown}")
+            self.add_to_index(number, agent, f"{at:.3f} {lasted:.3f} {grown}")
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_without_an_index_by_ranks(launch):
     assert not any(line.dated or line.begun for line in found)
 
 
-def test_what_an_index_does_not_tell_of(launch):
+def test_what_an_index_does_not_cover(launch):
     """Before it, in a gap of it, and after its end: its agent was killed."""
     launch.write(0, 0, 0, "before\n")
     launch.begin(0, 0, 100)
@@ -150,7 +150,7 @@ def test_what_an_index_does_not_tell_of(launch):
     launch.write(0, 0, 1, "other\n", 102)
     launch.write(0, 0, 0, "two\n", 103)
     launch.write(0, 0, 0, "after\n")
-    launch.tell(0, 0, "104.0 0.0 rank-0")  # torn
+    launch.add_to_index(0, 0, "104.0 0.0 rank-0")  # torn
     found = lines(launch)
     assert words(found) == ["before", "one", "other", "gap", "two", "after"]
     assert (found[-1].dated, found[-1].rank) == (True, 0)
@@ -159,11 +159,11 @@ def test_what_an_index_does_not_tell_of(launch):
 def test_a_line_of_the_index_that_is_there_twice(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\n", 101)
-    launch.tell(0, 0, "102.000 0.000 rank-0.out 0 4")
+    launch.add_to_index(0, 0, "102.000 0.000 rank-0.out 0 4")
     assert words(lines(launch)) == ["one"]
 
 
-def test_since_where_no_index_tells(launch, monkeypatch):
+def test_since_where_no_index_covers_it(launch, monkeypatch):
     """Of a file that has changed since then, its end; of another one nothing."""
     monkeypatch.setattr(merged_output, "UNDATED", 6)
     launch.write(0, 0, 0, "old\nnew\n")
@@ -255,7 +255,7 @@ def test_a_file_that_was_emptied_while_it_is_followed(launch):
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["one", "two"]
     os.truncate(launch.file(0, "rank-0.out"), 0)
-    launch.tell(0, 0, "103.000 0.000 rank-0.out 0 0")
+    launch.add_to_index(0, 0, "103.000 0.000 rank-0.out 0 0")
     launch.write(0, 0, 0, "three, which is longer\n", 104)
     assert words(output.lines(final=True)) == ["three, which is longer"]
 
@@ -267,7 +267,7 @@ def test_a_file_that_was_emptied_before_it_is_read(launch):
         file = launch.file(0, "rank-0.out")
         if file.exists():
             os.truncate(file, 0)
-            launch.tell(0, 0, f"{at - 1:.3f} 0.000 rank-0.out 0 0")
+            launch.add_to_index(0, 0, f"{at - 1:.3f} 0.000 rank-0.out 0 0")
         launch.write(0, 0, 0, text, at)
     for since in (-math.inf, 102.0, 108.5):
         found = lines(launch, since=since)
@@ -281,7 +281,7 @@ def test_an_unfinished_line_of_a_file_that_was_emptied(launch):
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["one"]
     os.truncate(launch.file(0, "rank-0.out"), 0)
-    launch.tell(0, 0, "103.000 0.000 rank-0.out 0 0")
+    launch.add_to_index(0, 0, "103.000 0.000 rank-0.out 0 0")
     launch.write(0, 0, 0, "three\n", 104)
     assert words(output.lines(final=True)) == ["three"]
 
@@ -296,7 +296,7 @@ def test_an_unfinished_line_of_a_file_that_was_emptied(launch):
 def test_a_line_of_the_index_about_no_possible_bytes(launch, line):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "a\n", 101)
-    launch.tell(0, 0, line)
+    launch.add_to_index(0, 0, line)
     launch.write(0, 0, 0, "b\n", 103)
     assert words(lines(launch)) == ["a", "b"]
 

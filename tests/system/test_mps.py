@@ -89,7 +89,7 @@ class Agent:
 
     def __init__(self, job="7.0", control=CONTROL, **more):
         self.keeper = MpsKeeperClient(job, control, first_look=0.01, **more)
-        self.told = []
+        self.events = []
 
     @property
     def pid(self):
@@ -97,28 +97,28 @@ class Agent:
 
     def receive(self, timeout=0.1):
         if select.select([self.keeper], [], [], timeout)[0]:
-            self.told += [{"event": e.op, **e.fields()} for e in self.keeper.hear()]
+            self.events += [{"event": e.op, **e.fields()} for e in self.keeper.hear()]
 
     def until(self, *events):
         seen = 0
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
-            for reply in self.told[seen:]:
+            for reply in self.events[seen:]:
                 seen += 1
                 if reply["event"] in events:
-                    self.told.remove(reply)
+                    self.events.remove(reply)
                     return reply
             self.receive()
-        raise AssertionError(f"no {events} within {LIMIT} s, only {self.told}")
+        raise AssertionError(f"no {events} within {LIMIT} s, only {self.events}")
 
     def prepare(self, number, *groups, foreign=""):
         """{key: pipe directory}"""
         self.keeper.prepare(number, groups, foreign)
-        told = self.until("ready", "failed")
-        assert told["event"] == "ready", told
-        assert told["number"] == number
-        self.present = told["present"]
-        return told["directories"]
+        event = self.until("ready", "failed")
+        assert event["event"] == "ready", event
+        assert event["number"] == number
+        self.present = event["present"]
+        return event["directories"]
 
     def fails(self, number, *groups, foreign=""):
         self.keeper.prepare(number, groups, foreign)
@@ -167,7 +167,7 @@ def clients():
             pass
 
 
-def tell(client, word):
+def send(client, word):
     client.stdin.write(f"{word}\n")
     client.stdin.flush()
     return client.stdout.readline().strip()
@@ -328,8 +328,8 @@ def test_the_next_round_has_a_daemon_of_its_own(agents, base, clients, monkeypat
     if how == "SIGKILL":
         one.kill()
     elif how == "a fault":
-        assert tell(one, "fault") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-        assert tell(other, "synchronize") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+        assert send(one, "fault") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+        assert send(other, "synchronize") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     else:
         end(one)
     other.kill()
@@ -368,7 +368,7 @@ def test_a_client_that_does_not_end_ends_with_its_daemon(agents, base, clients):
     pipes = agent.prepare(0, ONE)["GPU-1"]
     client = clients(pipes)
     agent.prepare(1, ONE)
-    assert tell(client, "synchronize") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert send(client, "synchronize") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -483,7 +483,7 @@ def test_nothing_outlives_a_killed_keeper(agents, base, clients):
     agent.until_lost()
     assert not of_mps()
     successor = Agent.__new__(Agent)
-    successor.keeper, successor.told = agent.keeper.successor(), []
+    successor.keeper, successor.events = agent.keeper.successor(), []
     assert successor.until("swept")["names"] == [f"hpclaunch-mps-{USER}-7.0"]
     assert successor.prepare(1, ONE) == {"GPU-1": pipes}
     successor.keeper.close()
@@ -779,12 +779,12 @@ def test_a_foreign_daemon_that_serves_another_user_is_waited_for(agents, foreign
     client = a_stranger(pipes)
     agent = agents()
     agent.keeper.prepare(0, [], pipes)
-    told = agent.until("waiting")
-    assert told["number"] == 0
-    assert told["why"].startswith(f"the MPS daemon at {pipes} serves {STRANGER}, ")
+    event = agent.until("waiting")
+    assert event["number"] == 0
+    assert event["why"].startswith(f"the MPS daemon at {pipes} serves {STRANGER}, ")
     end(client)
     assert agent.until("ready", "failed")["event"] == "ready"
-    assert [reply["event"] for reply in agent.told] == []  # it is told once
+    assert [reply["event"] for reply in agent.events] == []  # it is reported once
 
 
 @root
@@ -794,9 +794,9 @@ def test_a_foreign_daemon_that_serves_another_user_for_long(agents, foreign, a_s
     a_stranger(pipes)
     agent = agents()
     agent.keeper.prepare(0, [], pipes)
-    told = agent.until("occupied", "ready", "failed")
-    assert told["event"] == "occupied"
-    assert told["why"].startswith(f"the MPS daemon at {pipes} still serves {STRANGER} after ")
+    event = agent.until("occupied", "ready", "failed")
+    assert event["event"] == "occupied"
+    assert event["why"].startswith(f"the MPS daemon at {pipes} still serves {STRANGER} after ")
     agent.keeper.prepare(1, [], pipes)
     agent.until("waiting")
     agent.keeper.close()  # it does not wait for that

@@ -142,7 +142,7 @@ def test_a_worker_that_changes_something_before_torch_becomes_a_new_interpreter(
         assert len({line[0] for line in lines}) == 1, change  # the process is the same
     restart = client.until("restart")
     assert not restart["forked"]
-    assert sum(event["event"] == "restart" for event in client.told) == 0  # it is told once
+    assert sum(event["event"] == "restart" for event in client.events) == 0  # it is reported once
     # The later rounds start cold at once, and nobody needs the template.
     eventually(lambda: client.others() == [])
     (client.tmp_path / "0.py").write_text(SCRIPT.format(""))
@@ -154,14 +154,14 @@ def test_a_worker_that_changes_nothing_that_matters_stays(client):
     written = written_by(client, map(SCRIPT.format, NO_CHANGES))
     for change, lines in zip(NO_CHANGES, written, strict=True):
         assert [line[1] for line in lines] == ["True", "False"], change
-    assert sum(event["event"] == "restart" for event in client.told) == 0
+    assert sum(event["event"] == "restart" for event in client.events) == 0
 
 
 def test_where_the_change_was(client):
     written_by(client, [SCRIPT.format(CHANGES[0])])
-    told = client.until("restart")
-    assert (told["kind"], told["name"]) == ("variable", "OMP_NUM_THREADS")
-    assert (told["file"], told["line"]) == ("train.py", 5)
+    restart = client.until("restart")
+    assert (restart["kind"], restart["name"]) == ("variable", "OMP_NUM_THREADS")
+    assert (restart["file"], restart["line"]) == ("train.py", 5)
 
 
 def test_a_process_that_a_worker_has_forked_only_reports(client):

@@ -220,12 +220,12 @@ def test_a_module_that_no_fork_may_have_seen(client, source):
     path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
     client.prepare(print_modules, "awkward", "wave", env=path)
     assert client.round() == ["[True, False, True]\n"]
-    told = client.until("passed-over")
-    assert told["module"] == "awkward"
-    assert UNFIT[source] in told["why"]
+    event = client.until("passed-over")
+    assert event["module"] == "awkward"
+    assert UNFIT[source] in event["why"]
 
 
-# What workers tell of their imports
+# The modules that workers report as imported
 
 
 def test_a_lesson_whose_successor_was_killed_is_not_forgotten(client):
@@ -257,7 +257,7 @@ optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
 for _ in range(2):
     optimizer.step()
 """
-TELLS = "print(preloaded('wave'), file=sys.stderr)\n"
+PRINTS = "print(preloaded('wave'), file=sys.stderr)\n"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ TELLS = "print(preloaded('wave'), file=sys.stderr)\n"
 def test_what_the_script_imports_is_learned(client, ends):
     """In the midst of the round, unless it makes no steps."""
     wait = "" if ends else "import time; time.sleep(1000)\n"
-    client.prepare(f"import sys\n{TELLS}import wave\n{'' if ends else STEPS}{wait}")
+    client.prepare(f"import sys\n{PRINTS}import wave\n{'' if ends else STEPS}{wait}")
     client.ready()
     client.start(client.command(), warm=True, env=PATH, learn=True)
     client.until("renewed")
@@ -370,8 +370,8 @@ def test_a_variable_that_the_script_sets_to_what_it_was(client, packages):
     )
     client.ready()
     client.round(learn=True)
-    told = client.until("passed-over")
-    assert (told["module"], told["why"]) == ("later", "it reads MODE, which the script sets")
+    event = client.until("passed-over")
+    assert (event["module"], event["why"]) == ("later", "it reads MODE, which the script sets")
 
 
 def test_a_module_in_a_package_without_a_file_of_its_own(client, packages):
@@ -431,8 +431,8 @@ def test_what_is_left_to_each_worker(client, packages, source):
     client.ready()
     client.round(learn=True)
     if (why := NOT_FOR_ALL[source]) and not why.startswith("ValueError"):
-        told = client.until("passed-over")
-        assert (told["module"], why in told["why"]) == ("awkward", True), told
+        event = client.until("passed-over")
+        assert (event["module"], why in event["why"]) == ("awkward", True), event
     client.until("renewed")
     client.round()
     assert client.path(0, "err").read_text().endswith(f"{not why} True\n")
@@ -484,8 +484,8 @@ def test_functions_that_are_noted_can_be_pickled(client):
         "    print(copy.deepcopy(seed).__name__, pickle.loads(pickle.dumps(seed)).__name__)\n"
         "pickle.loads(pickle.dumps(os.putenv))('HERE', '1')\n"
     )
-    (told,) = client.ready().round(learn=True)
-    assert told.splitlines() == 2 * ["manual_seed manual_seed"] + 2 * ["seed seed"]
+    (output,) = client.ready().round(learn=True)
+    assert output.splitlines() == 2 * ["manual_seed manual_seed"] + 2 * ["seed seed"]
 
 
 def test_modules_of_the_scripts_own_are_not_learned(client):
@@ -557,8 +557,8 @@ def test_a_module_that_fails_and_leaves_a_thread(client):
 def test_a_module_that_is_not_there_is_passed_over(client):
     client.prepare("import sys; print(preloaded('wave'))\n", "nowhere", "wave")
     assert client.round() == ["True\n"]
-    told = client.until("passed-over")
-    assert (told["module"], told["why"]) == (
+    event = client.until("passed-over")
+    assert (event["module"], event["why"]) == (
         "nowhere",
         "ModuleNotFoundError: No module named 'nowhere'",
     )
@@ -569,9 +569,9 @@ def test_a_module_beside_the_script_that_torch_imports_too(client, name):
     client.prepare(f"import {name}; print({name}.WHOSE)\n")
     client.script.with_name(f"{name}.py").write_text("WHOSE = 'the user'\n")
     assert client.round() == ["the user\n"]
-    told = client.until("template")
-    assert told["state"] == "unfit"
-    assert f"{name}.py stands in for the {name}" in told["why"]
+    event = client.until("template")
+    assert event["state"] == "unfit"
+    assert f"{name}.py stands in for the {name}" in event["why"]
 
 
 def test_without_torch_workers_start_cold(client):
@@ -579,11 +579,11 @@ def test_without_torch_workers_start_cold(client):
     env = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
     client.prepare("print('cold')\n", env=env)
     assert client.round(store=True) == ["cold\n"]
-    told = client.until("template")
-    assert (told["state"], told["why"]) == ("dead", "ImportError: no torch here")
+    event = client.until("template")
+    assert (event["state"], event["why"]) == ("dead", "ImportError: no torch here")
     client.path(0, "out").unlink()
     assert client.round(store=True) == ["cold\n"]
-    assert all(event["event"] != "store-exit" for event in client.told)
+    assert all(event["event"] != "store-exit" for event in client.events)
 
 
 def test_without_torch_nobody_waits_for_a_store(client):
@@ -610,7 +610,7 @@ def test_a_stop_while_torch_is_imported(client):
     client.ask(client.command(), warm=True)
     client.server.stop()
     client.until("gone")
-    assert client.ready().told == []
+    assert client.ready().events == []
     assert not client.path(0, "out").exists()
 
 
@@ -656,8 +656,8 @@ def test_a_killed_template_is_replaced(client):
     client.prepare("import sys; print(preloaded('torch'))\n")
     template = client.ready().template()
     template.kill()
-    told = client.until("template")
-    assert (told["state"], told["why"]) == ("none", "SIGKILL")
+    event = client.until("template")
+    assert (event["state"], event["why"]) == ("none", "SIGKILL")
     assert client.round(workers=2) == ["True\n"] * 2
     assert client.template().pid != template.pid
 
@@ -669,7 +669,7 @@ def test_workers_outlive_a_killed_template(client):
     wait_for(client.path(0, "out"))
     template.kill()
     assert client.until("template")["state"] == "none"
-    assert client.ready().told == []
+    assert client.ready().events == []
     client.server.kill()
     client.until("gone")
 
@@ -711,7 +711,7 @@ def test_idle_workers_are_ended_and_busy_ones_left(client):
     assert (exited["rank"], exited["signal"]) == (0, signal.SIGKILL)
     time.sleep(0.5)
     client.server.kill_idle()
-    assert client.told == []
+    assert client.events == []
     client.server.kill()
     assert client.until("exit")["rank"] == 1
 
@@ -767,18 +767,18 @@ def test_signals_meant_for_the_agent_leave_the_store_alone(client):
     assert store.is_running()
     assert store.status() != psutil.STATUS_ZOMBIE
     client.until("exit")
-    assert client.told == []
+    assert client.events == []
 
 
-def test_a_store_that_ends_is_told(client):
+def test_a_store_that_ends_is_reported(client):
     client.prepare("")
     client.ready().round(store=True)
     client.others()[1].kill()
-    told = client.until("store-exit")
-    assert (told["code"], told["signal"], told["why"]) == (137, signal.SIGKILL, "")
+    event = client.until("store-exit")
+    assert (event["code"], event["signal"], event["why"]) == (137, signal.SIGKILL, "")
 
 
-def test_a_store_whose_torch_fails_is_told(client):
+def test_a_store_whose_torch_fails_is_reported(client):
     (client.tmp_path / "torch.py").write_text("raise RuntimeError('a broken torch')\n")
     client.prepare("", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
     client.start(sh("exit 0"), store=True)
@@ -792,8 +792,8 @@ def test_a_template_that_is_killed_while_it_forks_the_store(client):
     port = client.ask(sh("sleep 600"), store=True)
     client.until("started")
     client.template().kill()
-    told = client.until("store-exit")
-    assert (told["port"], told["why"]) == (
+    event = client.until("store-exit")
+    assert (event["port"], event["why"]) == (
         port,
         "cannot start the store process: the template process was killed",
     )

@@ -260,14 +260,14 @@ def test_a_message_over_the_limit_ends_the_connection(keys, wiring):
 @pytest.mark.starts
 def test_a_killed_peer_is_noticed_on_both_sides(keys, wiring):
     member = wiring.member(keys, 1)
-    ready, tell = os.pipe()
+    ready, write_end = os.pipe()
     head = os.fork()
     if not head:
         wiring = Wiring()
         channel = wiring.head(keys, 2)
         wiring.until(channel, zmq_channel.Arrived)
         channel.send(1, b"order")
-        os.write(tell, b".")
+        os.write(write_end, b".")
         time.sleep(LIMIT)
         os._exit(0)
     assert (
@@ -295,14 +295,14 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + by
 )
 def test_strangers_cannot_hold_their_connections(keys, wiring, first):
     """They take every file that the head may open, and send no more than this."""
-    ready, tell = os.pipe()
+    ready, write_end = os.pipe()
     head = os.fork()
     if not head:
         wiring = Wiring()
         channel = wiring.head(keys, 2)
         files = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (files + 32,) * 2)
-        os.write(tell, channel.port.to_bytes(2, "big"))
+        os.write(write_end, channel.port.to_bytes(2, "big"))
         wiring.until(channel, zmq_channel.Arrived)
         channel.send(1, b"order")
         time.sleep(LIMIT)

@@ -188,7 +188,7 @@ def outcome(name, **how):
             dist.destroy_process_group()
 
 def train(rank):
-    told = {
+    outcomes = {
         "rank": rank,
         "gloo": outcome("gloo", backend="gloo"),
         "default": outcome("default"),
@@ -197,24 +197,26 @@ def train(rank):
         "alone": outcome("alone", backend="nccl", store=dist.HashStore(), rank=0, world_size=1),
     }
     dist.Backend.default_device_backend_map["cpu"] = "nccl"  # as on a machine with GPUs
-    told["default with a GPU"] = outcome("default with a GPU")
+    outcomes["default with a GPU"] = outcome("default with a GPU")
     dist.init_process_group("gloo", timeout=SOON, **meet("groups"))
     for backend, ranks in (("nccl", None), ("nccl", [0]), ("gloo", None)):
         try:
             dist.new_group(ranks, backend=backend)
-            told[f"{backend} {ranks}"] = "gloo"
+            outcomes[f"{backend} {ranks}"] = "gloo"
         except RuntimeError as e:
-            told[f"{backend} {ranks}"] = "refused" if "share" in str(e) else "torch's"
+            outcomes[f"{backend} {ranks}"] = "refused" if "share" in str(e) else "torch's"
     dist.destroy_process_group()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(outcomes), flush=True)
 
 forked(train, HPCLAUNCH_RANKS_PER_GPU=2)
 """
     out, err = run(forks, store, tmp_path, text)
-    first, second = sorted(map(json.loads, out.splitlines()), key=lambda told: told.pop("rank"))
-    for told in (first, second):
+    first, second = sorted(
+        map(json.loads, out.splitlines()), key=lambda outcomes: outcomes.pop("rank")
+    )
+    for outcomes in (first, second):
         for torchs in ("unknown", "both", "alone"):
-            assert told.pop(torchs).startswith("torch's: "), torchs
+            assert outcomes.pop(torchs).startswith("torch's: "), torchs
     assert first.pop("nccl [0]") == "torch's"
     assert second.pop("nccl [0]") == "gloo"  # not a member
     assert (

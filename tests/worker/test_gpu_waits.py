@@ -114,7 +114,7 @@ def test_who_allocates_memory_of_a_gpu_does_something(watch, count, moves):  # n
     )
     worker.stdout.readline()
     try:
-        stills = [told.still for told in looks(watch, worker, number=12)]
+        stills = [report.still for report in looks(watch, worker, number=12)]
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.communicate()

@@ -35,7 +35,7 @@ def check(world=2, **how):
     dist.destroy_process_group()
 """
 
-AWAITS_NO_MORE = """
+AWAITS_NOTHING_ELSE = """
 import sys
 
 for finder in sys.meta_path:
@@ -174,7 +174,7 @@ else:
 
 assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 """
-        + AWAITS_NO_MORE
+        + AWAITS_NOTHING_ELSE
     )
     port = store.port()
     with socket.create_server(("", 0)) as another:
@@ -311,5 +311,5 @@ def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
     show += "import torch.optim.optimizer, torch.amp.grad_scaler, torch.cuda.graphs, "
     show += "torch.serialization\n"
     env = environment(HOOKS, tmp_path, HPCLAUNCH_STORE="10.0.0.1:4000")
-    found = python("-c", show + AWAITS_NO_MORE, cwd=tmp_path, env=env)
+    found = python("-c", show + AWAITS_NOTHING_ELSE, cwd=tmp_path, env=env)
     assert (found.stdout, found.stderr) == ("{}\n", "")

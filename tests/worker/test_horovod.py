@@ -22,19 +22,19 @@ pytestmark = [
     pytest.mark.skipif(missing, reason="needs horovod"),
 ]
 
-TELL = """
+REPORT = """
 import json, os, threading
 {first}
 import horovod.torch as hvd
 hvd.init()
 import torch
 total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-told = {{n: v for n, v in os.environ.items() if n.startswith("HOROVOD_")}}
-told["serves"] = "hpclaunch-horovod" in [t.name for t in threading.enumerate()]
-told["is"] = [total, hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank()]
+result = {{n: v for n, v in os.environ.items() if n.startswith("HOROVOD_")}}
+result["serves"] = "hpclaunch-horovod" in [t.name for t in threading.enumerate()]
+result["is"] = [total, hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank()]
 hvd.shutdown()
 {last}
-print(json.dumps(told))
+print(json.dumps(result))
 """
 INIT = "/horovod/__init__.py"
 AGAIN = "hvd.init(); hvd.barrier(); hvd.shutdown()"
@@ -51,7 +51,7 @@ def ranks(processes, store, places, first="", last="", **env):
         more = {"GROUP_RANK": node, "LOCAL_RANK": local, "HPCLAUNCH_LOCAL_RANK": position}
         more["GLOO_SOCKET_IFNAME"] = "lo"
         environ |= {name: str(value) for name, value in more.items()}
-        text = TELL.format(first=first, last=last)
+        text = REPORT.format(first=first, last=last)
         started.append(start(processes, [sys.executable, "-c", text], HOOKS, environ))
     found = []
     for process in started:
@@ -64,30 +64,30 @@ def ranks(processes, store, places, first="", last="", **env):
 def test_ranks_of_uneven_nodes_meet_and_meet_again(processes, store):
     places = [(0, 0, 0), (0, 1, 1), (1, 0, 0)]
     found = ranks(processes, store, places, last=AGAIN)
-    assert [told["is"] for told in found] == [[3, 0, 0, 2, 0], [3, 1, 1, 2, 0], [3, 2, 0, 1, 1]]
-    assert [told["HOROVOD_CROSS_SIZE"] for told in found] == ["2", "1", "2"]
-    assert [told["serves"] for told in found] == [True, False, False]
-    for told in found:
-        assert told["HOROVOD_CONTROLLER"] == told["HOROVOD_CPU_OPERATIONS"] == "gloo"
-        assert told["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
-        assert told["HOROVOD_GLOO_IFACE"] == "lo"
+    assert [result["is"] for result in found] == [[3, 0, 0, 2, 0], [3, 1, 1, 2, 0], [3, 2, 0, 1, 1]]
+    assert [result["HOROVOD_CROSS_SIZE"] for result in found] == ["2", "1", "2"]
+    assert [result["serves"] for result in found] == [True, False, False]
+    for result in found:
+        assert result["HOROVOD_CONTROLLER"] == result["HOROVOD_CPU_OPERATIONS"] == "gloo"
+        assert result["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+        assert result["HOROVOD_GLOO_IFACE"] == "lo"
 
 
 def test_workers_that_see_one_device_each_are_local_rank_0(processes, store):
     found = ranks(processes, store, [(0, 0, 0), (0, 0, 1)])
-    assert [told["is"] for told in found] == [[2, 0, 0, 1, 0], [2, 1, 0, 1, 1]]
+    assert [result["is"] for result in found] == [[2, 0, 0, 1, 0], [2, 1, 0, 1, 1]]
 
 
 def test_what_the_user_has_set_stays(processes, store):
-    (told,) = ranks(processes, store, [(0, 0, 0)], HOROVOD_HOSTNAME="mine")
-    assert told["HOROVOD_HOSTNAME"] == "mine"
-    assert told["is"] == [1, 0, 0, 1, 0]
-    assert "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in told, "alone it meets nobody"
+    (result,) = ranks(processes, store, [(0, 0, 0)], HOROVOD_HOSTNAME="mine")
+    assert result["HOROVOD_HOSTNAME"] == "mine"
+    assert result["is"] == [1, 0, 0, 1, 0]
+    assert "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in result, "alone it meets nobody"
 
 
 def test_who_was_started_for_horovod_by_others_is_left_alone(processes, store):
-    (told,) = ranks(processes, store, [(0, 0, 0)], HOROVOD_RANK="0", HOROVOD_SIZE="1")
-    assert told.keys() == {"HOROVOD_RANK", "HOROVOD_SIZE", "serves", "is"}
+    (result,) = ranks(processes, store, [(0, 0, 0)], HOROVOD_RANK="0", HOROVOD_SIZE="1")
+    assert result.keys() == {"HOROVOD_RANK", "HOROVOD_SIZE", "serves", "is"}
 
 
 def test_a_horovod_that_was_imported_before_the_fork(processes, store):
@@ -97,7 +97,7 @@ if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     found = ranks(processes, store, [(0, 0, 0), (0, 1, 1)], first=first)
-    assert [told["is"][:2] for told in found] == [[2, 0], [2, 1]]
+    assert [result["is"][:2] for result in found] == [[2, 0], [2, 1]]
 
 
 def test_the_rendezvous_answers_the_hosts_of_the_ranks_only():

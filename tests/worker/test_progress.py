@@ -104,12 +104,12 @@ CASES = {
 @pytest.mark.parametrize(("text", "steps"), CASES.values(), ids=CASES)
 def test_optimizer_steps(server, forks, tmp_path, text, steps):
     server.run(MODEL + text, tmp_path, forks=forks)
-    assert server.told()[0::2] == (steps, "end")
+    assert server.progress()[0::2] == (steps, "end")
 
 
 def test_steps_of_processes_below_the_worker(server, tmp_path):
     server.run(python(tmp_path, SPAWNED), tmp_path)
-    assert server.told()[0::2] == (3, "end")
+    assert server.progress()[0::2] == (3, "end")
 
 
 def test_steps_below_a_shell_script(server, tmp_path):
@@ -119,7 +119,7 @@ def test_steps_below_a_shell_script(server, tmp_path):
     before = f"{sys.executable} -c 'print()'; {sys.executable} before.py"
     path = f"export PYTHONPATH=$PYTHONPATH:{LIGHT_TORCH}"
     server.run(["sh", "-c", f"{path}; {before}; {inner}; exit 0"], tmp_path)
-    steps, _, phase, number = server.told()
+    steps, _, phase, number = server.progress()
     assert (steps, phase, number) == (7, "end", 0)
 
 
@@ -136,7 +136,7 @@ for batch in range(4):
     scaler.update()
 """
     (out,) = server.run(MODEL + text, tmp_path, forks=forks_or_none)
-    steps, at, _, _ = server.told()
+    steps, at, _, _ = server.progress()
     assert steps == 3
     assert at > float(out)
 
@@ -152,7 +152,7 @@ for _ in range(3):
     own.step()
 """
     server.run(MODEL + text, tmp_path, forks=forks)
-    assert server.told() == (0, 0.0, "start", 0)
+    assert server.progress() == (0, 0.0, "start", 0)
 
 
 SAYING = """
@@ -170,7 +170,7 @@ os._exit(0)
 def test_what_the_script_says(server, tmp_path):
     """The script's first number does not say how many steps it has made."""
     server.run(python(tmp_path, SAYING), tmp_path)
-    steps, at, phase, number = server.told()
+    steps, at, phase, number = server.progress()
     assert (steps, phase, number) == (3, "evaluation", 1202)
     assert at > 0
 
@@ -193,7 +193,7 @@ sys.stdout.flush()
 os._exit(0)
 """
     server.run(MODEL + text, tmp_path, forks=forks)
-    assert server.told()[0::2] == (2, "step")
+    assert server.progress()[0::2] == (2, "step")
 
 
 COMPILED_STEPS = """
@@ -220,8 +220,8 @@ for make in (Own, torch.optim.AdamW):
                     compiled()
             except torch._dynamo.exc.Unsupported:
                 print("unsupported")
-            told = sum(counters["graph_break"].values()), counters["stats"]
-            print(make.__name__, whole, step is None, json.dumps(told))
+            counts = sum(counters["graph_break"].values()), counters["stats"]
+            print(make.__name__, whole, step is None, json.dumps(counts))
 """
 
 
@@ -242,13 +242,13 @@ def test_a_compiled_step_is_compiled_as_without_the_launcher(server, tmp_path):
     assert "Own True True [0, " in out
     # Where torch breaks the graph, of two optimizers, the steps are seen; a script without any may
     # run for long.
-    assert server.told()[0::2] == (10, "end")
+    assert server.progress()[0::2] == (10, "end")
 
 
 def test_steps_in_one_graph_are_nothing_to_learn_from(server, forks, tmp_path):
     text = MODEL + COMPILED_STEPS.replace("(Own, torch.optim.AdamW)", "[Own]")
     server.run(text + "sys.stdout.flush()\nos._exit(0)", tmp_path, forks=forks)
-    assert server.told() == (0, 0.0, "start", 0)
+    assert server.progress() == (0, 0.0, "start", 0)
 
 
 GROUP = """
@@ -271,7 +271,7 @@ for _ in range(6):
 dist.destroy_process_group()
 """
     server.run(MODEL + GROUP + text, tmp_path, workers=2, forks=forks)
-    assert [server.told(rank)[0::2] for rank in (0, 1)] == [(6, "end")] * 2
+    assert [server.progress(rank)[0::2] for rank in (0, 1)] == [(6, "end")] * 2
 
 
 def test_a_pipeline(server, forks, tmp_path):
@@ -287,7 +287,7 @@ for _ in range(5):
 dist.destroy_process_group()
 """
     server.run(MODEL + GROUP + text, tmp_path, workers=2, forks=forks)
-    assert [server.told(rank)[0::2] for rank in (0, 1)] == [(5, "end")] * 2
+    assert [server.progress(rank)[0::2] for rank in (0, 1)] == [(5, "end")] * 2
 
 
 # Frameworks
@@ -380,7 +380,7 @@ def test_frameworks_make_as_many_steps_as_they_say(server, tmp_path, module, tex
     for rank, out in enumerate(outs):
         steps = int(out.rpartition("steps")[2])
         assert steps > 3
-        assert server.told(rank)[0] == steps
+        assert server.progress(rank)[0] == steps
 
 
 @pytest.fixture

@@ -74,11 +74,11 @@ def worker(watch):
 
 def looks(watch, process, number=6, pause=0.1):
     """Return the reports after each look except the first two, which have nothing to compare."""
-    told = []
+    reports = []
     for _ in range(number):
         time.sleep(pause)
-        told.append(watch.look({0: process.pid}))
-    return [each for each in told[2:] if each is not None]
+        reports.append(watch.look({0: process.pid}))
+    return [each for each in reports[2:] if each is not None]
 
 
 def until_reported(watch, process, holds, pause=0.1):
@@ -86,19 +86,19 @@ def until_reported(watch, process, holds, pause=0.1):
     the next one: on a busy machine a worker may not have run since the last look."""
     looks(watch, process, number=2, pause=pause)
     deadline = time.monotonic() + LIMIT
-    while (told := watch.look({0: process.pid})) is None or not holds(told):
-        assert time.monotonic() < deadline, told
+    while (report := watch.look({0: process.pid})) is None or not holds(report):
+        assert time.monotonic() < deadline, report
         time.sleep(pause)
-    return told
+    return report
 
 
 def test_a_process_that_sleeps_is_still(watch, worker):
-    told = looks(watch, worker(QUIET))
-    stills = [each.still for each in told]
+    reports = looks(watch, worker(QUIET))
+    stills = [each.still for each in reports]
     assert len(stills) == 4
     assert stills == sorted(stills)
     assert stills[0] > 0
-    assert not any(each.busy or each.patient or each.trains for each in told)
+    assert not any(each.busy or each.patient or each.trains for each in reports)
 
 
 def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
@@ -148,9 +148,9 @@ def test_one_that_does_something_is_not(watch, worker, text):
 
 
 def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
-    told = looks(watch, worker("while True: pass"))
-    assert told[-1].still > 0
-    assert told[-1].busy
+    reports = looks(watch, worker("while True: pass"))
+    assert reports[-1].still > 0
+    assert reports[-1].busy
 
 
 def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
@@ -164,12 +164,12 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
     others = [subprocess.Popen(command, **how) for _ in range(15)]
     for other in others:
         other.stdout.readline()
-    told = until_reported(watch, process, lambda each: each.busy, pause=0.5)
+    report = until_reported(watch, process, lambda each: each.busy, pause=0.5)
     for other in others:
         other.kill()
         other.communicate()
-    assert told.still > 0
-    assert told.busy
+    assert report.still > 0
+    assert report.busy
 
 
 def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
@@ -177,9 +177,9 @@ def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
     exits = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
     )
-    told = looks(watch, worker(f"{exits}\nctypes.CDLL(None).pthread_exit(None)"))
-    assert told[-1].still > 0
-    assert told[-1].patient
+    reports = looks(watch, worker(f"{exits}\nctypes.CDLL(None).pthread_exit(None)"))
+    assert reports[-1].still > 0
+    assert reports[-1].patient
 
 
 def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker):
@@ -245,9 +245,9 @@ def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     for number, pause in ((1, 0.0), (2, 0.3), (4, 0.2)):
         time.sleep(pause)
         its.numbers[layout.STEP], its.times[layout.TIME] = number, time.monotonic()
-        told = watch.look({0: process.pid})
-        assert told.steps == [number]
-        gaps.append(told.gap)
+        report = watch.look({0: process.pid})
+        assert report.steps == [number]
+        gaps.append(report.gap)
     assert gaps[0] == 0
     assert 0.3 <= gaps[1] < 10
     assert 0.1 <= gaps[2] < 10  # of two steps: the mean
@@ -397,10 +397,10 @@ def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds)
             slot.seek(8 * field)
             value = ("d", seconds) if field in doubles else ("q", number)
             slot.write(struct.pack(*value))
-    told = watch.look({0: process.pid}, at_once=True)
-    json.dumps(told.fields(), allow_nan=False)
-    assert told.steps == [0]
-    assert max(told.spent) < 1e12
+    report = watch.look({0: process.pid}, at_once=True)
+    json.dumps(report.fields(), allow_nan=False)
+    assert report.steps == [0]
+    assert max(report.spent) < 1e12
     json.dumps(Evidence(watch).found({0: process.pid}), allow_nan=False)
     notices = StepNotices(watch)
     assert notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[])

@@ -97,14 +97,16 @@ end()
 class Group:
     """Workers below a stand-in for the fork server; each makes a step on request."""
 
-    def __init__(self, forks, *texts, handled=(USR1,), told=True):
+    def __init__(self, forks, *texts, handled=(USR1,), progress=True):
         self.watch = ProgressWatch()
         self.notices = StepNotices(self.watch)
         variables = self.watch.begin(range(len(texts)))
         self.workers = []
         for rank, text in enumerate(texts):
             setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
-            process = forks.start(BEGIN + setup + text, env=variables[rank] if told else {})
+            process = forks.start(
+                BEGIN + setup + text, env=variables[rank] if with_progress else {}
+            )
             self.watch.born(rank, process.pid)
             self.workers.append(process)
 
@@ -174,7 +176,7 @@ def test_a_rank_that_reaches_the_step_waits(group):
     wait_until_begun(both, 0, 2)
     later = both.notices.offer(2, 2, 0)  # as if it had not been seen, the same once more
     assert later == Offered(2, accepted=False, busy=False, steps=[1, 2])
-    assert both.hear(0) == 2  # it went on, without a notice
+    assert both.hear(0) == 2  # it made the step, without a notice
     assert both.notices.offer(3, 3, 0).accepted
     both.ask(0)
     wait_until_begun(both, 0, 3)
@@ -381,7 +383,7 @@ def test_workers_that_had_ended_before(group, ends):
 
 
 def test_without_progress_it_is_given_at_once(group):
-    one = group(TRAIN, told=False)
+    one = group(TRAIN, progress=False)
     one.step()
     assert one.notices.offer(1, 7, 0) == Offered(1, accepted=True, busy=False, steps=[])
     one.notices.give(one.pids, 1)

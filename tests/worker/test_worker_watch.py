@@ -29,7 +29,7 @@ class Round:
     def answers(self):
         return [(each.kind, each.number) for each in self.reports if isinstance(each, Answer)]
 
-    def go_on(self, answers):
+    def run_until(self, answers):
         """Look at the worker whenever that is due, until there are so many answers."""
         limit = time.monotonic() + LIMIT
         while len(self.answers) < answers:
@@ -54,14 +54,14 @@ def test_queries_of_several_kinds_are_answered_side_by_side(round_):
     round_.watch.ask(SAMPLE, 1)
     round_.watch.ask(VITALS, 2)
     assert round_.answers == [(VITALS, 2)]  # at once
-    round_.go_on(answers=2)
+    round_.run_until(answers=2)
     assert round_.answers == [(VITALS, 2), (SAMPLE, 1)]
 
 
 def test_a_query_replaces_an_earlier_one_of_its_kind(round_):
     round_.watch.ask(SAMPLE, 1)
     round_.watch.ask(SAMPLE, 2)
-    round_.go_on(answers=1)
+    round_.run_until(answers=1)
     assert round_.answers == [(SAMPLE, 2)]
 
 
@@ -69,22 +69,22 @@ def test_samples_wait_while_evidence_is_found(round_):
     """The answers of the workers would mix."""
     round_.watch.ask(SAMPLE, 1)
     round_.watch.ask(EVIDENCE, 2)  # the sample begins anew afterwards
-    round_.go_on(answers=2)
+    round_.run_until(answers=2)
     round_.watch.ask(EVIDENCE, 3)
     round_.watch.ask(SAMPLE, 4)
-    round_.go_on(answers=4)
+    round_.run_until(answers=4)
     assert round_.answers == [(EVIDENCE, 2), (SAMPLE, 1), (EVIDENCE, 3), (SAMPLE, 4)]
 
 
 def test_only_evidence_is_found_while_workers_are_paused(round_):
     round_.is_paused = True
     round_.watch.ask(EVIDENCE, 1)
-    round_.go_on(answers=1)
+    round_.run_until(answers=1)
     assert [type(each) for each in round_.reports] == [Answer]
     round_.watch.ask(SAMPLE, 2)
     assert round_.watch.due() == float("inf")
     round_.is_paused = False
-    round_.go_on(answers=2)
+    round_.run_until(answers=2)
     assert round_.answers == [(EVIDENCE, 1), (SAMPLE, 2)]
 
 
@@ -94,5 +94,5 @@ def test_a_round_that_ends_takes_its_queries_along(round_):
     round_.watch.end()
     round_.watch.begin([0])
     round_.watch.ask(SAMPLE, 3)
-    round_.go_on(answers=1)
+    round_.run_until(answers=1)
     assert round_.answers == [(SAMPLE, 3)]

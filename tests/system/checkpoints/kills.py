@@ -102,7 +102,7 @@ def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tal
     """Raises AssertionError."""
     root = directory / "out"
     victims = rng.choice([[rank] for rank in range(case.world)] + [[*range(case.world)]])
-    told = maker.kill(
+    outcome = maker.kill(
         root,
         rng.uniform(0, case.within),
         victims,
@@ -110,11 +110,11 @@ def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tal
         apart=case.apart,
         **case.options,
     )
-    by_all = min(told["saved"])
-    begun = 0 if case.apart else told["begun"]
+    by_all = min(outcome["saved"])
+    begun = 0 if case.apart else outcome["begun"]
     where = root / case.where
-    path, lines = newest(where, rounds=[[begun, told["ended"], case.world]])
-    context = f"killed {victims}, saved {told['saved']}, chosen {path or 'none'}, {lines}"
+    path, lines = newest(where, rounds=[[begun, outcome["ended"], case.world]])
+    context = f"killed {victims}, saved {outcome['saved']}, chosen {path or 'none'}, {lines}"
     tally.torn += bool(lines)
     if not path:
         tally.nothing += 1

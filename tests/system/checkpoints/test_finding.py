@@ -23,7 +23,7 @@ def rules(where: Path, **facts) -> dict[str, str]:
     return {f.candidate.name: f.rule for f in finding.examine(str(where), Facts(**facts), Memory())}
 
 
-def test_by_step_where_the_name_tells_it(tmp_path):
+def test_by_step_where_the_name_contains_it(tmp_path):
     """A copy has not kept the times."""
     save(tmp_path / "epoch-9.pt", at=300)
     new = dcp_save(tmp_path / "epoch-10", at=100)
@@ -120,7 +120,7 @@ def test_a_name_without_a_suffix_is_looked_at_again(tmp_path, monkeypatch):
         ("footstep7.pt", None),
     ],
 )
-def test_what_a_name_tells(name, step):
+def test_what_a_name_contains(name, step):
     found = step_of(name)
     assert (found and (found.value, found.unit)) == step
 

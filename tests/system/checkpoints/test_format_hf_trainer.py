@@ -146,7 +146,7 @@ def test_what_the_training_leaves_beside_them(out, tmp_path, trainer):
     assert newest(out) == (str(out / "checkpoint-30"), [])
 
 
-def test_the_step_is_in_the_state_where_the_name_does_not_tell_it(out):
+def test_the_step_is_in_the_state_where_the_name_has_none(out):
     (out / "checkpoint-30").rename(out / "latest")
     (found,) = search(str(out))
     assert found.candidate.name == "latest"
@@ -164,9 +164,9 @@ def test_a_state_with_nonsense_in_it(out, text):
 
 def test_a_state_with_a_very_long_log(out):
     state = out / "checkpoint-30" / "trainer_state.json"
-    told = json.loads(state.read_text())
-    told["log_history"] = [{"loss": 1.0, "step": i} for i in range(120_000)]
-    text = json.dumps(told, indent=2, sort_keys=True) + "\n"
+    fields = json.loads(state.read_text())
+    fields["log_history"] = [{"loss": 1.0, "step": i} for i in range(120_000)]
+    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     assert len(text) > 4 << 20
     damage(state, lambda data: text.encode())
     os.utime(state)

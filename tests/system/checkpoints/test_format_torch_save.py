@@ -64,7 +64,7 @@ def test_a_directory_that_is_not_there_yet_has_none(tmp_path):
     assert newest(tmp_path / "later") == ("", [])
 
 
-def test_the_newest_by_time_where_no_name_tells_a_step(tmp_path):
+def test_the_newest_by_time_where_no_name_has_a_step(tmp_path):
     save(tmp_path / "a.pt", at=200)
     new = save(tmp_path / "b.pt", at=300)
     save(tmp_path / "c.pt", at=100)

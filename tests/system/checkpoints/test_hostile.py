@@ -169,8 +169,8 @@ def test_a_deeply_nested_index(good, place, tmp_path, index):
 
 def test_an_index_with_a_long_name(place):
     """It would otherwise be in a line for the user."""
-    told = {"weight_map": {"a": "x" * 10**6}}
-    (place / "model.safetensors.index.json").write_text(json.dumps(told))
+    index = {"weight_map": {"a": "x" * 10**6}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
     assert newest(place)[1][0].startswith(f"{place.name}: xxx")
     assert len(newest(place)[1][0]) < 1100
 

@@ -34,9 +34,9 @@ def service(starts, tmp_path):
 def reply(service):
     """All but that it has begun."""
     while True:
-        for told in service.replies():
-            if not isinstance(told, Begun):
-                return told
+        for answer in service.replies():
+            if not isinstance(answer, Begun):
+                return answer
         assert not service.lost
 
 
@@ -45,13 +45,13 @@ def test_a_search(service, tmp_path):
     save(tmp_path / "epoch-1.pt", at=100)
     damage(save(tmp_path / "epoch-3.pt", at=300), cut_short)
     service.search(7, [], {})
-    told = reply(service)
-    assert isinstance(told, Searched)
-    assert told.id == 7
-    torn, chosen = told.found
+    answer = reply(service)
+    assert isinstance(answer, Searched)
+    assert answer.id == 7
+    torn, chosen = answer.found
     assert (chosen.path, chosen.lacks, chosen.step) == (str(new), None, 2)
     assert torn.lacks == "cut short or still being written"
-    assert told.disk.writable
+    assert answer.disk.writable
 
 
 def test_two_saves_under_one_name_differ(service, tmp_path):
@@ -72,8 +72,8 @@ def test_what_is_verified_is_found_damaged_from_then_on(service, tmp_path):
     service.search(1, [], {})
     found = reply(service).found[-1]
     assert (found.path, found.is_read) == (str(bad), False)  # by its structure
-    told = seen(service, a_look(found, share=(0, 1)))
-    assert "wrong checksum" in told.damage
+    answer = seen(service, a_look(found, share=(0, 1)))
+    assert "wrong checksum" in answer.damage
     service.search(2, [], {})
     passed, chosen = reply(service).found
     assert chosen.path == str(good)
@@ -100,9 +100,9 @@ def a_look(found, **changes):
 
 def seen(service, look, **more):
     service.look(5, look, **more)
-    told = reply(service)
-    assert isinstance(told, Looked)
-    return told
+    answer = reply(service)
+    assert isinstance(answer, Looked)
+    return answer
 
 
 def test_what_another_node_has_found(service, tmp_path):
@@ -162,9 +162,9 @@ def test_a_search_that_fails_says_so(tmp_path):
     (tmp_path / "file").touch()
     service = CheckpointServiceClient(str(tmp_path / "file"), (), "", "auto")
     service.search(1, [], {})
-    told = reply(service)
-    assert isinstance(told, Failed)
-    assert "it is not a directory" in told.why
+    answer = reply(service)
+    assert isinstance(answer, Failed)
+    assert "it is not a directory" in answer.why
     service.close()
 
 
@@ -255,7 +255,7 @@ def spans_read(server: CheckpointService) -> set[int]:
     return {begin for spans in server.memory._read.values() for begin in spans}
 
 
-def test_reading_stops_for_a_request_and_goes_on_from_there(tmp_path, monkeypatch):
+def test_reading_stops_for_a_request_and_continues_from_there(tmp_path, monkeypatch):
     save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.READERS", 1)
@@ -314,7 +314,7 @@ def test_it_reads_ahead_while_nobody_asks(tmp_path):
 
 
 @pytest.mark.starts
-def test_it_looks_by_itself_as_long_as_it_is_told_to(tmp_path, monkeypatch):
+def test_it_reads_ahead_as_long_as_it_may(tmp_path, monkeypatch):
     """The process of its own, whose look shows in what is known when it is asked."""
     service = CheckpointServiceClient(str(tmp_path), (), "", "auto")
     service.watch([], on=True)
@@ -349,9 +349,9 @@ def test_damage_that_was_found_before_is_not_what_is_missing(service, tmp_path):
     (found,) = reply(service).found
     damage_in_the_middle(tmp_path / "epoch-1.pt")
     for _ in range(2):
-        told = seen(service, a_look(found, share=(0, 1)))
-        assert told.missing == ""
-        assert "wrong checksum" in told.damage
+        answer = seen(service, a_look(found, share=(0, 1)))
+        assert answer.missing == ""
+        assert "wrong checksum" in answer.damage
 
 
 def test_who_has_no_time_opens_nothing(tmp_path, monkeypatch):

@@ -63,9 +63,9 @@ class Ranks:
                     if quiet:
                         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                     sys.stdout = sys.stderr
-                    with os.fdopen(writing, "w", buffering=1) as tell:
+                    with os.fdopen(writing, "w", buffering=1) as replies:
                         saver = maker.Saver(rank, world, Path(root), **options)
-                        work(saver, lambda **fields: print(json.dumps(fields), file=tell))
+                        work(saver, lambda **fields: print(json.dumps(fields), file=replies))
                     code = 0
                 except BaseException:
                     traceback.print_exc()
@@ -87,7 +87,7 @@ class Ranks:
 
 
 def save(maker, root: str, world: int, steps: list[int], options: dict) -> dict:
-    def work(saver, tell) -> None:
+    def work(saver, report) -> None:
         for step in steps:
             saver.save(step)
 
@@ -96,12 +96,12 @@ def save(maker, root: str, world: int, steps: list[int], options: dict) -> dict:
 
 
 def load(maker, root: str, world: int, path: str, options: dict) -> dict:
-    def work(saver, tell) -> None:
-        tell(step=saver.load(path))
+    def work(saver, report) -> None:
+        report(step=saver.load(path))
 
     ranks = Ranks(maker, world, root, options, work)
-    told = [line["step"] for rank in range(world) for line in ranks.lines(rank)]
-    return {"ok": not any(ranks.end()), "steps": told}
+    loaded = [line["step"] for rank in range(world) for line in ranks.lines(rank)]
+    return {"ok": not any(ranks.end()), "steps": loaded}
 
 
 def kill(
@@ -110,15 +110,15 @@ def kill(
     """Saves one step after another, until some ranks are killed so many seconds after the first
     save began. `apart`: so many seconds seem to lie between two saves."""
 
-    def work(saver, tell) -> None:
+    def work(saver, report) -> None:
         if hasattr(saver, "prepare"):
             saver.prepare()
-        tell(ready=True)
+        report(ready=True)
         step = 0
         while True:
             step += 1
             saver.save(step)
-            tell(saved=step)
+            report(saved=step)
             time.sleep(TICK)
             if apart:
                 meet(world)
