@@ -253,4 +253,4 @@ def test_fewer_open_files_than_the_launcher_needs(tmp_path):
     done = hpclaunch("--nproc", 8, path, cwd=tmp_path, before=limit)
     assert (done.returncode, done.stdout) == (2, "")
     line = only(done.stderr)
-    assert "a launcher of 8 workers has up to 65 files open, and no more than 64 are" in line
+    assert "a launcher of 8 workers has up to 65 files open, but only 64 are allowed" in line

@@ -171,7 +171,7 @@ def test_a_last_position_that_somebody_has_made_up(logs, tmp_path, capfd, value)
 
     path = doctored(logs, tmp_path, change)
     assert main(["replay", str(path)]) == 2
-    assert capfd.readouterr().err.startswith(f"hpclaunch: error: {path}: what it says makes no ")
+    assert capfd.readouterr().err.startswith(f"hpclaunch: error: {path}: its content makes no ")
 
 
 @pytest.mark.fuzz

@@ -35,7 +35,9 @@ def test_two_heads_never_lead_at_once(scene: Scene) -> None:
     assert not scene.search(scene.quick).broken
 
 
-def count_no_dead(voters: Voters, dead: Dead, _: float) -> list[tuple[frozenset[int], int]]:
+def count_no_dead(
+    voters: Voters, dead: Dead, _: float, *, at_once: bool
+) -> list[tuple[frozenset[int], int]]:
     living = voters.members.difference(dead)
     return [(living, len(living) // 2 + 1)]
 

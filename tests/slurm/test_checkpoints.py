@@ -147,9 +147,9 @@ def test_a_member_has_five_processes_beside_its_workers(
 ) -> None:
     """Its search for checkpoints has ended; the node of the head and of rank 0 has seven."""
     options = ("--nproc", 1, "--checkpoint-dir", saved)
-    script = (SCRIPTS / "tell.py", "--until", "go")
+    script = (SCRIPTS / "simple.py", "--until", "go")
     job = launch(*options, *script, nodes=2, timing={"agent.resuming.IDLE": 1.0})
-    job.until_all_run(2)
+    job.wait_for_workers(2)
     search = "checkpoints.service"
     eventually("the end of its search", lambda: not cluster.processes(search, host="n2"))
     assert len(cluster.processes(search, host="n1")) == 1

@@ -40,7 +40,7 @@ dist.destroy_process_group()
 """
 AGENTS, STORE, GUARD = "every agent", "the round's store", "the fork server"
 WITH_HOROVOD = "the worker with rank 0, with Horovod"
-WITH_METRICS = "the process that tells metrics, only with `--metrics PORT` or `ADDRESS:PORT`"
+WITH_METRICS = "the process that serves metrics, only with `--metrics PORT` or `ADDRESS:PORT`"
 NOT_OURS = r"^(\S*/)?(slurmd|slurmstepd|srun|slurmctld|munged)\b"
 
 

@@ -13,6 +13,7 @@ import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.worker.fork_server_messages import Worker
+from hpclaunch.worker.messages import Message
 
 pytestmark = pytest.mark.starts
 
@@ -496,8 +497,12 @@ def end_of(client):
         client.hear()
 
 
+class Dance(Message):
+    steps: int
+
+
 def test_one_that_does_not_know_a_request_ends(client):
-    client.server.ask(op="dance", steps=3)
+    client.server.send(Dance(3))
     end_of(client)
     assert not client.server.was_killed()
 

@@ -42,6 +42,10 @@ def main(fd, blocked):
 """
 
 
+class Word(Message):
+    word: str
+
+
 @pytest.fixture
 def many_files():
     """More of them are open than select() takes, and than a user's own limit usually allows."""
@@ -58,13 +62,13 @@ def many_files():
 def test_an_agent_with_many_open_files(tmp_path, many_files):
     (tmp_path / "echo.py").write_text(ECHO)
     helper = Helper("echo", paths=[str(tmp_path)])
-    helper.ask(word="hello")
+    helper.send(Word("hello"))
     replies, limit = [], time.monotonic() + LIMIT
     while not replies and not helper.lost and time.monotonic() < limit:
         replies = helper.receive()
         time.sleep(0.01)
     helper.end(LIMIT)
-    assert replies == [{"word": "hello"}]
+    assert replies == [{"op": "word", "word": "hello"}]
 
 
 def test_one_that_cannot_be_started_leaves_nothing_behind(monkeypatch):
@@ -106,8 +110,8 @@ def test_one_that_stays_stopped_continues_and_is_named(waiting):
     stopped.look(STOPPED_LIMIT)
     assert not is_stopped(pid)
     assert continued == [ProcessKind.METRICS]
-    waiting.ask(word="hello")
-    assert waiting.receive() == [{"word": "hello"}]
+    waiting.send(Word("hello"))
+    assert waiting.receive() == [{"op": "word", "word": "hello"}]
 
 
 def test_one_that_has_ended_is_not_stopped(waiting):

@@ -119,6 +119,28 @@ def test_with_the_leases_of_the_dead_nobody_leads_beside_all_others(n):
 
 
 @pytest.mark.parametrize(
+    ("n", "heads"), [(2, (2, 3)), (2, (1, 2)), (3, (1, 2)), (3, (3, 4)), (4, (4, 5))], ids=str
+)
+def test_two_heads_are_never_supported_at_once_whatever_each_knows_of_the_dead(n, heads):
+    """All vote leases and all views of the dead. A head that is no voter may have been one."""
+    one = a_configuration(range(n), head=n + 2)
+    for states in product(product((0, 1, None), (False, True), (False, True)), repeat=n):
+        if any(head < n and states[head] != (at, False, False) for at, head in enumerate(heads)):
+            continue
+        supported = [
+            quorum.supported_since(
+                one,
+                lambda agent, at=at, states=states: 0.0 if states[agent][0] == at else -math.inf,
+                head,
+                {agent: 4.5 for agent in range(n) if states[agent][1 + at]},
+                0.1,
+            )
+            for at, head in enumerate(heads)
+        ]
+        assert -math.inf in supported
+
+
+@pytest.mark.parametrize(
     ("votes", "enough"),
     [({2, 3}, False), ({0, 1, 3}, False), ({0, 2}, False), ({1, 2, 3}, True)],
 )

@@ -7,7 +7,8 @@ before the new head's lease begins. The rules:
 
 - To elect a head, and for a head to lead under a configuration that another head wrote: more than
   half of the voters. One voter that is proven dead is not counted once nobody can have a vote lease
-  of it, or at once if every voter that is not proven dead agrees.
+  of it. It is not counted at once if every voter that is not proven dead agrees; but a head that is
+  no voter itself has to wait, since another one like it may have the leases of the dead.
 - The head that wrote the configuration needs only half of the voters, itself among them.
 - While a configuration replaces another, both must agree, as in Raft's joint consensus. It has
   replaced the old one once less than half of the old voters may be alive without it.
@@ -45,7 +46,7 @@ def supported_since(
         if voters.head == me:
             others, size = voters.members - {me}, len(voters.members)
             return min(lease_start(me), _since(map(lease_start, others), (size + 1) // 2 - 1))
-        majorities = _majorities(voters, dead, now)
+        majorities = _majorities(voters, dead, now, at_once=me in voters.members)
         return max(_since(map(lease_start, some), enough) for some, enough in majorities)
 
     return min(map(since, configuration.all))
@@ -60,20 +61,24 @@ def _since(times: Iterable[float], enough: int) -> float:
 
 
 def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, now: float) -> bool:
-    """Return whether these votes elect a new head."""
+    """Return whether these votes elect a new head. It leads once it is supported as well."""
     return all(
         any(len(some.intersection(votes)) >= enough for some, enough in majorities)
-        for majorities in (_majorities(voters, dead, now) for voters in configuration.all)
+        for majorities in (
+            _majorities(voters, dead, now, at_once=True) for voters in configuration.all
+        )
     )
 
 
-def _majorities(voters: Voters, dead: Dead, now: float) -> list[tuple[frozenset[int], int]]:
+def _majorities(
+    voters: Voters, dead: Dead, now: float, *, at_once: bool
+) -> list[tuple[frozenset[int], int]]:
     """Return groups of voters, and how many of each group elect a head."""
     members = voters.members
     size, living = len(members), members.difference(dead)
     all_but_one = (size - 1) // 2 + 1
     majorities = [(members, size // 2 + 1)]
-    if living < members:
+    if at_once and living < members:
         majorities.append((living, max(all_but_one, len(living))))
     if uncounted := _uncounted(voters, dead, now):
         majorities.append((members - uncounted, all_but_one))

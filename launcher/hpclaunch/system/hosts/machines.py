@@ -111,15 +111,19 @@ def claim(what: str) -> socket.socket | None:
 
 
 def scope(held: socket.socket) -> str:
-    """Return where no other process of the user can hold the same claim: this network namespace.
-    "" if the system grants no claims.
+    """Return the place of a claim, which only one living process can hold at a time: this network
+    namespace, the user and the number of the name. "" if the system grants no claims.
     """
+    name = held.getsockname()
+    if not name:
+        return ""
+    _, user, _, number = name.decode().split()
     try:
         space = os.stat("/proc/self/ns/net").st_ino
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
         return ""
-    return f"{boot} {space}" if held.getsockname() else ""
+    return f"{boot} {space} {user} {number}"
 
 
 def claim_name(what: str, number: int) -> bytes:

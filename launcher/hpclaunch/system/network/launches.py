@@ -184,14 +184,15 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
         raise NoLaunchError(_first_error(complaint) or "no hpclaunch runs in it")
-    if not heads[0]:
+    head = next(filter(None, heads), "")  # some may not know of it
+    if not head:
         raise NoLaunchError("it has no head at the moment: ask again later")
-    step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
+    step = slurm_steps.srun(job.id, "1", f"--nodelist={head}")
     if not leading:
         launches, complaint = _look(step, which, env)
         leading = [launch for launch in launches if launch.job is not None]
     if not leading:
-        silent = f"no answer from {heads[0]}, where its head is"
+        silent = f"no answer from {head}, where its head is"
         raise NoLaunchError(_first_error(complaint) or silent)
     return FoundLaunches(which, leading, step, env)
 
