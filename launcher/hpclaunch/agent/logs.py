@@ -96,7 +96,10 @@ class Logs(Adapter):
 
     def update(self, now: float) -> None:
         if lines := self.service.dropped():
-            self._record(LogTrouble(self._host, LogTroubleKind.STALLED, str(lines)))
+            self._record(self._stalled(lines))
+
+    def _stalled(self, lines: int) -> LogTrouble:
+        return LogTrouble(self._host, LogTroubleKind.STALLED, str(lines))
 
     def _trouble(self, complaint: messages.Complaint) -> LogTrouble:
         kind = LogTroubleKind(complaint.kind)
@@ -126,5 +129,8 @@ class Logs(Adapter):
 
     def close(self) -> None:
         """Return once all output is shown, or cannot be shown because its reader or disk hangs."""
-        for complaint in self.service.close():
-            say_now(words_of_node(self._trouble(complaint)))
+        troubles = [*map(self._trouble, self.service.close())]
+        if lines := self.service.dropped():
+            troubles.append(self._stalled(lines))
+        for trouble in troubles:
+            say_now(words_of_node(trouble))

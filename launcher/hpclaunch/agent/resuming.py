@@ -75,6 +75,7 @@ class Resuming(Adapter):
         self._look_at = math.inf  # when to look again
         self._seen: Seen | None = None  # the last answer to this look
         self._rounds: Rounds = ()
+        self._is_suggesting = False  # a suggestion is pending
         self._newest_number = 0  # of the pending search for the newest, or 0
         self._newest_at = -math.inf  # when the next such search may begin
         self._newest: FoundCheckpoint | None = None  # the newest that is recorded
@@ -89,7 +90,7 @@ class Resuming(Adapter):
         if self._service is not None:
             self._service.close()
             self._service = None
-        self._newest_number = 0
+        self._newest_number, self._is_suggesting = 0, False
 
     # Rounds
 
@@ -110,9 +111,14 @@ class Resuming(Adapter):
 
     def _watch(self, *, on: bool) -> None:
         """Have the process read each checkpoint as soon as it is saved, or no longer."""
+        if self._settings is None or self._settings.verify not in READS:
+            return
         self._watches, self._used_at = on, time.monotonic()
-        if self._service is not None and self._settings and self._settings.verify in READS:
+        if self._service is not None:
             self._service.watch(self._rounds, on=on)
+        elif on:
+            with contextlib.suppress(OSError):  # the next request tries again
+                self._served()
 
     # Requests
 
@@ -131,8 +137,8 @@ class Resuming(Adapter):
             return
         self._suggests = False
         with contextlib.suppress(OSError):
-            service = self._served()
-            service.suggest(self._command, self._rounds[0][0])
+            self._served().suggest(self._command, self._rounds[0][0])
+            self._is_suggesting = True
 
     def _begin_search(self) -> list[events.Event]:
         self._search_tries -= 1
@@ -202,7 +208,7 @@ class Resuming(Adapter):
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
             if self._watches:
-                self._watch(on=True)
+                self._service.watch(self._rounds, on=True)
         self._used_at = time.monotonic()
         return self._service
 
@@ -220,6 +226,7 @@ class Resuming(Adapter):
         During a round the leading agent's process reads what the workers save, and is not idle.
         """
         is_asked = self._search_number or self._look_number or self._newest_number
+        is_asked = is_asked or self._is_suggesting
         is_busy = self._watches or is_asked or self._look_at < math.inf
         return math.inf if is_busy else self._used_at + IDLE
 
@@ -300,14 +307,17 @@ class Resuming(Adapter):
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
                 return self._see(self._look, missing, damage)
             case Suggested(where=where, path=path):
-                self._record(CheckpointDirSuggested(self._host, where, path))
+                self._is_suggesting = False
+                if where:
+                    self._record(CheckpointDirSuggested(self._host, where, path))
         return []  # an answer to an old request, or only Begun
 
     def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:
         """Return the newest complete checkpoint. Record it if it is new, or that it is gone."""
         newest = found[-1] if found and found[-1].lacks is None else None
         known = self._newest
-        if newest is None and known is not None:
+        is_gone = known is not None and all(known.path != each.path for each in found)
+        if newest is None and known is not None and is_gone:
             self._newest = None
             self._record(CheckpointGone(known.path))
         if newest is not None and (known is None or _save(newest) != _save(known)):

@@ -364,4 +364,4 @@ def last_line(path: str) -> str:
     except OSError:
         lines = []
     last = next((line for line in reversed(lines) if line.strip()), "its log is empty")
-    return last.partition("] ")[2] or last
+    return last.partition("] ")[2] if last.startswith("[") else last

@@ -346,7 +346,7 @@ class CheckpointSaved:
 
 @value(frozen=True)
 class CheckpointGone:
-    """The newest checkpoint was removed or damaged, and there is no other one to resume from."""
+    """The newest checkpoint was removed, and there is no other one to resume from."""
 
     path: str
 

@@ -37,7 +37,7 @@ class LookAt(Message):
 
 
 class Suggest(Message):
-    """Find a suggestion for --checkpoint-dir. Answered by Suggested, if there is one."""
+    """Find a suggestion for --checkpoint-dir. Answered by Suggested."""
 
     arguments: tuple[str, ...]
     since: int
@@ -96,7 +96,7 @@ class Looked(Message):
 
 
 class Suggested(Message):
-    where: str  # as --checkpoint-dir takes it
+    where: str  # as --checkpoint-dir takes it; "" if there is no suggestion
     path: str  # what is there
 
 

@@ -197,6 +197,8 @@ def _replies(
             match newest(patterns(arguments), since):
                 case (where, one):
                     yield messages.Suggested(where, one.candidate.path)
+                case _:
+                    yield messages.Suggested("", "")
         case messages.Watch(on=on, rounds=rounds):
             server.watch(rounds, on=on)
         case _:

@@ -73,11 +73,11 @@ class Progress:
         if place is None or slot is None or self._answering == os.getpid():
             return
         self._answering = os.getpid()
-        hooks: Any = sys.modules["_hpclaunch_hooks"]
         try:
+            hooks: Any = sys.modules["_hpclaunch_hooks"]
             hooks.beside("_hpclaunch_responder").start(place, slot)
-        except (ImportError, OSError, RuntimeError):
-            pass  # no further thread for this user
+        except Exception:
+            pass  # no further thread for this user, or a script has emptied sys.modules
 
     # The slot
 
