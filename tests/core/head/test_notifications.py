@@ -6,7 +6,7 @@ import pytest
 from crew import Crew
 from endings import SETTINGS, leave
 from story import seen
-from test_hang_watch import stand_still
+from test_hang_watch import stall
 from test_hang_watch import training as about_to_hang
 from test_straggler_watch import keep_pace, make_steps
 from test_straggler_watch import training as keeping_pace
@@ -216,7 +216,7 @@ def test_a_cordoned_node_is_reported_once():
 
 def test_a_hang_is_reported_as_on_the_console():
     crew = about_to_hang()
-    stand_still(crew, 11.0)
+    stall(crew, 11.0)
     hang = last(crew, Topic.HANG)
     assert hang.details == {"node": "n1", "rank": 3}
     assert hang.text in crew.said
@@ -228,7 +228,7 @@ def test_a_hang_is_reported_as_on_the_console():
 def test_a_hang_that_is_nobodys_is_reported_in_words():
     crew = about_to_hang()
     crew.where = {0: (), 1: ()}
-    stand_still(crew, 17.0)
+    stall(crew, 17.0)
     ended = last(crew, Topic.ROUND_ENDED)
     assert ended.text == "the workers hung"
     assert ended.details == {"cause": "hang", "exit_code": 124}
