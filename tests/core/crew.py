@@ -53,10 +53,10 @@ class Crew:
         self.now = 0.0
         self.agents: dict[int, Control] = {}  # those who are alive
         self.said: list[str] = []
-        self.told: list[Notification] = []  # of all agents that have led
+        self.notifications: list[Notification] = []  # of all agents that have led
         self.facts: dict[int, list[DatedFact]] = {}  # that each agent has recorded
         self._observers: dict[int, tuple[Console, Notifications]] = {}
-        self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
+        self.checkpoint: str | None = ""  # the newest; None: the search for it continues
         self.older: list[str] = []  # the newest first
         self.searches = 0  # for a checkpoint, that were answered
         self.unseen: dict[int, str] = {}  # agents that do not see one that is named like this
@@ -100,7 +100,7 @@ class Crew:
     def seeking(self, agent: int) -> int:
         return self.agents[agent].member.follower.seeking
 
-    # What befalls them
+    # What happens to them
 
     def start(self, *agents: int, anew: bool = False) -> None:
         self._down -= set(agents)
@@ -109,11 +109,11 @@ class Crew:
             first = anew and self.job.elects and i == 0
             own = (i, 2, address, name)
             self.agents[i] = Control(self.job, *own, port=7000 + i, claim="host", anew=first)
-            self.tell(i, events.Started())
+            self.feed(i, events.Started())
 
     def come(self, *hosts: str) -> None:
-        """Agents that get their places from the first head; their indices are beyond all until
-        then."""
+        """Start agents that get their places from the first head; until then, their indices are
+        beyond all places."""
         first, _, *rest = self.job.places
         for host in hosts:
             number = len(self.job.places) + len(self._came)
@@ -121,10 +121,10 @@ class Crew:
             job = replace(self.job, places=(first, Place(1, 1, host), *rest))
             port = 7000 + number
             self.agents[number] = Control(job, 1, 2, "10.0.1.1", host, port=port, has_place=False)
-            self.tell(number, events.Started())
+            self.feed(number, events.Started())
 
     def launch(self, *agents: int, until: float = math.inf) -> Launch:
-        """The ledger by the facts that these have recorded, or all of them."""
+        """Return the ledger of the facts that these agents, or all, have recorded."""
         runs = [self.facts.get(i, []) for i in agents or self.facts]
         found = ledger_of([[each for each in run if each[0] < until] for run in runs])
         launch = found.launch("1.0")
@@ -140,23 +140,23 @@ class Crew:
         self._leave(*agents)
 
     def cut(self, some: Iterable[int], others: Iterable[int]) -> None:
-        """Nothing passes between these any more, and nobody tells them so."""
+        """Cut the connections between these agents; no agent is notified."""
         others = tuple(others)
         self._apart |= {frozenset((a, b)) for a in some for b in others}
 
     def mend(self, some: Iterable[int] = (), others: Iterable[int] = ()) -> None:
-        """Between these, or everywhere."""
+        """Restore the connections between these agents, or all connections."""
         others = tuple(others)
         self._apart -= {frozenset((a, b)) for a in some for b in others} or self._apart.copy()
 
     def until(self, time: float) -> None:
-        in_vain = 0
+        repeats = 0
         while self._due() and (due := min(self._due(), key=lambda d: d[0]))[0] + MOMENT < time:
             deadline, agent, event = due
-            in_vain = 0 if deadline + MOMENT > self.now else in_vain + 1
-            assert in_vain < AGAIN, f"agent {agent} does not do what is due"
+            repeats = 0 if deadline + MOMENT > self.now else repeats + 1
+            assert repeats < AGAIN, f"agent {agent} does not do what is due"
             self.now = max(self.now, deadline + MOMENT)
-            self.tell(agent, event)
+            self.feed(agent, event)
         self.now = time
 
     def _due(self) -> list[tuple[float, int, Any]]:
@@ -165,8 +165,8 @@ class Crew:
 
     # What they do
 
-    def tell(self, agent: int, event: events.Event) -> None:
-        """An answer without a number is one to the last question."""
+    def feed(self, agent: int, event: events.Event) -> None:
+        """Deliver an event. An answer without a number is one to the last question."""
         self._todo.append((agent, self._questions[agent].numbered(event)))
         while self._todo:
             i, each = self._todo.popleft()
@@ -246,7 +246,7 @@ class Crew:
                 fresh = (Console(), Notifications())
                 console, notifications = self._observers.setdefault(i, fresh)
                 self.said += console.lines(fact)
-                self.told += notifications.note(fact, self.now)
+                self.notifications += notifications.note(fact, self.now)
             case effects.Exit(verdict=verdict):
                 self.verdicts[i] = verdict
                 self._leave(i)
@@ -283,8 +283,8 @@ class Crew:
             self.held.pop(i, None)
         for i in set(agents) - self._down:
             for other in [a for a in self.agents if self._reaches(a, i)]:
-                self.tell(other, events.PeerClosed(i))
-                self.tell(other, events.HeadClosed(i))
+                self.feed(other, events.PeerClosed(i))
+                self.feed(other, events.HeadClosed(i))
 
     def _reaches(self, one: int, other: int) -> bool:
         return frozenset((one, other)) not in self._apart

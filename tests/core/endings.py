@@ -25,7 +25,7 @@ def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **setti
     crew.start(*agents)
     crew.until(2.0)
     for agent in agents:
-        crew.tell(agent, seen(steps=(steps, steps)))
+        crew.feed(agent, seen(steps=(steps, steps)))
     return crew
 
 
@@ -42,12 +42,12 @@ def preempt(crew, ends_at, agents=(0, 1)):
     """Slurm sends SIGTERM to all processes, to the workers as well, and ends the job then."""
     crew.ends_at, crew.state = ends_at, JobState.PREEMPTED
     for agent in agents:
-        crew.tell(agent, Signalled(TERM))
+        crew.feed(agent, Signalled(TERM))
 
 
 def take(crew, *, last=False):
     for agent, notices in crew.notices.items():
-        crew.tell(agent, NoticeTaken(notices[-1].number, last))
+        crew.feed(agent, NoticeTaken(notices[-1].number, last))
 
 
 def leave(crew, code=0, agents=None):
@@ -55,9 +55,9 @@ def leave(crew, code=0, agents=None):
     for agent in list(crew.agents if agents is None else agents):
         first = 2 * agent
         for rank in (first, first + 1):
-            crew.tell(agent, WorkerExited(rank, code, 0))
+            crew.feed(agent, WorkerExited(rank, code, 0))
         crew.running.pop(agent, None)
-        crew.tell(agent, WorkersGone())
+        crew.feed(agent, WorkersGone())
 
 
 def verdict(crew):

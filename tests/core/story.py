@@ -1,4 +1,4 @@
-"""Short words for scripted histories of the core: jobs, messages, and a machine to tell them to.
+"""Short words for scripted histories of the core: jobs, messages, and a way to feed them in.
 
 The constructors fill in what a story does not care about. Serial numbers grow by themselves, so
 that a story's messages are each newer than the last unless it says otherwise.
@@ -126,14 +126,14 @@ def end(code: int = 0, reason: str = "all workers ended with 0", **fields: Any) 
 def an_order(
     goal: Goal, number: int = 0, *, serial: int = 0, sender: int = 0, term: int = 0, **fields: Any
 ) -> Received:
-    """Of the head of the first term, unless it says otherwise."""
+    """Return an order from the head of the first term, unless the fields differ."""
     fields = {"incarnation": "a1", "tenure": term, **fields}
     order = Order(term, serial or next(_serials), goal=goal, round=number, **fields)
     return Received(sender, order, f"10.0.0.{sender + 1}")
 
 
 def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Received:
-    """An agent with two workers says where it stands. It has heard all that the head has said."""
+    """Return the report of an agent with two workers that has heard all orders of the head."""
     defaults: dict[str, Any] = {
         "host": f"n{index}",
         "incarnation": f"a{index}",
@@ -207,10 +207,10 @@ def without_number(effect: Effect) -> Effect:
     return replace(effect, number=0) if asks else effect
 
 
-def tell(core: Core, now: float, *events: Event) -> list[Effect]:
-    """What the core asks for on these events, which all happen at once. Every agent sees the
-    checkpoint that it is asked to look at; who tells another story has `core.handle`. An answer
-    without a number is one to the last question, and questions are shown without theirs."""
+def feed(core: Core, now: float, *events: Event) -> list[Effect]:
+    """Return the effects of these events, which all happen at once. Every agent sees the checkpoint
+    that it is asked to look at; for another story, use `core.handle`. An answer without a number
+    is one to the last question, and questions are returned without their numbers."""
     effects: list[Effect] = []
     todo = deque(events)
     questions = _questions.setdefault(core, Questions())
@@ -290,13 +290,13 @@ def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
 
 
 def idle(**settings: Any) -> Member:
-    """It has met the head and is ready."""
+    """Return a member that has met the head and is ready."""
     member = a_member(**settings)
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
+    feed(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     return member
 
 
 def running(**settings: Any) -> Member:
     member = idle(**settings)
-    tell(member, 1.0, run(0))
+    feed(member, 1.0, run(0))
     return member

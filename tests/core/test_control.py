@@ -6,7 +6,7 @@ import math
 
 import pytest
 from crew import Crew
-from story import a_job, deeds, report, run, seen, tell, wait
+from story import a_job, deeds, feed, report, run, seen, wait
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.effects import (
@@ -40,18 +40,18 @@ IDLE, ENDED = Phase.IDLE, Phase.ENDED
 
 def test_a_job_of_one_agent():
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
-    assert deeds(tell(control, 0.0, Started())) == [OpenStore()]
-    assert deeds(tell(control, 0.1, StoreListening(4000))) == [ChooseCheckpoint()]
-    (started,) = deeds(tell(control, 0.2, CheckpointChosen("")))
+    assert deeds(feed(control, 0.0, Started())) == [OpenStore()]
+    assert deeds(feed(control, 0.1, StoreListening(4000))) == [ChooseCheckpoint()]
+    (started,) = deeds(feed(control, 0.2, CheckpointChosen("")))
     assert isinstance(started, StartWorkers)
     assert control.next_deadline() == float("inf"), "alone, an agent sleeps until something happens"
 
 
 def test_one_agent_with_many_workers_sleeps_while_they_make_no_steps():
     control = Control(a_job("n0"), 0, 4, "127.0.0.1", "a0")
-    tell(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
+    feed(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
     assert control.next_deadline() == math.inf
-    tell(control, 5.0, seen(steps=(1, 1)))
+    feed(control, 5.0, seen(steps=(1, 1)))
     assert control.next_deadline() < math.inf  # how they keep pace is asked
 
 
@@ -63,12 +63,12 @@ def follower(**timing):
     """(an agent of a job with these times, what gives it an order with a lease of so many seconds
     and returns the ends of the leases that its fork server gets)"""
     control = Control(a_job(**timing), 1, 1, "10.0.0.2", "a1")
-    tell(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
+    feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
 
     def renewals(now, *before, keep=90.0):
-        (sent,) = (e for e in tell(control, now, *before, Tick()) if isinstance(e, Send))
+        (sent,) = (e for e in feed(control, now, *before, Tick()) if isinstance(e, Send))
         heard = sent.message.serial
-        return kept(tell(control, now, run(0, serial=int(now), heard=heard, keep=keep)))
+        return kept(feed(control, now, run(0, serial=int(now), heard=heard, keep=keep)))
 
     return control, renewals
 
@@ -96,17 +96,17 @@ def test_a_lease_that_ends_soon_is_renewed_however_little():
 def test_workers_that_are_held_get_the_newest_lease_if_it_is_still_good():
     control, renewals = follower(loss=100.0, beat=1.0)
     assert [renewals(now, keep=keep) for now, keep in ((1.0, 5.0), (2.0, 4.5))] == [[6.0], []]
-    assert kept(tell(control, 6.25, LeaseOver())) == [6.5]
-    assert kept(tell(control, 6.75, LeaseOver())) == []
+    assert kept(feed(control, 6.25, LeaseOver())) == [6.5]
+    assert kept(feed(control, 6.75, LeaseOver())) == []
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():
     control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
-    tell(control, 0.0, Started())
-    tell(control, 0.1, report(1, IDLE, stop_signal=15))
-    effects = tell(control, 0.2, report(1, ENDED, stop_signal=15))
-    effects += tell(control, 0.3, StoreListening(4000))
-    effects += tell(control, 20.0, Tick())
+    feed(control, 0.0, Started())
+    feed(control, 0.1, report(1, IDLE, stop_signal=15))
+    effects = feed(control, 0.2, report(1, ENDED, stop_signal=15))
+    effects += feed(control, 0.3, StoreListening(4000))
+    effects += feed(control, 20.0, Tick())
     (left,) = [e for e in effects if isinstance(e, Exit)]
     assert left.verdict.code == 143
 
@@ -117,67 +117,67 @@ def test_the_head_ends_although_its_own_fork_server_has_not_answered():
 )
 def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
     control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
-    tell(control, 0.0, Started(), StoreListening(4000), event)
-    told = [e for beat in range(1, 21) for e in tell(control, 0.5 * beat, Tick())]
-    (left,) = [e for e in told if isinstance(e, Exit)]
+    feed(control, 0.0, Started(), StoreListening(4000), event)
+    effects = [e for beat in range(1, 21) for e in feed(control, 0.5 * beat, Tick())]
+    (left,) = [e for e in effects if isinstance(e, Exit)]
     assert left.verdict.code == code
-    assert tell(control, 11.0, Tick(), event) == []
+    assert feed(control, 11.0, Tick(), event) == []
 
 
 def test_a_search_that_fails_ends_a_job_that_cannot_begin():
     failed = SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints"))
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
-    tell(control, 0.0, Started(), StoreListening(4000))
-    (left,) = [e for e in tell(control, 0.2, failed) if isinstance(e, Exit)]
+    feed(control, 0.0, Started(), StoreListening(4000))
+    (left,) = [e for e in feed(control, 0.2, failed) if isinstance(e, Exit)]
     assert left.verdict.reason == "cannot look for checkpoints"
 
 
 def test_a_search_that_fails_while_workers_run_is_nobodys_matter():
-    """It was to find out whether to go on with more nodes."""
+    """The search was to decide whether to continue with more nodes."""
     failed = SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints"))
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
-    tell(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
-    assert tell(control, 5.0, failed) == []
+    feed(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
+    assert feed(control, 5.0, failed) == []
 
 
 def test_the_head_loses_its_fork_server_between_two_rounds():
-    """It never asks for a store at the port of a fork server that is dead."""
+    """No round uses a store at the port of a dead fork server."""
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
-    tell(control, 0.0, Started(), StoreListening(4000))
-    assert tell(control, 0.1, ForkServerReplaced()) == [OpenStore()]
-    assert tell(control, 0.2, CheckpointChosen("")) == []
-    (started,) = deeds(tell(control, 0.3, StoreListening(4001)))
+    feed(control, 0.0, Started(), StoreListening(4000))
+    assert feed(control, 0.1, ForkServerReplaced()) == [OpenStore()]
+    assert feed(control, 0.2, CheckpointChosen("")) == []
+    (started,) = deeds(feed(control, 0.3, StoreListening(4001)))
     assert (started.assignment.round, started.assignment.store_port) == (0, 4001)
 
 
 def test_nobody_reports_for_another():
     control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "a0")
-    tell(control, 0.0, Started())
+    feed(control, 0.0, Started())
     genuine = report(2, Phase.IDLE)
-    tell(control, 0.1, Received(1, genuine.message))
+    feed(control, 0.1, Received(1, genuine.message))
     assert control.head.state.roster[2].report is None
 
 
 def test_a_head_that_has_raised_its_term_is_deposed_by_one_of_a_lower_term():
-    """It raised its term to be obeyed by an agent that had followed another head."""
+    """The head raised its term to be obeyed by an agent that had followed another head."""
     crew = Crew("n0 n1 n2 n3", fewest=2, saves=True)
     crew.start(0, 1, 2, 3)
     crew.until(2.0)
     crew.checkpoint = None  # the search for the next round takes long
-    crew.tell(0, WorkerExited(0, 1, 0, "no"))
-    crew.tell(0, WorkersGone())
+    crew.feed(0, WorkerExited(0, 1, 0, "no"))
+    crew.feed(0, WorkersGone())
     crew.until(4.0)
     control = crew.agents[0]
     crew.cut([0], [1, 2, 3])
     crew.until(control.head.state.lease.until - 0.05)
     last = control.head.state.roster[1].report
-    crew.tell(0, Received(1, replace(last, serial=last.serial + 1, term=5)))
+    crew.feed(0, Received(1, replace(last, serial=last.serial + 1, term=5)))
     assert control.head.state.orders.term == 8
     crew.until(control.head.deposed_at + 0.05)
     assert control.member.follower.term == 0  # it has had no order since
     written = replace(control.head.state.lease.configuration, tenure=6)
     order = wait(0, sender=2, term=6, incarnation="a0", tenure=6, configuration=written)
-    crew.tell(0, order)
+    crew.feed(0, order)
     crew.until(crew.now + 1.0)
     assert not control.leads
     assert control.head_host == "n2"

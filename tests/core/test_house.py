@@ -217,7 +217,7 @@ def test_only_workers_know_torch(file):
 
 @pytest.mark.starts
 def test_an_agent_does_not_load_torch():
-    """It would cost the agent over a second and hundreds of megabytes."""
+    """Loading torch would cost the agent over a second and hundreds of megabytes."""
     modules = "sys, hpclaunch.agent.assembly, hpclaunch.cli"
     program = f"import {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -243,7 +243,7 @@ OTHERS_TEXTS = {
 
 
 def our_text(node: ast.AST) -> bool:
-    """Whether an expression bears the name of such a text."""
+    """Return whether an expression bears the name of such a text."""
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     return name.lstrip("_") in OUR_TEXTS
 

@@ -151,7 +151,7 @@ def test_a_round(ended, cause):
 
 @pytest.mark.parametrize("reason", ["asked", "time", "growth", "verdict"])
 def test_workers_that_were_stopped_are_not_to_blame(reason):
-    """They may end with any code when they are asked to."""
+    """Workers that are asked to end may exit with any code."""
     report = end_report(end(reason, failures=[failed("bye", stopped=True)]))
     assert (report.who, report.code, report.tail) == ("", 0, "")
     assert report.consequences == ("rank 1 on n2",)

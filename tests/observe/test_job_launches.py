@@ -50,8 +50,8 @@ def test_another_training_does_nothing_of_the_first_one_again(first, second):
     assert REDONE not in spent
 
 
-def test_another_element_that_goes_on_with_a_checkpoint_of_the_first_one():
-    """As in a chain."""
+def test_another_element_that_continues_with_a_checkpoint_of_the_first_one():
+    """Elements of a chain continue from each other's checkpoints."""
     first = Launch("1_1.0", (trains(0, 100),))
     second = Launch("1_2.0", (trains(200, 300, resumed=80.0),))
     assert account([first, second]).spent == pytest.approx({TRAINING: 180, REDONE: 20})

@@ -53,7 +53,7 @@ def test_names_and_units_are_by_the_conventions(launch):
         assert len({tuple(s.labels.items()) for s in family.samples}) == len(family.samples)
 
 
-def test_an_agent_that_does_not_lead_tells_of_its_node_alone():
+def test_an_agent_that_does_not_lead_reports_its_node_alone():
     launch = replace(a_launch(None), gpus=(GPU,))
     values = values_of(launch, ranks=True)
     assert values["leads",] == 0
@@ -119,7 +119,7 @@ def test_each_rank_on_request():
     assert values["rank_memory_bytes", "1", "n2"] > 1 << 30
 
 
-def test_what_is_told_does_not_grow_with_the_job():
+def test_the_number_of_values_does_not_grow_with_the_job():
     few, many = (values_of(LAUNCHES[name]) for name in ("two-ranks", "1024-ranks"))
     assert len(many) <= len(few)
 

@@ -208,7 +208,7 @@ def test_times(seconds, text):
     ("length", "unit", "seconds"), [(20, " s", 1), (600, " min", 60), (36_000, " h", 3600)]
 )
 def test_lost_time_has_a_unit_that_fits(length, unit, seconds):
-    """Its areas have their points at the same times, and add up."""
+    """The areas of the chart have their points at the same times, and add up."""
     launch, histories = a_launch(length=length, nodes=1, per_node=1)
     chart = next(c for c in page_of([launch], histories).charts if "no training" in c.name)
     spent = report([launch]).seconds
@@ -219,6 +219,6 @@ def test_lost_time_has_a_unit_that_fits(length, unit, seconds):
 
 
 def test_every_category_has_a_family():
-    """And one only."""
+    """Each category is in exactly one family."""
     named = [category for family in pages.FAMILIES.values() for category in family]
     assert sorted(named) == sorted(Category)

@@ -62,7 +62,7 @@ def test_what_each_node_did():
 
 @pytest.mark.parametrize("kind", [Past, Ledger])
 def test_facts_one_by_one_and_all_at_once_give_the_same(kind):
-    """Of a job with a failure and a takeover; what is seen meanwhile changes nothing."""
+    """Reading a job with a failure and a takeover in between does not change the result."""
     crew = Crew("n0 n1 n2", fewest=1)
     crew.start(0, 1, 2)
     crew.until(20.0)

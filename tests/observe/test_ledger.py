@@ -39,7 +39,7 @@ def begins(at, number=0, *, term=0, age=None, saves=False):
 
 
 def shares(lasted, imports=0.0):
-    """What two seats did in so many seconds."""
+    """Return the shares of a round with two seats that lasted so many seconds."""
     spent = {IMPORTS: 2 * imports, TRAINING: 2 * (lasted - imports)}
     return RoundShares(lasted, spent, (imports, lasted))
 
@@ -220,7 +220,7 @@ def test_a_launch_is_over_when_the_head_that_leads_says_so():
     assert launch_of(cut_off, takes_over(30)).verdict is None
 
 
-def test_a_launch_goes_on_with_a_round_that_begins_after_its_end():
+def test_a_launch_continues_with_a_round_that_begins_after_its_end():
     assert (
         launch_of([*begins(0), *ends(10, 0, 10, then=END), *over(10), *begins(20)]).verdict is None
     )

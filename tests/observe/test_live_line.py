@@ -1,4 +1,4 @@
-"""What a job waits for, in one line."""
+"""The line that shows what a job waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How figures change with time."""
+"""The curves of figures over time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_round_is_a_piece_of_its_own_and_ends_with_its_workers():
 
 
 def test_workers_were_seen_some_time_before():
-    """And for two moments only once."""
+    """Steps that two moments report are counted once."""
     made = [(10.0, 5, 4.0), (15.0, 15, 9.0), (16.0, 15, 9.0), (20.0, 25, 14.0)]
     moments = [
         AgentMoment(at, 0, WorkersMoment(0, 2, at, TRAINS, steps, seen)) for at, steps, seen in made

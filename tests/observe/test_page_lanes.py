@@ -1,4 +1,4 @@
-"""What the job, and each of its nodes and ranks, did over time."""
+"""The activities of the job, and of each of its nodes and ranks, over time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_round_of_the_job_goes_through_its_categories_in_order():
     ]
 
 
-def test_what_goes_on_beside_it_is_shown_if_nothing_else_does():
+def test_what_happens_beside_it_is_shown_if_nothing_else_does():
     entries = [LedgerEntry(0, 10, 3, {WAITING: 30.0}), LedgerEntry(10, 20, 3, {LOST: 30.0})]
     assert as_tuples(job_bars(entries)) == [(0, 10, WAITING), (10, 20, LOST)]
 
@@ -104,7 +104,7 @@ def test_saves_are_where_they_ended():
     assert bars_of(*noted, end=50.0, least=4.0) == [(10, 50, TRAINING)]
 
 
-def test_a_node_that_is_lost_works_no_more():
+def test_a_node_that_is_lost_no_longer_works():
     noted = a_moment(30, 20, 0, 0, 0, 0, 20_000, 0, 4)
     uses = [(12.0, Category.UNKNOWN), (60.0, LOST)]
     assert bars_of(noted, uses=uses) == [(10, 60, TRAINING), (60, 100, LOST)]

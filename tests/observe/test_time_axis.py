@@ -1,4 +1,4 @@
-"""Where times are, and which are named."""
+"""The positions of times on the axis, and the times that are labelled."""
 
 from __future__ import annotations
 

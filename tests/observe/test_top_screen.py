@@ -1,4 +1,4 @@
-"""What keys do to the full screen."""
+"""The keys of the full screen."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Simulation:
         for agent, start in zip(self.agents, self.plan.starts, strict=True):
             self.after(start, agent.start)
         for fault in self.plan.faults:
-            # A fault of a process that is not there yet befalls it once it is.
+            # A fault of a process that is not there yet strikes once it is.
             at = max(fault.at, self.plan.starts[fault.agent] + 0.0001)
             self.after(at, lambda fault=fault: self._strike(fault))
         for number, (at, _) in enumerate(self.plan.ends):
@@ -141,11 +141,11 @@ class Simulation:
                 agent.kill()
             case Kind.RESTART_AGENT:
                 self.network.disturbed.add(fault.agent)
-                agent.kill(mourned=fault.is_proven)
+                agent.kill(confirmed=fault.is_proven)
                 self.after(fault.lasts, lambda: self._restart(fault.agent))
             case Kind.KILL_BOTH | Kind.SWITCH_OFF:
                 self.network.disturbed.add(fault.agent)
-                agent.kill(mourned=False, seen=fault.kind is Kind.KILL_BOTH)
+                agent.kill(confirmed=False, seen=fault.kind is Kind.KILL_BOTH)
             case Kind.PARTITION | Kind.REJECT | Kind.REJECT_ONE_WAY:
                 groups: dict[int, list[int]] = {}
                 for place in self.plan.job.places:
@@ -173,7 +173,7 @@ class Simulation:
                 agent.make_unkillable()
 
     def _suspend(self, nodes: Collection[int], lasts: float) -> None:
-        """These nodes, one after the other; and so they go on."""
+        """Suspend these nodes one after the other, and resume them likewise."""
         begins, ends = ({n: self.rng.uniform(0.0, UNEVEN) for n in nodes} for _ in range(2))
         for place in self.plan.job.places:
             if place.node in nodes:
@@ -181,7 +181,7 @@ class Simulation:
                 if len(nodes) < self.plan.job.nodes:
                     self.network.disturbed.add(place.index)
                 self.after(begins[place.node], agent.suspend)
-                self.after(lasts + ends[place.node], agent.go_on)
+                self.after(lasts + ends[place.node], agent.end_suspension)
 
     def _restart(self, index: int) -> None:
         self.checker.forget(index)

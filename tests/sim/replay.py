@@ -22,13 +22,13 @@ _NOISE = re.compile(
 def show(seed: int, everything: bool) -> int:
     sim, failure = replay(seed)
     print(f"seed {seed}: {sim.plan}\n")
-    told: set[str] = set()
+    seen: set[str] = set()
     for line in sim.transcript:
         # A beat repeats what was said; once is enough to follow the story.
         key = _BEAT.sub("", line[12:])
-        if everything or key not in told or not any(word in key for word in ("Report(", "Order(")):
+        if everything or key not in seen or not any(word in key for word in ("Report(", "Order(")):
             print(_short(line))
-        told.add(key)
+        seen.add(key)
     print()
     if failure is None:
         codes = sorted({a.verdict.code for a in sim.agents if a.verdict is not None})

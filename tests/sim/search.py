@@ -287,7 +287,7 @@ class Start:
         return agent in (self.reports if self.lease is not None else asked)
 
     def ask_after(self, agent: int, now: float) -> None:
-        """Its connection to the agent is closed, or it asks the agent to lead."""
+        """Check on an agent whose connection was closed, or which is asked to lead."""
         if self.lease is not None:
             self.presences[agent].contact.close(now)
         if agent == self.follower.head:
@@ -514,7 +514,7 @@ class Form:
         return mine if start.lease is None else (*mine, *self.of_head(start, start.lease))
 
     def of_ballots(self, start: Start) -> tuple[Any, ...]:
-        """Those that may still count."""
+        """Return the ballots that may still count."""
         return tuple(
             (agent, b.seeking, b.term, b.configuration, self.at(at))
             for agent, (at, b) in sorted(start.candidate._ballots.items())

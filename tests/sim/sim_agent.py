@@ -52,7 +52,7 @@ RESTARTED = 0.02  # how likely somebody who looks is to ask for a restart
 WATCH = 0.5  # seconds between two looks at the workers
 STEP, LATE, JITTER = 0.2, 0.06, 0.005  # seconds of a step; how late slow workers are, and others
 REMEMBERED = 20  # collectives
-LEFT_BEHIND = 0.001  # seconds that what a worker leaves behind takes, if it is told
+LEFT_BEHIND = 0.001  # seconds that leftover processes take to end when they are signalled
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
 POSTED = 5.0  # seconds for which a fork server says that its agent is dead
@@ -94,9 +94,9 @@ class Agent:
         self.host = sim.plan.job.places[index].host
         self.living = False
         self.killed = False
-        self._mourned_until = -math.inf
+        self._confirmed_until = -math.inf
         self.verdict: Verdict | None = None  # once it has left
-        self.told = False  # it has heard the head at least once
+        self.has_heard = False  # it has heard the head at least once
         self.port = 0  # where a store would listen
         self.workers: list[Worker] = []
         self._running = False
@@ -116,7 +116,7 @@ class Agent:
         self._armed = math.inf
         self._look: Look | None = None  # at what it is to look
         self._looks = Random(f"{sim.plan.seed} {self.name} looks")
-        self._onlookers = Random(f"{sim.plan.seed} {self.name} onlookers")
+        self._viewers = Random(f"{sim.plan.seed} {self.name} onlookers")
         self._watches = Random(f"{sim.plan.seed} {self.name} watches")
         self._watched = 0  # how often a round has begun here
         self._untaken = 0  # the number of the notice that is given, and not taken by all
@@ -142,7 +142,7 @@ class Agent:
 
     @property
     def place(self) -> int:
-        """Its index in the job; a number beyond those of all places while it has none."""
+        """The agent's index in the job, or a number beyond all places while it has none."""
         has_place = self.control.member.has_place
         return self.control.index if has_place else len(self.sim.plan.starts) + self.index
 
@@ -159,8 +159,8 @@ class Agent:
         return self.clock >= self.lease
 
     @property
-    def stands_still(self) -> bool:
-        """Whether its workers stand still."""
+    def is_halted(self) -> bool:
+        """Whether the agent's workers are held or suspended."""
         return self._held or self._suspended
 
     def living_workers(self) -> list[Worker]:
@@ -189,10 +189,10 @@ class Agent:
             assert self.control.next_deadline() == before, "a query changes nothing"
             if seen is not None:
                 self.deliver(events.LookedAt())
-            wants = self._onlookers.random() < RESTARTED
+            wants = self._viewers.random() < RESTARTED
             if wants and self.living and not self.control.refusal(Request.RESTART):
                 self.deliver(events.Requested(Request.RESTART))
-        self.sim.after(self._onlookers.uniform(0.5, 4.0), self._be_looked_at)
+        self.sim.after(self._viewers.uniform(0.5, 4.0), self._be_looked_at)
 
     def deliver(self, event: events.Event) -> None:
         if not self.living:
@@ -202,7 +202,7 @@ class Agent:
             return
         self.sim.note(self.index, "<-", event)
         if isinstance(event, events.Received) and isinstance(event.message, Order):
-            self.told = True
+            self.has_heard = True
         if isinstance(event, events.ForkServerReplaced):
             self._forkserver, self._running, self.port = True, False, 0
             self._held, self._ordered = False, None
@@ -259,7 +259,7 @@ class Agent:
         if self.living and not self._paused:
             self._suspended = self._paused = True
 
-    def go_on(self) -> None:
+    def end_suspension(self) -> None:
         if not self._suspended:
             return
         self._suspended = False
@@ -268,32 +268,32 @@ class Agent:
         self._resume()
 
     def _move_on(self) -> None:
-        """The workers, if they may."""
-        if self.stands_still:
+        """Let the workers continue, if they may."""
+        if self.is_halted:
             return
         if workers := self.living_workers():
-            self.sim.checker.goes_on(self, workers[0].round)
+            self.sim.checker.continues(self, workers[0].round)
         for worker in workers:
-            self.sim.training.go_on(worker)
+            self.sim.training.run_deferred(worker)
 
-    def leave(self, *, mourned: bool, seen: bool = True) -> None:
+    def leave(self, *, confirmed: bool, seen: bool = True) -> None:
         """The process is gone, and its workers with it; its fork server may stay to say so."""
         self.living = False
-        if mourned and self._forkserver:
-            self._mourned_until = self.sim.now + POSTED
+        if confirmed and self._forkserver:
+            self._confirmed_until = self.sim.now + POSTED
         for worker in self.living_workers():
             self.sim.training.vanish(worker)
         self.sim.network.process_ended(self.index, seen=seen)
 
-    def kill(self, *, mourned: bool = True, seen: bool = True) -> None:
+    def kill(self, *, confirmed: bool = True, seen: bool = True) -> None:
         self.killed = True
         if self.living:
-            self.leave(mourned=mourned, seen=seen)
+            self.leave(confirmed=confirmed, seen=seen)
 
     @property
-    def is_mourned(self) -> bool:
-        """Whether its fork server is left to confirm that it is dead."""
-        return self.sim.now < self._mourned_until
+    def is_confirmed_dead(self) -> bool:
+        """Whether the agent's fork server is left to confirm its death."""
+        return self.sim.now < self._confirmed_until
 
     # Effects
 
@@ -336,7 +336,7 @@ class Agent:
                 self.lease = until
                 left = (until - self.clock) / self.sim.plan.rates[self.index]
                 self.sim.after(max(0.0, left), self._fence)
-                # Those that were asked to stop while they are held are killed, and go on no more.
+                # Held workers that were asked to stop are killed, and do not continue.
                 if self._held and not (self._stopping or self.lease_is_over):
                     self._held = False
                     self._move_on()
@@ -372,7 +372,7 @@ class Agent:
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self.sim.checker.concludes(self, verdict)
-                self.leave(mourned=alone)
+                self.leave(confirmed=alone)
 
     def _fence(self) -> None:
         """Hold the workers without a lease, as the fork server does whatever the agent does."""
@@ -386,7 +386,7 @@ class Agent:
             self._kill_workers()
 
     def _kill_workers(self) -> None:
-        """Those that are held stand still until they are gone."""
+        """Kill the workers; held ones do nothing until they are gone."""
         if self._ordered is not None:  # they were never started
             self._ordered, self._running, self._held = None, False, False
             self._answer(events.WorkersGone())
@@ -422,11 +422,11 @@ class Agent:
     def _answer(self, event: events.Event, wait: float = 0.0005) -> None:
         asked = self._forkservers
 
-        def tell() -> None:
+        def deliver() -> None:
             if self._forkserver and self._forkservers == asked:
                 self.deliver(event)
 
-        self.sim.after(wait, tell)
+        self.sim.after(wait, deliver)
 
     def _request(self, action: Callable[[], None]) -> None:
         """Requests are read one after the other, unless the fork server is gone by then."""
@@ -512,7 +512,7 @@ class Agent:
 
     def _see_workers(self) -> None:
         living = self.living_workers()
-        if not living or self.stands_still or self._stopping:
+        if not living or self.is_halted or self._stopping:
             return
         still = all(map(self.sim.training.is_still, living))
         since = max(w.world.still_since for w in living)
@@ -543,8 +543,8 @@ class Agent:
         mine = self.living_workers()
         if not mine:
             return Doing.NOTHING - 1
-        told = [spent_by(worker, self.sim)[:-1] for worker in mine]
-        return min(max(i for i, s in enumerate(each) if s or not i) for each in told)
+        spent = [spent_by(worker, self.sim)[:-1] for worker in mine]
+        return min(max(i for i, s in enumerate(each) if s or not i) for each in spent)
 
     def _begun(self, worker: Worker) -> int:
         return 100 if self.sim.steps is None else self.sim.steps.paces[worker].begun
@@ -553,7 +553,7 @@ class Agent:
         find: dict[QueryKind, tuple[Random, float, float, Callable[[], Body | None]]] = {
             QueryKind.EVIDENCE: (self._watches, 0.1, 0.6, self._evidence),
             QueryKind.SAMPLE: (self._watches, 0.1, 0.6, self._sample),
-            QueryKind.VITALS: (self._onlookers, 0.01, 0.3, self._vitals),
+            QueryKind.VITALS: (self._viewers, 0.01, 0.3, self._vitals),
         }
         random, soonest, latest, found = find[query.kind]
 
@@ -583,7 +583,7 @@ class Agent:
         return Vitals(tuple(ranks))
 
     def _sample(self) -> Sample | None:
-        """Its workers have begun a collective in each step, as others have, or a little later."""
+        """Return a sample: each step has a collective, which slow workers begin a little later."""
         plan, living = self.sim.plan, self.living_workers()
         if not living:
             return None
@@ -612,8 +612,8 @@ class Agent:
             self._answer(events.WorkersGone(self._spent()), self.sim.plan.sweep)
 
     def kill_forkserver(self, *, for_good: bool) -> None:
-        """Its workers and the store go with it. The agent finds out in its own time; until then
-        it asks one that is dead."""
+        """Kill the fork server, and with it the workers and the store. Until the agent notices, it
+        sends its requests to the dead one."""
         if not self._forkserver:
             return
         self._forkserver = False

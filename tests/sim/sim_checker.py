@@ -78,7 +78,7 @@ class Checker:
         self.lost: set[int] = set()  # rounds in which something did fail
         self.stragglers: set[str] = set()  # hosts that were named
         self.hung: set[int] = set()  # rounds that were ended because workers hang
-        self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
+        self.grown: set[int] = set()  # rounds that were ended to continue with more nodes
         self.asked: set[int] = set()  # rounds that were ended because the user has asked for it
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.observers: dict[int, tuple[Console, Notifications]] = {}  # of each agent
@@ -87,7 +87,7 @@ class Checker:
         self.done: set[int] = set()  # agents that have left with success
         self.requeued_at: dict[int, float] = {}  # by the term of the head, where there are several
         self.noticed = 0  # how often a worker has taken a notice
-        self.ended_apart = False  # a head was struck while it told the others the end
+        self.ended_apart = False  # a head was struck while it sent the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
         self.calm = plan.rests and not (plan.drop or plan.slow or plan.losses)
 
@@ -130,8 +130,8 @@ class Checker:
         if was.stale and not was.due:
             # To a report it has heard while it led, it says once more who leads now. A head that is
             # about to begin a round renews its lease whenever it can.
-            told = [e for e in todo if not (_is_hint(e) or isinstance(e, effects.KeepWorkers))]
-            same = _state(agent) == was.state and not told
+            acted = [e for e in todo if not (_is_hint(e) or isinstance(e, effects.KeepWorkers))]
+            same = _state(agent) == was.state and not acted
             self._require(same, agent, f"acted on an old message: {event}")
         # A deadline may set the next one to this very moment: that a head is dead, and no grace.
         late = agent.deadline <= agent.clock and not control.exited
@@ -199,9 +199,9 @@ class Checker:
             reports = [p.report for p in current.participants if p.report is not None]
             answers = [r.answer(Evidence) for r in reports]
             found = [answer for answer in answers if answer is not None]
-            told = {state.rank for evidence in found for state in evidence.ranks}
+            answered = {state.rank for evidence in found for state in evidence.ranks}
             right = world is not None and failure.rank == world.culprit
-            unknown = world is None or world.culprit not in told
+            unknown = world is None or world.culprit not in answered
             unknown |= failure.rank == NO_RANK and len(found) < len(reports)
             self._require(right or unknown, agent, f"blames rank {failure.rank} for a hang")
             self.lost.add(current.number)
@@ -226,14 +226,16 @@ class Checker:
     def concludes(self, agent: Agent, verdict: Verdict) -> None:
         """An agent leaves, and does what comes after the end."""
         wanted = self.sim.plan.job.requeueing
-        goes_on = verdict.sequel is Sequel.REQUEUE
+        is_requeued = verdict.sequel is Sequel.REQUEUE
         self._require(
-            not goes_on or ENDS[verdict.origin].kind in wanted.on, agent, f"is requeued: {verdict}"
+            not is_requeued or ENDS[verdict.origin].kind in wanted.on,
+            agent,
+            f"is requeued: {verdict}",
         )
         if wanted.on and not wanted.is_chain:
-            tells = (verdict.code == EXIT_SAVED) == goes_on
-            self._require(tells, agent, f"leaves with a code that says something else: {verdict}")
-        if goes_on and agent.control.leads:
+            matches = (verdict.code == EXIT_SAVED) == is_requeued
+            self._require(matches, agent, f"leaves with a code that says something else: {verdict}")
+        if is_requeued and agent.control.leads:
             # What is left by then, Slurm has killed in the meantime. Of two heads that could not
             # hear each other, each asks: Slurm does it once.
             now, apart = self.sim.now, self.sim.plan.kinds & APART
@@ -282,8 +284,8 @@ class Checker:
         sudden = any(end - at < 3.0 + plan.job.timing.ask_end for at, end in plan.ends[1:])
         calm = plan.kinds <= {Kind.USR1} and not (plan.drop or plan.slow or sudden)
         living = [w for w in self.sim.training.living() if not w.unkillable]
-        told = self.sim.now > max(plan.starts) + 2.0
-        if calm and living and told:
+        all_met = self.sim.now > max(plan.starts) + 2.0
+        if calm and living and all_met:
             late = self.sim.now + 1.0
             self.sim.after(1.0, lambda: self._none_left(living, late))
 
@@ -292,34 +294,34 @@ class Checker:
         agent = self.sim.agents[left[0].agent] if left else self.sim.agents[0]
         self._require(not left, agent, f"leaves {left} to Slurm at {now:.1f}")
 
-    def goes_on(self, agent: Agent, number: int) -> None:
-        """The workers of an agent that have stood still go on."""
+    def continues(self, agent: Agent, number: int) -> None:
+        """Check that no other round runs when an agent's workers continue after a halt."""
         running = self._running_but(number)
         self._require(not running, agent, f"goes on with round {number} while {running} run")
 
     def _running_but(self, number: int) -> list[Worker]:
         """The workers of other rounds. The fork server cannot help those that survive a SIGKILL."""
         living = [w for w in self.sim.training.living() if w.round != number and not w.unkillable]
-        return [w for w in living if not self.sim.agents[w.agent].stands_still]
+        return [w for w in living if not self.sim.agents[w.agent].is_halted]
 
     def begins(self, agent: Agent, part: Assignment) -> None:
-        """The fork server of an agent starts its workers."""
+        """Check the round that the fork server of an agent starts."""
         plan, index = self.sim.plan, agent.control.index
-        # It cannot know what those have told nobody from whom it was cut off ever since.
-        told = [i for i in self.done if not self.sim.network.is_cut(i, agent.index)]
-        self._require(not told, agent, f"starts round {part.round} after the job's success")
+        # It cannot know of agents from which it has been cut off ever since.
+        known = [i for i in self.done if not self.sim.network.is_cut(i, agent.index)]
+        self._require(not known, agent, f"starts round {part.round} after the job's success")
         running = self._running_but(part.round)
         self._require(not running, agent, f"starts round {part.round} while {running} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
         heads = (h for h in self._heads() if h.state.roster[index].assignment == part)
         head = next(heads, None)
         if head is None:
-            return  # it was held meanwhile, and is about to be told that the round is over
+            return  # it was held meanwhile, and is about to hear that the round is over
         self._notice_new_job(agent, head)
         newest = max(self.started, default=(0, 0))
         others = any(a.living and a is not agent for a in self.sim.agents)
-        told = others and not self.ended_apart  # else nobody is left to tell it
-        old = (head.state.orders.term, part.round) < newest and told
+        can_know = others and not self.ended_apart  # else nobody is left to send it orders
+        old = (head.state.orders.term, part.round) < newest and can_know
         self._require(not old, agent, "starts an old round")
         starters = self.started.setdefault((head.state.orders.term, part.round), set())
         self._require(agent.index not in starters, agent, f"starts round {part.round} twice")
@@ -442,7 +444,7 @@ class Checker:
             return
         for peer in head.state.roster:
             other = self._at(peer)
-            index, there = other.index, other.living and other.told
+            index, there = other.index, other.living and other.has_heard
             if peer.report is None and not self.sim.plan.numbered:
                 continue  # nobody has had this place yet
             lost = peer.lost and there and not peer.lost.endswith("before")
@@ -463,12 +465,12 @@ class Checker:
         given_up = reason.startswith("the head on")
         head = agent.control.head
         if head is not None and any(p.lost and self._at(p).living for p in head.state.roster):
-            self.ended_apart = True  # they will find no head, and may go on by themselves
+            self.ended_apart = True  # they will find no head, and may continue by themselves
         late = given_up and any(not without for _, without in self.left)
         if not late:
             self.left.append((agent.index, given_up))
         lossy = sim.plan.drop or sim.plan.slow or sim.plan.losses
-        if lossy or not agent.told:
+        if lossy or not agent.has_heard:
             return
         self._require(not given_up, agent, f"gave a living head up: {reason}")
         for other in sim.agents:
@@ -476,7 +478,7 @@ class Checker:
             self._require(not running, agent, f"leaves while {running} run")
 
     def strikes(self, agent: Agent) -> None:
-        """A fault is about to befall this agent."""
+        """Record that a fault is about to strike this agent."""
         head = agent.control.head
         ending = head is not None and head.stage in (Stage.ENDING, Stage.ENDED)
         self.ended_apart = self.ended_apart or ending or any(not a.living for a in self.sim.agents)
@@ -499,7 +501,7 @@ class Checker:
         together = [
             a
             for a in sim.agents
-            if a.verdict and a.index not in apart and a.told
+            if a.verdict and a.index not in apart and a.has_heard
             if a.index in {index for index, _ in self.left}
             if not (lossy and _is_alone(a.verdict))
         ]
@@ -527,7 +529,7 @@ class Checker:
         return verdict.code == 0 or (signalled and ENDS[verdict.origin].kind is EndKind.TIME_LIMIT)
 
     def _fair(self, head: Agent) -> None:
-        """Where only workers and fork servers failed, the outcome follows from how often they did.
+        """Check that, if only workers and fork servers failed, their number decides the outcome.
 
         One that was killed when there was nothing to lose costs no restart.
         """
@@ -555,7 +557,7 @@ class Checker:
         if not spent:
             return
         if plan.slow or plan.drop or plan.kinds:
-            return  # reports may come too late to tell causes from consequences
+            return  # reports may come too late to distinguish causes from consequences
         assert verdict.cause is not None
         (exits,) = (
             r.exits for r in self.sim.training.rounds.values() if r.number == verdict.cause.round
@@ -581,7 +583,7 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
         return False
     roster = agent.control.head.state.roster
     if event.sender >= len(roster):
-        return True  # it has no place, and is told once more which one it gets
+        return True  # it has no place, and is sent its place again
     known = roster[event.sender].report
     return known is None or known.incarnation != event.message.incarnation
 

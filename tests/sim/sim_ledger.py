@@ -68,35 +68,35 @@ class LedgerCheck:
         self._require(not alike or abs(lost) <= 0.01 * whole, f"{found.total:.2f} of {whole:.2f}")
         self._require(found.total <= 1.01 * whole, f"{found.total:.2f} of {whole:.2f}")
 
-        told = sum(found.spent.get(category, 0.0) for category in TRAINED)
-        least = told
-        if not found.steps_seen:  # loading is not told from training then
+        reported = sum(found.spent.get(category, 0.0) for category in TRAINED)
+        least = reported
+        if not found.steps_seen:  # loading and training are not distinguished then
             least -= found.spent.get(Category.TRAINING, 0.0)
         true, most = self.trained(stopped=False), self.trained(stopped=True)
-        more, less = least - most, true - told
+        more, less = least - most, true - reported
         rounds = len(self.sim.training.rounds)
         if self._knows_all:
             known = 1.5 if self.sim.plan.hangs else 0.1  # seconds until something is known
             allowed = 0.01 * whole + known * found.seats * rounds
             self._require(
-                max(more, less) <= allowed, f"{told:.2f} trained of {true:.2f} ({whole:.2f})"
+                max(more, less) <= allowed, f"{reported:.2f} trained of {true:.2f} ({whole:.2f})"
             )
         if self._knows_of_losses:
             allowed = 0.01 * whole + (0.1 + self._guessed) * found.seats * rounds
-            self._require(more <= allowed, f"{told:.2f} trained of {true:.2f} ({whole:.2f})")
+            self._require(more <= allowed, f"{reported:.2f} trained of {true:.2f} ({whole:.2f})")
 
     @property
     def _knows_all(self) -> bool:
-        """Nothing in the way of the agents, and nothing that takes what is known with it."""
+        """Whether nothing hinders the agents, or takes their data with it."""
         plan = self.sim.plan
         quiet = plan.kinds <= {Kind.USR1, Kind.BLIP} and not (plan.drop or plan.slow)
-        # Workers that do not wait for one that hangs train on, and yet are seen to stand still.
+        # Workers that do not wait for one that hangs continue, and yet appear to make no progress.
         return quiet and (plan.coupled or not (plan.crashes or plan.hangs))
 
     @property
     def _knows_of_losses(self) -> bool:
-        """What is lost takes what is known with it, and its training may count as something else;
-        but nothing else may count as training.
+        """Whether only losses hide training: a lost agent takes its data with it, so that training
+        may count as something else, but nothing else may count as training.
         """
         plan = self.sim.plan
         plain = {Kind.USR1, Kind.BLIP, Kind.KILL_FORKSERVER, Kind.KILL_AGENT, Kind.UNFIT}
@@ -104,8 +104,8 @@ class LedgerCheck:
 
     @property
     def _guessed(self) -> float:
-        """What a head did that is lost is taken to be what the others did: by so many seconds,
-        for each seat, its workers may have begun to train later than theirs.
+        """Seconds for each seat by which the workers of a lost head may have begun to train later
+        than the others, whose activity is assumed for them.
         """
         plan = self.sim.plan
         return BEFORE * LONGEST * plan.work if Kind.KILL_AGENT in plan.kinds else 0.0

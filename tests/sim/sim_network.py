@@ -129,7 +129,9 @@ class Network:
         for to, event in self._closed(pair):
             if to != ended:
                 wait = self.sim.rng.uniform(0.0, 0.05)
-                self.sim.after(wait, lambda to=to, event=event: self._tell_close(pair, to, event))
+                self.sim.after(
+                    wait, lambda to=to, event=event: self._send_close(pair, to, event)
+                )
 
     def _closed(self, pair: tuple[int, int]) -> list[tuple[int, HeadClosed | PeerClosed]]:
         """Return the events of a closed connection for both ends."""
@@ -137,7 +139,9 @@ class Network:
         other = self.sim.agents[client].place
         return [(client, HeadClosed(self._dialled[pair])), (server, PeerClosed(other))]
 
-    def _tell_close(self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed) -> None:
+    def _send_close(
+        self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed
+    ) -> None:
         if not self.is_cut(*pair):
             self.sim.agents[to].deliver(event)
 
@@ -151,7 +155,7 @@ class Network:
         def look() -> None:
             agent = self.sim.agents[where]
             is_it = about.incarnation == agent.name or agent.place == about.agent
-            if agent.is_mourned and is_it and not self.is_cut(asker, where):
+            if agent.is_confirmed_dead and is_it and not self.is_cut(asker, where):
                 self.sim.agents[asker].deliver(AgentGone(about.agent, about.number))
 
         for wait in LOOKS:
@@ -160,8 +164,8 @@ class Network:
     # Faults
 
     def refuse(self, one: Collection[int], other: Collection[int], *, both_ways: bool) -> None:
-        """Whoever sends something to the other side is told that the connection is closed: both
-        groups, or the first one only."""
+        """Close connections with an error for whoever sends to the other side: both groups, or
+        the first one only."""
         for client, server in sorted(self.up):
             across = (client in one and server in other) or (client in other and server in one)
             for to, event in self._closed((client, server)):

@@ -28,7 +28,7 @@ from hpclaunch.core.protocol.values import replace, value
 MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
 SKEW = 2e-4  # a bad crystal; the worst that NTP corrects is 5e-4
 ORDERLY = 12.0  # seconds between two losses, for everybody to be over the first
-UNEVEN = 0.5  # seconds between the first and the last node that is suspended, or goes on
+UNEVEN = 0.5  # seconds between the first and the last node that is suspended, or resumed
 WITHOUT_SLURM = 0.2  # the share of them, of the jobs with one agent on each of several nodes
 LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
 
@@ -90,7 +90,7 @@ class Fault:
 
     @property
     def is_proven(self) -> bool:
-        """Whether a fork server is left to confirm the agent's death: half of them are."""
+        """Whether a fork server is left to confirm the agent's death, as in half of the cases."""
         return Random(f"{self.at} {self.agent} proven").random() < 0.5
 
 
@@ -489,7 +489,7 @@ def _draw(seed: int) -> Plan:
 
 
 def _unproven(rng: Random, span: float, plan: Plan) -> Fault:
-    """A loss of which nobody can tell whether it is a death."""
+    """Return a loss that may or may not be a death."""
     return Fault(
         at=rng.uniform(0.0, span),
         kind=rng.choice(UNPROVEN),
@@ -500,7 +500,7 @@ def _unproven(rng: Random, span: float, plan: Plan) -> Fault:
 
 
 def _first_anew(rng: Random, plan: Plan) -> Plan:
-    """The first agent is started again in its place, while the job goes on without it, or is over,
+    """Start the first agent again in its place, while the job continues without it, or is over,
     or cannot be reached.
     """
     job = replace(plan.job, fewest=1, most=0)
@@ -567,7 +567,7 @@ def _seldom_saved(rng: Random, plan: Plan) -> Plan:
 
 
 def _one_by_one(rng: Random, plan: Plan) -> Plan:
-    """Nodes are lost for good, in a calm cluster: whoever is left has to go on."""
+    """Lose nodes for good, in a calm cluster: the others have to continue."""
     nodes = plan.job.nodes
     lost = rng.sample(range(nodes), rng.randint(1, min(4, nodes - 1)))
     if rng.random() < 0.6:

@@ -1,7 +1,7 @@
 """The steps of simulated workers, and the notices that they take before one of them.
 
-What a fork server writes for its workers takes effect at once, in the order of its requests; what a
-worker does takes its time, and none while it stands still.
+A fork server's messages to its workers take effect at once, in the order of its requests; a
+worker's own actions take time, and make no progress while it is halted.
 """
 
 from __future__ import annotations

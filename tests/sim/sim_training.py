@@ -30,7 +30,7 @@ class Worker:
     rank: int
     ended: Callable[[Worker, int, int], None]  # (worker, code, signal), to its fork server
     mute: bool  # ignores SIGTERM
-    deaf: bool  # does not notice when a peer is gone, and waits for it in vain
+    deaf: bool  # does not notice when a peer is gone, and waits for it for ever
     saving: bool = False  # writes, since it was asked to stop
     idle_since: float = math.inf  # when it was asked to stop, or has written the last of it
     stopped_at: float = math.inf  # when it was asked to stop
@@ -39,7 +39,7 @@ class Worker:
     born: float = 0.0
     ended_at: float = math.inf
     saved: float = 0.0  # seconds in which it wrote checkpoints
-    later: list[Callable[[], None]] = field(default_factory=list)  # once it may go on
+    later: list[Callable[[], None]] = field(default_factory=list)  # once it may continue
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of round {self.round} on agent {self.agent}"
@@ -52,7 +52,7 @@ class Round:
     number: int
     world_size: int
     victims: frozenset[int]  # ranks that fail by themselves
-    loads: bool = False  # in vain: all fail of it
+    loads: bool = False  # a broken checkpoint, at which all fail
     begun: float = 0.0
     culprit: int | None = None  # the rank that hangs, or rests, sooner or later
     still_since: float = math.inf  # since when it does, and in a coupled training all do nothing
@@ -144,9 +144,9 @@ class Training:
         if len(this.workers) == this.world_size and self._hangs_left and not this.victims:
             self._hangs_left -= 1
             this.culprit = self._hangs.randrange(this.world_size)
-            self.sim.after(self._hangs.uniform(0.0, plan.work), lambda: self._stand_still(this))
+            self.sim.after(self._hangs.uniform(0.0, plan.work), lambda: self._begin_hang(this))
 
-    def _stand_still(self, this: Round) -> None:
+    def _begin_hang(self, this: Round) -> None:
         """Let one rank do nothing any more, or use the CPU for a while."""
         if this.exits:
             return
@@ -160,7 +160,7 @@ class Training:
         if all(worker.stopped_at > self.sim.now for worker in this.workers):
             this.culprit, this.still_since, this.awake_since = None, math.inf, self.sim.now
         for worker in this.workers:
-            self.go_on(worker)
+            self.run_deferred(worker)
 
     def is_still(self, worker: Worker) -> bool:
         """Return whether a worker hangs or rests, or waits for one that does."""
@@ -169,7 +169,7 @@ class Training:
         return concerned and self.sim.now >= this.still_since
 
     def _finish_after(self, seconds: float, worker: Worker) -> None:
-        """The worker ends well, unless it stands still by then."""
+        """End the worker with success, once it is not halted."""
 
         def finish() -> None:
             if self.is_still(worker):
@@ -246,29 +246,29 @@ class Training:
         self._after(seconds, worker, lambda: self.end(worker, code, signum))
 
     def _after(self, seconds: float, worker: Worker, action: Callable[[], None]) -> None:
-        """Let a worker act later: not while it stands still."""
+        """Let a worker act later: not while it is halted."""
 
         def act() -> None:
-            if self.sim.agents[worker.agent].stands_still:
+            if self.sim.agents[worker.agent].is_halted:
                 worker.later.append(action)
             else:
                 action()
 
         self.sim.after(seconds, act)
 
-    def go_on(self, worker: Worker) -> None:
+    def run_deferred(self, worker: Worker) -> None:
         later, worker.later = worker.later, []
         for action in later:
             self._after(self.sim.rng.uniform(0.0, 0.1), worker, action)
 
     def _follow(self, worker: Worker) -> None:
-        """A peer is gone: most workers see a broken connection, others wait in vain for it."""
+        """Let a worker react to a lost peer: most see a broken connection, others wait for ever."""
         rng = self.sim.rng
         if worker.alive and not worker.deaf:
             self._end_after(rng.uniform(0.005, 0.4), worker, *rng.choice(FOLLOWED))
 
     def in_time(self, seconds: float, worker: Worker, action: Callable[[], None]) -> None:
-        """Something that the worker does, unless it stands still, or waits for one that does."""
+        """Let a worker act later, unless it hangs or waits for one that does."""
 
         def act() -> None:
             if self.is_still(worker):

@@ -75,8 +75,8 @@ _SAYS = re.compile(r"agent (\d+) says: (.*)")
 _FAULT = re.compile(r"agent (\d+): (.*)")
 
 
-def tell(plan: Plan) -> list[str]:
-    """The lines of one story; an exception if a law was broken in it."""
+def transcript_of(plan: Plan) -> list[str]:
+    """Return the lines of one story; raise an exception if a law was broken in it."""
     sim = Simulation(plan, record=True)
     sim.run()
     lines = []
@@ -105,7 +105,7 @@ def main() -> None:
     if unknown := set(names) - STORIES.keys():
         parser.error(f"no story {', '.join(sorted(unknown))}")
     for name in names or STORIES:
-        print(f"{name}\n" + "\n".join(tell(STORIES[name])) + "\n")
+        print(f"{name}\n" + "\n".join(transcript_of(STORIES[name])) + "\n")
 
 
 if __name__ == "__main__":

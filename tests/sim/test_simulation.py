@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_sim import check, replay
-from stories import STORIES, tell
+from stories import STORIES, transcript_of
 
 from samples import quick_and_exhaustive
 
@@ -65,7 +65,7 @@ def test_regression(seed):
 
 
 # What an operator has to find in them, in this order.
-TOLD = {
+EXPECTED = {
     "a worker dies": ["restart 1 of 3", "starts ranks 0 to 1 of 6 in round 1"],
     "a node dies": ["the agent on n3 was lost", "continuing without n3: 2 nodes", "'n2': 0"],
     "a spare takes over": ["with n3 and without n2", "n3 starts ranks 2 to 3 of 4 in round 1"],
@@ -87,9 +87,9 @@ TOLD = {
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_story(name):
-    text = "\n".join(tell(STORIES[name]))
+    text = "\n".join(transcript_of(STORIES[name]))
     at = 0
-    for words in TOLD[name]:
+    for words in EXPECTED[name]:
         at = text.find(words, at)
         assert at >= 0, f"{words!r} is not there:\n{text}"
 

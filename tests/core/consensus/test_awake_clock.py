@@ -1,7 +1,7 @@
 """A process that did not run for a while: its silence, and that of others, means nothing."""
 
 from crew import Crew
-from story import tell
+from story import feed
 
 from hpclaunch.core.consensus.awake_clock import AwakeClock
 from hpclaunch.core.control import Control
@@ -29,13 +29,13 @@ def trained(hosts="n0 n1 n2", **settings):
 
 
 def suspended(crew, until):
-    """All stand still; their fork servers notice first that the leases are over."""
+    """Suspend all agents; their fork servers notice first that the leases are over."""
     crew.now = until
     for agent in crew.agents:
-        crew.tell(agent, events.LeaseOver())
+        crew.feed(agent, events.LeaseOver())
 
 
-def test_a_job_that_was_suspended_goes_on_in_the_same_round():
+def test_a_job_that_was_suspended_continues_in_the_same_round():
     crew = trained()
     for until in (65.0, 3665.0):
         suspended(crew, until)
@@ -50,18 +50,18 @@ def test_a_job_that_was_suspended_goes_on_in_the_same_round():
 def test_a_job_that_was_suspended_between_two_rounds_begins_the_next():
     crew = trained(wait=0.0)
     crew.checkpoint = None  # the search for it takes long
-    crew.tell(1, events.WorkerExited(2, 1, 0))
+    crew.feed(1, events.WorkerExited(2, 1, 0))
     crew.until(15.0)
     crew.now = 200.0
     crew.until(203.0)
     assert crew.verdicts == {}
     assert crew.heads == [0]
-    crew.tell(0, events.CheckpointChosen("/c/1.pt"))
+    crew.feed(0, events.CheckpointChosen("/c/1.pt"))
     crew.until(205.0)
     assert crew.running == {0: 1, 1: 1, 2: 1}
 
 
-def test_the_patience_with_those_that_do_not_go_on_begins_then():
+def test_the_loss_timeout_begins_anew_after_a_suspension():
     crew = trained()
     suspended(crew, 65.0)
     crew.cut([2], [0, 1])
@@ -74,7 +74,7 @@ def test_the_patience_with_those_that_do_not_go_on_begins_then():
     assert crew.clashes == set()
 
 
-def test_a_head_that_slept_while_the_others_went_on_steps_down():
+def test_a_head_that_slept_while_the_others_continued_steps_down():
     crew = trained("n0 n1 n2 n3")
     head = crew.agents.pop(0)  # it is stopped, with its fork server
     crew.held[0] = crew.running.pop(0)
@@ -91,9 +91,9 @@ def test_a_time_of_grace_is_not_over_for_a_pause():
     """Also where there is no other agent, and so no beat."""
     crew = Crew("n0", grace=20.0)
     control = Control(crew.job, 0, 1, "127.0.0.1", "a0")
-    tell(control, 0.0, events.Started(), events.StoreListening(4000))
-    tell(control, 0.1, events.CheckpointChosen(""))
-    tell(control, 1.0, events.Signalled(15))
-    assert effects.KillWorkers() not in tell(control, 600.0, events.Tick())  # due at 21.0
+    feed(control, 0.0, events.Started(), events.StoreListening(4000))
+    feed(control, 0.1, events.CheckpointChosen(""))
+    feed(control, 1.0, events.Signalled(15))
+    assert effects.KillWorkers() not in feed(control, 600.0, events.Tick())  # due at 21.0
     assert control.next_deadline() == 620.0
-    assert effects.KillWorkers() in tell(control, 620.0, events.Tick())
+    assert effects.KillWorkers() in feed(control, 620.0, events.Tick())

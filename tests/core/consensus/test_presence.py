@@ -1,4 +1,4 @@
-"""Whether another agent is there: what is heard of it, and the states that follow."""
+"""The presence of another agent: what is heard of it, and the states that follow."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_that_is_silent_is_lost():
 def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
     one = heard(0.0, answered=0.0)
     for at in range(1, 30):
-        # It goes on to report, and hears nothing new.
+        # The agent continues to report, and hears nothing new.
         one.hear(float(at), term=0, version=0, answers=1)
         if why := one.check(float(at)):
             break

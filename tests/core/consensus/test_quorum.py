@@ -1,4 +1,4 @@
-"""Who is a quorum: tables, and every case of a few agents."""
+"""The rules of quorums: tables, and every case of a few agents."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_supported_since(at, expected):
     ],
 )
 def test_supported_as_a_successor(at, dead, expected):
-    """It needs more than half, where one of the dead is not counted."""
+    """A successor needs more than half; one of the dead is not counted."""
     assert supported_since(a_configuration(range(len(at))), at.__getitem__, 1, dead) == expected
 
 
@@ -243,7 +243,7 @@ def test_supported_by_both_while_a_configuration_is_not_settled():
 
 
 def leads(me, configuration, agents):
-    """Whether an agent does that these follow; it is one of them."""
+    """Return whether an agent that these agents follow leads; it is one of them."""
 
     def by(some):
         on = parsed(some.agents)

@@ -54,10 +54,10 @@ def test_slurm_is_asked_again_soon_if_it_does_not_answer():
     assert given(crew) == {0: [101], 1: [101]}
 
 
-def test_an_answer_to_an_earlier_question_tells_when_the_end_is():
+def test_an_answer_to_an_earlier_question_gives_the_end_time():
     crew = training(ends_at=None)
     crew.until(20.0)  # the second question was at 15
-    crew.tell(0, EndFound(40.0, number=LATE))
+    crew.feed(0, EndFound(40.0, number=LATE))
     crew.until(22.0)
     assert given(crew) == {0: [101], 1: [101]}
     crew.ends_at = 100.0  # it is asked again as if it had not answered
@@ -65,15 +65,15 @@ def test_an_answer_to_an_earlier_question_tells_when_the_end_is():
     assert not crew.verdicts
 
 
-def test_an_answer_to_an_earlier_question_does_not_tell_what_sigterm_means():
+def test_an_answer_to_an_earlier_question_does_not_explain_sigterm():
     """Slurm may have given it before."""
     crew = training(ends_at=None)
     crew.until(100.0)
-    crew.tell(1, Signalled(TERM))
-    crew.tell(0, EndFound(900.0, number=LATE))
+    crew.feed(1, Signalled(TERM))
+    crew.feed(0, EndFound(900.0, number=LATE))
     crew.until(101.0)
     assert not crew.verdicts
-    crew.tell(0, EndFound(60.0, JobState.PREEMPTED))
+    crew.feed(0, EndFound(60.0, JobState.PREEMPTED))
     crew.until(110.0)
     assert not crew.verdicts
     assert given(crew) == {0: [101], 1: [101]}
@@ -109,14 +109,14 @@ def test_notice_comes_in_time_and_the_end_in_order():
 
 def test_the_longer_a_save_takes_the_earlier_notice_is():
     crew = training(notice=-1.0)
-    crew.tell(1, seen(steps=(100, 100), save=200.0))
+    crew.feed(1, seen(steps=(100, 100), save=200.0))
     crew.until(546.0)
     assert given(crew) == {}
     crew.until(548.0)
     assert given(crew) == {0: [101], 1: [101]}
 
 
-def test_what_an_earlier_run_has_saved_tells_how_long_it_takes():
+def test_the_checkpoints_of_an_earlier_run_show_how_long_a_save_takes():
     crew = training(notice=-1.0, save_took=200.0)
     crew.until(546.0)
     assert given(crew) == {}
@@ -138,7 +138,7 @@ def test_an_administrator_takes_the_time_limit_away():
     crew = training(ends_at=200.0)
     crew.until(50.0)
     crew.ends_at = None  # Slurm does not know any
-    crew.tell(0, EndFound(None, endless=True))
+    crew.feed(0, EndFound(None, endless=True))
     crew.until(1500.0)
     assert given(crew) == {}
     assert not crew.verdicts
@@ -187,7 +187,7 @@ def test_no_round_begins_when_it_is_too_late():
 
 
 def test_the_end_comes_between_two_rounds():
-    """What was saved after the notice is not forgotten."""
+    """A checkpoint that was saved after the notice counts."""
     crew = training(loss=3.0)
     crew.until(951.0)
     take(crew)
@@ -253,7 +253,7 @@ def test_ranks_with_and_without_an_optimizer(ready):
 def test_a_new_round_is_given_notice_again():
     crew = training(loss=3.0)
     crew.until(951.0)
-    crew.tell(1, WorkerExited(2, 1, 0))
+    crew.feed(1, WorkerExited(2, 1, 0))
     crew.until(953.0)
     assert sorted(crew.parts) == [0, 1]
     assert given(crew) == {0: [101, 102], 1: [101, 102]}
@@ -288,7 +288,7 @@ def test_a_job_that_is_preempted():
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_preempted_job_with_a_spare(first):
-    """It has no workers, and is told as well: in whichever order, it is not the end yet."""
+    """The spare, without workers, gets SIGTERM too: in any order, the job does not end yet."""
     crew = training("n0 n1 n2", most=2, fewest=2)
     crew.until(100.0)
     preempt(crew, 160.0, agents=(first, *({0, 1, 2} - {first})))
@@ -301,7 +301,7 @@ def test_a_job_that_is_preempted_between_two_rounds():
     crew = training()
     crew.until(100.0)
     crew.checkpoint = None  # the next one begins once this is known
-    crew.tell(1, WorkerExited(2, 1, 0))
+    crew.feed(1, WorkerExited(2, 1, 0))
     crew.until(101.0)
     preempt(crew, 160.0)
     crew.until(110.0)
@@ -314,7 +314,7 @@ def test_a_preemption_is_not_forgotten_when_slurm_does_not_answer():
     preempt(crew, 300.0)
     crew.until(110.0)
     for left in (None, 900.0):  # or the environment had to answer
-        crew.tell(0, EndFound(left))
+        crew.feed(0, EndFound(left))
     crew.until(252.0)
     assert not crew.verdicts
     assert given(crew) == {0: [101], 1: [101]}
@@ -334,7 +334,7 @@ def test_a_job_that_is_cancelled(state, ends_at, requeueing):
     crew = training(ends_at=1000.0, requeueing=requeueing)
     crew.until(100.0)
     crew.state, crew.ends_at = state, ends_at
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(101.0)
     assert verdict(crew).reason == "ended by SIGTERM on n1"
     assert kind(crew) is EndKind.STOPPED
@@ -345,19 +345,19 @@ def test_a_job_that_is_cancelled_is_not_at_its_time_limit():
     """Slurm says so before its SIGTERM comes."""
     crew = training(ends_at=1000.0)
     crew.until(100.0)
-    crew.tell(0, EndFound(0.0, JobState.OVER))
+    crew.feed(0, EndFound(0.0, JobState.OVER))
     assert not crew.verdicts
     crew.state = JobState.OVER
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(101.0)
     assert kind(crew) is EndKind.STOPPED
 
 
 def test_sigterm_near_the_time_limit_announces_it():
-    """As `#SBATCH --signal=TERM@80` has Slurm send it."""
+    """Slurm sends it like this for `#SBATCH --signal=TERM@80`."""
     crew = training(requeueing=REQUEUED)
     crew.until(920.0)
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(930.0)
     assert crew.said[-1] == "the job is near its time limit: it ends in 80 s"
     assert given(crew) == {}
@@ -373,7 +373,7 @@ def test_workers_that_leave_after_sigterm_near_the_time_limit():
     crew = training(requeueing=REQUEUED)
     crew.until(920.0)
     for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+        crew.feed(agent, Signalled(TERM))
     crew.checkpoint, crew.saved_at = "/c/5.pt", 921.0
     crew.until(922.0)
     leave(crew)
@@ -385,7 +385,7 @@ def test_workers_that_leave_after_sigterm_near_the_time_limit():
 def test_a_job_that_is_preempted_shortly_before_its_time_limit():
     crew = training(requeueing=REQUEUED)
     crew.until(900.0)
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(905.0)
     preempt(crew, 965.0)
     crew.until(950.0)
@@ -395,7 +395,7 @@ def test_a_job_that_is_preempted_shortly_before_its_time_limit():
 def test_a_job_that_is_cancelled_while_slurm_does_not_answer():
     crew = training(ends_at=None)
     crew.until(100.0)
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(101.0)
     assert crew.running.keys() == {0, 1}
     crew.until(103.0)
@@ -412,7 +412,7 @@ def test_workers_that_are_done_while_slurm_does_not_answer_and_the_time_is_over(
     crew.until(976.0)
     take(crew)
     crew.ends_at = None
-    crew.tell(0, Signalled(TERM))
+    crew.feed(0, Signalled(TERM))
     leave(crew)
     crew.until(977.5)
     assert not crew.verdicts
@@ -426,7 +426,7 @@ def test_a_job_that_is_cancelled_between_two_rounds_while_slurm_does_not_answer(
     crew.kill(1, down=True)
     crew.until(104.0)
     crew.ends_at = None
-    crew.tell(0, Signalled(TERM))
+    crew.feed(0, Signalled(TERM))
     crew.until(113.0)  # the workers would have been ended at 107
     assert not crew.verdicts
     crew.until(126.0)  # it waits for n1 to confirm the end
@@ -437,13 +437,13 @@ def test_a_signal_for_the_workers_is_passed_on_once_to_all():
     crew = training()
     crew.until(100.0)
     for agent in (0, 1):
-        crew.tell(agent, Signalled(USR1))
+        crew.feed(agent, Signalled(USR1))
     crew.until(105.0)
     assert {a: [(n.step, n.signum) for n in ns] for a, ns in crew.notices.items()} == {
         0: [(101, USR1)],
         1: [(101, USR1)],
     }
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(110.0)
     assert given(crew) == {0: [101, 101], 1: [101, 101]}
     assert crew.said[1:] == []
@@ -470,7 +470,7 @@ def test_workers_that_save_and_leave():
     ("settings", "code"), [({}, 128 + TERM), ({"saves": False}, 0), ({"steps": 0}, 0)]
 )
 def test_workers_that_leave_at_the_step_and_have_saved_nothing(settings, code):
-    """They are not finished, as far as this can be known."""
+    """Workers that saved nothing at the step do not count as finished."""
     crew = training(**settings)
     crew.until(970.0)
     take(crew)
@@ -488,12 +488,12 @@ def test_workers_that_leave_at_the_step_and_have_saved_nothing(settings, code):
 
 @pytest.mark.parametrize(("saved_at", "rounds"), [(952.0, 1), (900.0, 2)])
 def test_workers_that_leave_with_a_code_of_their_own(saved_at, rounds):
-    """If they have saved, they have not failed: there is no other round."""
+    """Workers that have saved have not failed: there is no other round."""
     crew = training()
     crew.until(951.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
-    crew.tell(1, WorkerExited(2, 99, 0))
+    crew.feed(1, WorkerExited(2, 99, 0))
     crew.until(955.0)
     assert len(crew.parts) == rounds
     if rounds == 1:
@@ -510,7 +510,7 @@ def test_workers_that_leave_with_a_code_of_their_own(saved_at, rounds):
         (102.5, "saved, not finished: the workers left after Slurm's SIGTERM, with /c/5.pt"),
     ],
 )
-def test_workers_that_slurm_itself_has_told_to_leave(after, saved_at, reason):
+def test_workers_that_end_on_the_signal_of_slurm(after, saved_at, reason):
     """Before they came to the step of a notice, or Slurm has said what its signal means."""
     crew = training()
     crew.until(100.0)
@@ -536,7 +536,7 @@ def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, afte
     if not answers:
         crew.steps.clear()
     for agent in (0, 1):
-        crew.tell(agent, Signalled(signum))
+        crew.feed(agent, Signalled(signum))
     crew.until(100.0 + after)
     assert given(crew) == ({0: [101], 1: [101]} if answers else {})
     crew.checkpoint, crew.saved_at = "/c/5.pt", 100.0 + after if saved else 90.0
@@ -555,7 +555,7 @@ def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, afte
 def test_workers_without_an_optimizer_that_leave_for_a_signal(after, code):
     crew = training(steps=0)
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", 103.0
@@ -569,10 +569,10 @@ def test_workers_without_an_optimizer_that_leave_for_a_signal(after, code):
 def test_workers_that_do_not_hear_a_signal_do_not_leave_for_it(steps):
     crew = training(steps=steps)
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     for agent, notices in crew.notices.items():
-        crew.tell(agent, NoticeUnheard(notices[-1].number))
+        crew.feed(agent, NoticeUnheard(notices[-1].number))
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", 103.0
     crew.until(105.0)
@@ -581,10 +581,10 @@ def test_workers_that_do_not_hear_a_signal_do_not_leave_for_it(steps):
     assert verdict(crew).code == 0
 
 
-def test_workers_that_have_gone_on_after_a_signal_are_finished():
+def test_workers_that_have_continued_after_a_signal_are_finished():
     crew = training()
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew)
     crew.until(951.0)
@@ -599,7 +599,7 @@ def test_workers_that_leave_before_a_notice_that_a_user_asks_for_are_finished():
     """Slurm has sent them nothing, so they did not know of it."""
     crew = training()
     crew.until(100.0)
-    crew.tell(0, Requested(Request.NOTICE))
+    crew.feed(0, Requested(Request.NOTICE))
     crew.until(101.0)
     crew.checkpoint, crew.saved_at = "/c/5.pt", 101.0
     leave(crew)
@@ -612,7 +612,7 @@ def test_workers_that_began_after_slurms_signal_are_finished():
     crew.until(100.0)
     preempt(crew, 160.0)
     crew.until(101.0)
-    crew.tell(1, WorkerExited(2, 128 + TERM, TERM))
+    crew.feed(1, WorkerExited(2, 128 + TERM, TERM))
     crew.until(105.0)
     leave(crew)
     crew.until(110.0)
@@ -622,7 +622,7 @@ def test_workers_that_began_after_slurms_signal_are_finished():
 def test_some_that_leave_at_the_step_of_a_signal_are_finished():
     crew = training()
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew, last=True)
     leave(crew)
@@ -632,7 +632,7 @@ def test_some_that_leave_at_the_step_of_a_signal_are_finished():
 
 @pytest.mark.parametrize(("taken", "saved_at"), [(True, 900.0), (True, None), (False, 953.0)])
 def test_workers_that_are_finished(taken, saved_at):
-    """They had saved nothing since, or had not come to the step."""
+    """Workers are finished if they have saved nothing since, or have not come to the step."""
     crew = training()
     crew.until(951.0)
     if taken:
@@ -645,7 +645,7 @@ def test_workers_that_are_finished(taken, saved_at):
 
 
 def test_workers_that_save_and_leave_after_others_have_finished():
-    """These had less to do, and have had no notice."""
+    """The others had less to do, and have had no notice."""
     crew = training()
     crew.until(940.0)
     leave(crew, agents=[0])
@@ -663,7 +663,7 @@ def test_workers_that_save_and_leave_after_others_have_finished():
 def test_workers_that_save_and_leave_for_a_signal(after, code):
     crew = training()
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", 103.0
@@ -676,24 +676,24 @@ def test_workers_that_save_and_leave_for_a_signal(after, code):
 def test_the_search_for_what_they_have_saved_may_take_a_while():
     crew = training()
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew)
     crew.checkpoint = None
     crew.until(129.0)
     leave(crew)
     crew.until(133.0)
-    crew.tell(0, CheckpointChosen("/c/5.pt", age=5.0))
+    crew.feed(0, CheckpointChosen("/c/5.pt", age=5.0))
     crew.until(134.0)
     assert verdict(crew).code == EXIT_SAVED
 
 
 @pytest.mark.parametrize(("saved_at", "code"), [(595.0, EXIT_SAVED), (90.0, 0)])
 def test_a_save_for_a_signal_may_take_long(saved_at, code):
-    """It is all that they have done since."""
+    """The workers have done nothing but save since the signal."""
     crew = training()
     crew.until(100.0)
-    crew.tell(1, Signalled(USR1))
+    crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
@@ -704,7 +704,7 @@ def test_a_save_for_a_signal_may_take_long(saved_at, code):
     assert verdict(crew).code == code
 
 
-def test_workers_that_save_and_go_on():
+def test_workers_that_save_and_continue():
     crew = training()
     crew.until(951.0)
     take(crew)
@@ -736,7 +736,7 @@ def test_a_search_that_outlasts_the_round():
     leave(crew)
     crew.until(952.0)
     crew.checkpoint = ""
-    crew.tell(0, Requested(Request.RESTART))
+    crew.feed(0, Requested(Request.RESTART))
     crew.until(970.0)
     assert sorted(crew.parts) == [0, 1]
 
@@ -792,7 +792,7 @@ def test_a_save_that_is_done_before_the_first_look(age, rounds):
     crew.until(125.0)
     assert given(crew) == {0: [101], 1: [101]}
     crew.checkpoint = "/c/5.pt"
-    crew.tell(0, CheckpointChosen("/c/5.pt", age=age))
+    crew.feed(0, CheckpointChosen("/c/5.pt", age=age))
     crew.until(127.0)
     assert sorted(crew.parts) == rounds
 
@@ -815,7 +815,7 @@ def test_nothing_changes_until_they_have_saved():
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_spare_that_is_lost_takes_no_place(leaves):
-    """If the workers have left for it, they begin again where they were."""
+    """Workers that have left to make room for the spare begin again on the same nodes."""
     crew = drained(saves=False)
     crew.kill(2)
     take(crew)
@@ -829,7 +829,7 @@ def test_a_spare_that_is_lost_takes_no_place(leaves):
     assert not crew.verdicts
 
 
-def test_a_drained_node_without_a_spare_goes_on():
+def test_a_drained_node_without_a_spare_stays_in_use():
     crew = training()
     crew.draining = ("n1",)
     crew.until(200.0)

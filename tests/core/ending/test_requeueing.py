@@ -1,4 +1,4 @@
-"""Stories of jobs that go on in another run, or do not."""
+"""Stories of jobs that continue in another run, or do not."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_job_that_is_cancelled_is_over():
     crew = training(requeueing=asked())
     crew.until(100.0)
     crew.state = JobState.OVER
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(105.0)
     assert kind(crew) is EndKind.STOPPED
     assert verdict(crew).sequel is Sequel.LEAVE
@@ -118,7 +118,7 @@ def test_a_job_that_is_cancelled_is_over():
 )
 def test_a_script_that_fails(on, sequel):
     crew = training(requeueing=asked(on), max_restarts=0)
-    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.feed(1, WorkerExited(2, 9, 0))
     crew.until(10.0)
     assert kind(crew) is EndKind.FAILURE
     assert verdict(crew).sequel is sequel
@@ -143,7 +143,7 @@ def test_a_user_stops_a_job_whose_time_is_up():
     crew.until(985.0)
     assert not crew.running
     assert not crew.verdicts
-    crew.tell(0, Requested(Request.STOP))
+    crew.feed(0, Requested(Request.STOP))
     crew.until(999.0)
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.TIME_LIMIT, Sequel.LEAVE)
     assert verdict(crew).code == 128 + TERM
@@ -154,10 +154,10 @@ def test_a_user_stops_a_job_whose_script_has_failed():
     """The failure stays in the report."""
     crew = training(requeueing=asked((EndKind.FAILURE,), before=1), max_restarts=0)
     crew.checkpoint = None
-    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.feed(1, WorkerExited(2, 9, 0))
     crew.until(4.0)
     assert not crew.verdicts
-    crew.tell(0, Requested(Request.STOP))
+    crew.feed(0, Requested(Request.STOP))
     crew.until(30.0)
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.FAILURE, Sequel.LEAVE)
     assert verdict(crew).code == 9
@@ -169,11 +169,11 @@ def test_a_user_stops_a_job_before_slurm_has_said_what_its_sigterm_means():
     crew = training(requeueing=asked())
     crew.until(100.0)
     crew.ends_at = None  # it does not answer
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(103.0)
     assert not crew.running
-    crew.tell(0, Requested(Request.STOP))
-    crew.tell(0, EndFound(57.0, JobState.PREEMPTED))
+    crew.feed(0, Requested(Request.STOP))
+    crew.feed(0, EndFound(57.0, JobState.PREEMPTED))
     crew.until(120.0)
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.PREEMPTION, Sequel.LEAVE)
     assert verdict(crew).reason.endswith(STOPPED)
@@ -209,7 +209,7 @@ def test_a_preempted_job_waits_for_slurm_though_it_has_not_answered_lately():
     crew.requeues = True
     preempt(crew, 160.0)
     crew.until(112.0)
-    crew.tell(0, EndFound(None))
+    crew.feed(0, EndFound(None))
     crew.until(145.0)
     assert (verdict(crew).sequel, 20.0 < verdict(crew).left < 24.0) == (Sequel.LINGER, True)
 
@@ -223,7 +223,7 @@ def test_a_user_stops_a_preempted_job_that_slurm_would_start_again():
     crew.checkpoint = None
     crew.until(140.0)
     assert not crew.verdicts
-    crew.tell(0, Requested(Request.STOP))
+    crew.feed(0, Requested(Request.STOP))
     crew.until(155.0)
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.PREEMPTION, Sequel.LEAVE)
     assert verdict(crew).reason.endswith(STOPPED)
@@ -236,18 +236,18 @@ def test_a_preempted_job_need_not_wait_if_it_is_requeued_anyway():
 @pytest.mark.parametrize("requeueing", [Requeueing(), asked()])
 @pytest.mark.parametrize("preempted", [True, False])
 def test_slurm_takes_its_time_to_say_that_a_job_is_preempted(requeueing, preempted):
-    """It has many to preempt. The workers are ended by then, but it was not the user who did so."""
+    """Slurm has many jobs to preempt. The workers have ended by then, but the user did not ask."""
     crew = training(ends_at=None, requeueing=requeueing)
     crew.until(100.0)
     for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+        crew.feed(agent, Signalled(TERM))
     crew.until(105.0)
     assert crew.running == {}
     state = JobState.PREEMPTED if preempted else JobState.OVER
-    crew.tell(0, EndFound(55.0, state, may_requeue=True, requeued_if_killed=preempted))
+    crew.feed(0, EndFound(55.0, state, may_requeue=True, requeued_if_killed=preempted))
     crew.until(106.0)
-    goes_on = Sequel.REQUEUE if requeueing.on else Sequel.LINGER
-    assert verdict(crew).sequel is (goes_on if preempted else Sequel.LEAVE)
+    if_preempted = Sequel.REQUEUE if requeueing.on else Sequel.LINGER
+    assert verdict(crew).sequel is (if_preempted if preempted else Sequel.LEAVE)
     assert kind(crew) is (EndKind.PREEMPTION if preempted else EndKind.STOPPED)
 
 
@@ -257,7 +257,7 @@ def warned(state):
     crew.until(100.0)
     crew.state, crew.ends_at = state, 200.0
     for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+        crew.feed(agent, Signalled(TERM))
     crew.until(101.0)
     return crew
 
@@ -265,7 +265,7 @@ def warned(state):
 @pytest.mark.parametrize("state", [JobState.PREEMPTED, JobState.RUNNING])
 def test_a_user_stops_a_job_whose_end_is_announced(state):
     crew = warned(state)
-    crew.tell(0, Requested(Request.STOP))
+    crew.feed(0, Requested(Request.STOP))
     crew.until(110.0)
     assert verdict(crew).reason == "ended by hpclaunch stop"
     assert (kind(crew), verdict(crew).sequel) == (EndKind.STOPPED, Sequel.LEAVE)
@@ -277,7 +277,7 @@ def test_sigterm_that_comes_once_more(state, is_cancelled):
     """Slurm sends it also if the job is preempted and near its time limit, and at its very end."""
     crew = warned(state)
     crew.state = JobState.OVER if is_cancelled else state
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(110.0)
     if is_cancelled:
         assert (kind(crew), verdict(crew).sequel) == (EndKind.STOPPED, Sequel.LEAVE)
@@ -289,7 +289,7 @@ def test_sigterm_that_comes_once_more(state, is_cancelled):
 def test_sigterm_that_comes_once_more_while_slurm_does_not_answer():
     crew = warned(JobState.PREEMPTED)
     crew.ends_at = None
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     crew.until(110.0)
     assert not crew.verdicts
     crew.until(112.0)
@@ -301,7 +301,7 @@ def test_a_job_that_somebody_else_requeues():
     crew.until(100.0)
     crew.ends_at, crew.state = 130.0, JobState.REQUEUED
     for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+        crew.feed(agent, Signalled(TERM))
     crew.until(101.0)
     assert "the job is requeued: it ends in 30 s" in crew.said
     crew.ends_at = 1000.0
@@ -327,7 +327,7 @@ def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
     ("first", "last", "sequel"),
     [("/c/5.pt", "/c/9.pt", Sequel.LEAVE), ("/c/5.pt", "", Sequel.END_CHAIN)],
 )
-def test_the_next_element_of_a_chain_goes_on(first, last, sequel):
+def test_the_next_element_of_a_chain_continues(first, last, sequel):
     ended = to_the_limit(asked(before=1, most=0, is_chain=True), first=first, last=last)
     assert ended.sequel is sequel
     assert (ended.code == EXIT_SAVED) == bool(last)
@@ -342,7 +342,7 @@ def test_a_chain_ends_with_the_training():
 
 def test_a_chain_ends_with_a_script_that_fails():
     crew = training(requeueing=asked(is_chain=True), max_restarts=0)
-    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.feed(1, WorkerExited(2, 9, 0))
     crew.until(10.0)
     assert verdict(crew).sequel is Sequel.END_CHAIN
 
@@ -367,11 +367,11 @@ def test_a_job_that_is_preempted_while_its_workers_are_stopped_for_the_time_limi
         crew.until(crew.now + 0.25)
         assert crew.now < 995.0
     crew.state = JobState.PREEMPTED
-    crew.tell(0, EndFound(crew.ends_at, JobState.PREEMPTED, may_requeue=True))
+    crew.feed(0, EndFound(crew.ends_at, JobState.PREEMPTED, may_requeue=True))
     crew._carry_out = carry_out
     for agent in stopped:
         crew.running.pop(agent)
-        crew.tell(agent, WorkersGone())
+        crew.feed(agent, WorkersGone())
     crew.until(995.0)
     ended = verdict(crew)
     assert (ended.origin, ended.sequel) == (Origin.PREEMPTION, Sequel.REQUEUE)

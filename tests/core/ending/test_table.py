@@ -40,7 +40,7 @@ def done(requeueing):
 
 def failure(requeueing):
     crew = training(requeueing=requeueing, max_restarts=0)
-    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.feed(1, WorkerExited(2, 9, 0))
     return crew
 
 
@@ -72,7 +72,7 @@ def requeue(requeueing):
     crew.until(100.0)
     crew.ends_at, crew.state = 130.0, JobState.REQUEUED
     for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+        crew.feed(agent, Signalled(TERM))
     crew.until(102.0)
     return saved(crew)
 
@@ -80,7 +80,7 @@ def requeue(requeueing):
 def notice(requeueing):
     crew = training(requeueing=requeueing)
     crew.until(100.0)
-    crew.tell(0, Requested(Request.NOTICE))
+    crew.feed(0, Requested(Request.NOTICE))
     crew.until(101.0)
     saved(crew)
     leave(crew)
@@ -106,12 +106,12 @@ def node_lost(requeueing):
 
 def node_unfit(requeueing):
     crew = training(requeueing=requeueing, wait=10.0)
-    crew.tell(1, HealthFound("a GPU is broken"))
+    crew.feed(1, HealthFound("a GPU is broken"))
     return crew
 
 
 def head_lost(requeueing):
-    """It has never been heard."""
+    """Start an agent that has never heard the head."""
     crew = Crew("n0 n1", **SETTINGS, requeueing=requeueing)
     crew.start(1)
     return crew
@@ -126,13 +126,13 @@ def absent(requeueing):
 
 def stop(requeueing):
     crew = training(requeueing=requeueing)
-    crew.tell(0, Requested(Request.STOP))
+    crew.feed(0, Requested(Request.STOP))
     return crew
 
 
 def interrupt(requeueing):
     crew = training(requeueing=requeueing)
-    crew.tell(1, Signalled(INT))
+    crew.feed(1, Signalled(INT))
     return crew
 
 
@@ -140,23 +140,23 @@ def sigterm(requeueing):
     """Slurm says that the job was cancelled."""
     crew = training(requeueing=requeueing)
     crew.state = JobState.OVER
-    crew.tell(1, Signalled(TERM))
+    crew.feed(1, Signalled(TERM))
     return crew
 
 
 def trouble(origin, requeueing):
     crew = training(requeueing=requeueing)
-    crew.tell(1, TroubleFound(Trouble(origin, "no disk")))
+    crew.feed(1, TroubleFound(Trouble(origin, "no disk")))
     return crew
 
 
 @value(frozen=True)
 class Way:
-    """How a story goes: beside the row of its origin, what comes of it."""
+    """The course of a story: beside the row of its origin, its consequences."""
 
     has_notice: bool  # before the end, or at once
     seeks_save: bool  # the newest checkpoint is searched for before the verdict
-    code: int | None  # without --requeue; None: the job goes on in another round
+    code: int | None  # without --requeue; None: the job continues in another round
     origin: Origin | None  # of the verdict
     alone: Sequel  # without --requeue
     wanted: Sequel  # if another run is wanted after any end

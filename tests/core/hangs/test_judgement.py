@@ -1,4 +1,4 @@
-"""Which rank is at fault."""
+"""The rank at fault in a hang."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_nobody_is_at_fault_if_all_wait_in_the_same_collective():
     assert found.lines[-1].startswith("all have begun it: a network that loses data")
 
 
-def test_a_rank_that_has_ended_is_waited_for_in_vain():
+def test_the_others_wait_for_a_rank_that_has_ended():
     found = judged(waiting(0), waiting(1), ended=[2])
     assert found.culprits == (2,)
     assert found.lines[-1] == "rank 2 on n1 has ended"
@@ -161,7 +161,7 @@ def test_names_of_files_cannot_be_commands_of_a_terminal():
     assert judged(elsewhere(0, "\x1b[2J.py:1, f")).lines == ("rank 0 on n1 is in ?[2J.py:1, f",)
 
 
-def test_hundreds_of_ranks_are_told_in_a_few_lines():
+def test_hundreds_of_ranks_are_summarized_in_a_few_lines():
     states = [waiting(rank, 20 + rank % 9) for rank in range(500)]
     states += [elsewhere(500 + rank, f"f{rank}.py:1, f") for rank in range(200)]
     assert len(judged(*states).lines) <= 10

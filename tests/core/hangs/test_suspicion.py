@@ -82,6 +82,6 @@ def test_workers_that_trained_in_an_earlier_round_are_about_to():
     assert suspicion.report().limit == 600
 
 
-def test_the_steps_are_told_once_if_all_have_made_as_many():
+def test_the_steps_are_named_once_if_all_have_made_as_many():
     assert after(seen(steps=(7, 7, 7))).steps == (7,)
     assert after(seen(steps=(7, 8, 7))).steps == (7, 8, 7)

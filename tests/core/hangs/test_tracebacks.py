@@ -1,4 +1,4 @@
-"""What faulthandler writes, read."""
+"""The output of faulthandler, parsed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_stage_of_a_pipeline_that_waits_for_another():
     assert tracebacks.place(stack) == "train.py:31, main"
 
 
-def test_collectives_that_no_stack_tells():
+def test_collectives_that_no_stack_names():
     torch = "/env/lib/python3.11/site-packages/torch"
     own = tracebacks.Frame("/home/me/train.py", 7, "main")
     backward = tracebacks.Frame(f"{torch}/autograd/graph.py", 769, "_engine_run_backward")

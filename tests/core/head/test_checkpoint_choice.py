@@ -24,13 +24,13 @@ def a_crew(hosts="n0 n1 n2", **settings):
 
 
 def checkpoints(crew):
-    """Of each round, what its workers were told."""
+    """Return the checkpoints that the workers of each round were given."""
     return [{part.checkpoint for part in parts.values()} for parts in crew.parts.values()]
 
 
 def fail(crew, agent=1, tail=LOADS, signum=0):
     rank = crew.parts[max(crew.parts)][agent].first_rank
-    crew.tell(agent, events.WorkerExited(rank, 1 if not signum else 128 + signum, signum, tail))
+    crew.feed(agent, events.WorkerExited(rank, 1 if not signum else 128 + signum, signum, tail))
     crew.until(crew.now + 5.0)  # a host that fails again and again is given time
 
 
@@ -48,7 +48,7 @@ def test_one_sees_it_later():
     assert crew.parts == {}
     crew.unseen = {}
     (look,) = {agent.member._looking._look for agent in crew.agents.values()}
-    crew.tell(2, events.CheckpointSeen(crew._sees(2, look)))
+    crew.feed(2, events.CheckpointSeen(crew._sees(2, look)))
     assert checkpoints(crew) == [{"/c/2.pt"}]
 
 
@@ -64,7 +64,7 @@ def test_one_does_not_see_it_at_all():
 
 
 def test_one_sees_none():
-    """Which is no reason to begin again: somebody has made a mistake."""
+    """A checkpoint that one node does not see is no reason to begin again: it is a mistake."""
     crew = a_crew()
     crew.unseen = {1: "/c/2.pt"}
     crew.start(0, 1, 2)
@@ -121,15 +121,15 @@ def test_one_whose_bytes_are_wrong():
     assert "passing over checkpoint it: bad bytes" in crew.said
 
 
-def test_a_job_that_fails_twice_as_it_resumes_goes_on_from_an_older_one():
+def test_a_job_that_fails_twice_as_it_resumes_takes_an_older_checkpoint():
     crew = a_crew()
     crew.older = ["/c/1.pt"]
     crew.start(0, 1, 2)
     fail(crew)
     fail(crew)
     fail(crew, tail="")
-    told = ["/c/2.pt", "/c/2.pt", "/c/1.pt", "/c/1.pt"]
-    assert checkpoints(crew) == [{path} for path in told]
+    paths = ["/c/2.pt", "/c/2.pt", "/c/1.pt", "/c/1.pt"]
+    assert checkpoints(crew) == [{path} for path in paths]
     assert f"passing over checkpoint it: {FAILED_TWICE}" in crew.said
 
 
@@ -272,7 +272,7 @@ def test_an_older_one_is_no_progress():
     assert budget.used < spent
 
 
-def test_a_script_that_saves_whenever_it_fails_does_not_go_on_for_ever():
+def test_a_script_that_saves_whenever_it_fails_is_not_restarted_for_ever():
     """The same step, under the same name or another."""
     budget = Budget(3)
     for n in range(1, 9):

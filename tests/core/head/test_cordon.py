@@ -1,4 +1,4 @@
-"""Stories of nodes that are not fit: who is told, and who goes on without them."""
+"""Stories of unfit nodes: the reports, and the jobs that continue without them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from story import (
     an_order,
     deeds,
     failed,
+    feed,
     orders,
     report,
     reports,
     run,
     said,
-    tell,
     wait,
 )
 
@@ -54,7 +54,7 @@ ILL = "GPU 1 ECC: 3 uncorrected memory errors"
 
 def a_head(hosts, **settings):
     head = Head(a_job(hosts, **{"loss": 100.0, "beat": 100.0} | settings))
-    tell(head, 0.0, Started())
+    feed(head, 0.0, Started())
     return head
 
 
@@ -63,14 +63,14 @@ def a_head(hosts, **settings):
 
 def test_a_node_that_is_unfit_from_the_start_gets_no_workers():
     head = a_head("n0 n1 n2", fewest=2, health=True, slurm_id="71")
-    tell(head, 0.1, report(0, IDLE), report(2, IDLE))
-    effects = tell(head, 0.2, report(1, IDLE, unfit=ILL))
+    feed(head, 0.1, report(0, IDLE), report(2, IDLE))
+    effects = feed(head, 0.2, report(1, IDLE, unfit=ILL))
     (text,) = said(effects)
     first, second = text.splitlines()
     assert first == f"n1 is cordoned: {ILL}"
     words = shlex.split(second.partition(": ")[2])
     assert words == ["scontrol", "update", "NodeName=n1", f"Comment=job 71: {ILL}"]
-    effects = tell(head, 0.3, CheckpointChosen(""))
+    effects = feed(head, 0.3, CheckpointChosen(""))
     assert orders(effects) == [(0, "run", 0), (1, "run", 0), (2, "run", 0)]
     parts = {e.to: e.message.assignment for e in effects if isinstance(e, Send)}
     assert parts[1] is None
@@ -79,15 +79,15 @@ def test_a_node_that_is_unfit_from_the_start_gets_no_workers():
 
 def test_several_agents_of_a_node_are_cordoned_once():
     head = a_head("n0 n1 n1", fewest=1, health=True)
-    effects = tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL, host="n1"))
-    effects += tell(head, 0.2, report(2, IDLE, unfit=ILL, host="n1"))
+    effects = feed(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL, host="n1"))
+    effects += feed(head, 0.2, report(2, IDLE, unfit=ILL, host="n1"))
     assert said(effects) == [f"n1 is cordoned: {ILL}"]
     assert ChooseCheckpoint() in deeds(effects)
 
 
 def test_too_few_nodes_are_left():
     head = a_head("n0 n1", health=True)
-    tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL))
+    feed(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL))
     assert head.state.end.verdict.code == EXIT_LOST
     assert head.state.end.verdict.reason == (
         f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 continues without "
@@ -97,7 +97,7 @@ def test_too_few_nodes_are_left():
 
 def test_alone_it_ends():
     head = a_head("n0", health=True)
-    effects = tell(head, 0.1, report(0, IDLE, unfit=ILL))
+    effects = feed(head, 0.1, report(0, IDLE, unfit=ILL))
     assert said(effects) == []
     assert head.state.end.verdict.reason == f"n0: {ILL}"
 
@@ -109,20 +109,20 @@ def a_stuck_head(hosts, **settings):
     """A worker on n1 has failed, and one on n2 cannot be killed. Returns what is said, too."""
     head = a_head(hosts, max_restarts=3, **settings)
     nodes = range(len(hosts.split()))
-    tell(head, 0.1, *(report(i, IDLE) for i in nodes))
-    tell(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
-    tell(head, 1.0, report(1, STOPPING, 0, exits=(failed(2),)))
-    tell(head, 50.0, report(0, IDLE, 0), report(1, IDLE, 0, exits=(failed(2),)))
-    effects = tell(head, 50.1, report(2, Phase.STUCK, 0, unfit=STUCK))
-    return head, said(effects + tell(head, 50.2, CheckpointChosen("")))
+    feed(head, 0.1, *(report(i, IDLE) for i in nodes))
+    feed(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
+    feed(head, 1.0, report(1, STOPPING, 0, exits=(failed(2),)))
+    feed(head, 50.0, report(0, IDLE, 0), report(1, IDLE, 0, exits=(failed(2),)))
+    effects = feed(head, 50.1, report(2, Phase.STUCK, 0, unfit=STUCK))
+    return head, said(effects + feed(head, 50.2, CheckpointChosen("")))
 
 
 def test_a_worker_that_cannot_be_killed_costs_its_node_where_there_is_a_spare():
     head, lines = a_stuck_head("n0 n1 n2 n3", most=3)
     assert f"n2 is cordoned: {STUCK}" in lines
     assert "continuing with n3 and without n2: 3 nodes" in lines
-    tell(head, 60.0, *(report(i, RUNNING, 1) for i in (0, 1, 3)))
-    effects = tell(head, 70.0, *(report(i, DONE, 1) for i in (0, 1, 3)))
+    feed(head, 60.0, *(report(i, RUNNING, 1) for i in (0, 1, 3)))
+    effects = feed(head, 70.0, *(report(i, DONE, 1) for i in (0, 1, 3)))
     assert said(effects) == [f"the job has ended without n2, which was cordoned: {STUCK}"]
     assert head.state.end.verdict.code == 0
 
@@ -135,11 +135,11 @@ def test_a_worker_that_cannot_be_killed_ends_a_job_that_needs_its_node():
 
 def test_a_node_that_falls_ill_costs_no_restart():
     head = a_head("n0 n1 n2", fewest=2, health=True, max_restarts=0)
-    tell(head, 0.1, *(report(i, IDLE) for i in range(3)))
-    tell(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
-    effects = tell(head, 1.0, report(2, Phase.STOPPING, 0, unfit=ILL))
+    feed(head, 0.1, *(report(i, IDLE) for i in range(3)))
+    feed(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
+    effects = feed(head, 1.0, report(2, Phase.STOPPING, 0, unfit=ILL))
     assert orders(effects) == [(0, "stop", 0), (1, "stop", 0), (2, "stop", 0)]
-    effects = tell(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
+    effects = feed(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
     assert ChooseCheckpoint() in deeds(effects)
     assert (head.state.round, head.state.budget.total, head.state.end.verdict) == (1, 0, None)
 
@@ -147,13 +147,13 @@ def test_a_node_that_falls_ill_costs_no_restart():
 def test_workers_that_were_killed_with_their_node_have_not_ended_well():
     """Even if all others have ended with 0, and have left processes behind."""
     head = a_head("n0 n1 n2", fewest=2, health=True)
-    tell(head, 0.1, *(report(i, IDLE) for i in range(3)))
-    tell(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
+    feed(head, 0.1, *(report(i, IDLE) for i in range(3)))
+    feed(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
     well = [replace(failed(rank), code=0) for rank in range(4)]
     killed = [replace(failed(rank, 137, 9), stopped=True) for rank in (4, 5)]
-    tell(head, 1.0, report(0, RUNNING, 0, exits=tuple(well[:2])))
-    tell(head, 1.1, report(1, RUNNING, 0, exits=tuple(well[2:])))
-    tell(head, 1.2, report(2, STOPPING, 0, unfit=ILL, exits=tuple(killed)))
+    feed(head, 1.0, report(0, RUNNING, 0, exits=tuple(well[:2])))
+    feed(head, 1.1, report(1, RUNNING, 0, exits=tuple(well[2:])))
+    feed(head, 1.2, report(2, STOPPING, 0, unfit=ILL, exits=tuple(killed)))
     assert (head.stage, head.state.end.verdict) == (Stage.STOPPING, None)
 
 
@@ -162,32 +162,32 @@ def test_workers_that_were_killed_with_their_node_have_not_ended_well():
 
 def test_a_member_is_ready_once_it_has_been_looked_at():
     member = a_member(health=True)
-    assert deeds(tell(member, 0.0, Started())) == [OpenStore(), CheckHealth()]
-    tell(member, 0.1, StoreListening(4001), HeadReached(0), wait())
+    assert deeds(feed(member, 0.0, Started())) == [OpenStore(), CheckHealth()]
+    feed(member, 0.1, StoreListening(4001), HeadReached(0), wait())
     assert member.phase is Phase.PREPARING
-    (told,) = reports(tell(member, 0.2, HealthFound("")))
-    assert (told.phase, told.unfit) == (Phase.IDLE, "")
+    (reported,) = reports(feed(member, 0.2, HealthFound("")))
+    assert (reported.phase, reported.unfit) == (Phase.IDLE, "")
 
 
 def test_a_member_that_falls_ill_stops_its_workers_and_stays_ill():
     member = a_member(health=True)
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait(), HealthFound(""))
-    tell(member, 0.5, run(0))
-    effects = tell(member, 1.0, HealthFound(ILL))
+    feed(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait(), HealthFound(""))
+    feed(member, 0.5, run(0))
+    effects = feed(member, 1.0, HealthFound(ILL))
     assert deeds(effects) == [StopWorkers()]
     assert reports(effects)[-1].unfit == ILL
-    effects = tell(member, 2.0, WorkersGone(), StoreListening(4002), HealthFound(""))
+    effects = feed(member, 2.0, WorkersGone(), StoreListening(4002), HealthFound(""))
     assert reports(effects)[-1].unfit == ILL
 
 
 def test_workers_wait_for_their_gpus():
     member = a_member()
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
+    feed(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     part = a_part(shares=Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True))
-    assert deeds(tell(member, 1.0, an_order(Goal.RUN, assignment=part))) == [PrepareGpus(part)]
-    assert deeds(tell(member, 1.1, GpusReady(7))) == []  # of another round
-    assert deeds(tell(member, 1.2, GpusReady(0))) == [StartWorkers(part)]
-    assert deeds(tell(member, 1.3, GpusReady(0))) == []
+    assert deeds(feed(member, 1.0, an_order(Goal.RUN, assignment=part))) == [PrepareGpus(part)]
+    assert deeds(feed(member, 1.1, GpusReady(7))) == []  # of another round
+    assert deeds(feed(member, 1.2, GpusReady(0))) == [StartWorkers(part)]
+    assert deeds(feed(member, 1.3, GpusReady(0))) == []
 
 
 # What is said of GPUs

@@ -1,9 +1,9 @@
-"""When a node that has come back is taken in: now, after the next checkpoint, or with a restart."""
+"""The return of a node: taken in now, after the next checkpoint, or with a restart."""
 
 from __future__ import annotations
 
 import pytest
-from story import a_job, orders, report, tell
+from story import a_job, feed, orders, report
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Record
@@ -26,17 +26,17 @@ SAID = Record(NodesJoin(("n2",)))
 def smaller(grow, **settings):
     """Round 1 runs without n2, which has come back since."""
     head = Head(a_job("n0 n1 n2", fewest=2, grow=grow, beat=0.5, loss=3.0, **settings))
-    tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen("/c/1"))
-    tell(head, 0.1, *(report(i, RUNNING, 0) for i in range(3)))
-    tell(head, 0.2, PeerClosed(2), AgentGone(2))
-    tell(head, 0.5, report(0, IDLE, 0), report(1, IDLE, 0), Tick(), CheckpointChosen("/c/1"))
+    feed(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen("/c/1"))
+    feed(head, 0.1, *(report(i, RUNNING, 0) for i in range(3)))
+    feed(head, 0.2, PeerClosed(2), AgentGone(2))
+    feed(head, 0.5, report(0, IDLE, 0), report(1, IDLE, 0), Tick(), CheckpointChosen("/c/1"))
     assert (head.stage, head.state.round) == (Stage.RUNNING, 1)
-    tell(head, 0.6, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0))
+    feed(head, 0.6, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0))
     return head
 
 
 def beat(head, now):
-    return tell(head, now, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0), Tick())
+    return feed(head, now, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0), Tick())
 
 
 def test_now():
@@ -44,8 +44,8 @@ def test_now():
     effects = beat(head, 1.1)
     assert SAID in effects
     assert (0, "stop", 1) in orders(effects)
-    tell(head, 1.2, *(report(i, IDLE, 1) for i in range(3)))
-    effects = tell(head, 1.3, CheckpointChosen("/c/1"))
+    feed(head, 1.2, *(report(i, IDLE, 1) for i in range(3)))
+    effects = feed(head, 1.3, CheckpointChosen("/c/1"))
     assert {to for to, goal, _ in orders(effects) if goal == "run"} == {0, 1, 2}
     assert head.state.budget.total == 0
 
@@ -53,10 +53,10 @@ def test_now():
 def test_after_the_next_checkpoint():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)
-    tell(head, 1.2, CheckpointChosen("/c/1"))
+    feed(head, 1.2, CheckpointChosen("/c/1"))
     assert ChooseCheckpoint() not in beat(head, 2.1)  # it looks now and then
     assert ChooseCheckpoint() in beat(head, 6.2)
-    tell(head, 6.3, CheckpointChosen("/c/2"))
+    feed(head, 6.3, CheckpointChosen("/c/2"))
     assert SAID in beat(head, 7.0)
 
 
@@ -65,7 +65,7 @@ def test_a_search_that_takes_long_is_not_begun_again():
     assert ChooseCheckpoint() in beat(head, 1.1)
     for now in range(2, 20):
         assert ChooseCheckpoint() not in beat(head, float(now))
-    tell(head, 19.5, CheckpointChosen("/c/1"))
+    feed(head, 19.5, CheckpointChosen("/c/1"))
     assert ChooseCheckpoint() not in beat(head, 20.0)
     for now in range(21, 24):
         beat(head, float(now))
@@ -75,7 +75,7 @@ def test_a_search_that_takes_long_is_not_begun_again():
 def test_a_search_that_failed_is_begun_again():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)
-    tell(head, 1.2, SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints")))
+    feed(head, 1.2, SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints")))
     assert ChooseCheckpoint() not in beat(head, 2.1)
     assert ChooseCheckpoint() in beat(head, 6.2)
 
@@ -85,7 +85,7 @@ def test_not_at_all(grow, most):
     head = smaller(grow) if not most else None
     if head is None:  # n2 is a spare, and there is no room for it
         head = Head(a_job("n0 n1 n2", most=most, grow=grow, beat=0.5, loss=3.0))
-        tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen(""))
+        feed(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen(""))
     effects = beat(head, 1.1)
     assert SAID not in effects
     assert head.stage is Stage.RUNNING
@@ -95,6 +95,6 @@ def test_a_round_that_is_about_to_end():
     """The last checkpoint is there, and one worker has finished."""
     head = smaller(Grow.NOW)
     finished = report(0, RUNNING, 1, exits=(WorkerExit(0, 0, 0, 0.1, stopped=False, tail=""),))
-    effects = tell(head, 1.1, finished, report(1, RUNNING, 1), report(2, IDLE, 0), Tick())
+    effects = feed(head, 1.1, finished, report(1, RUNNING, 1), report(2, IDLE, 0), Tick())
     assert SAID not in effects
     assert head.stage is Stage.RUNNING

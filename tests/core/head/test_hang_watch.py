@@ -1,4 +1,4 @@
-"""Stories of workers that stand still: who is asked, who is at fault, and what follows."""
+"""Stories of workers that hang: who is asked, who is at fault, and what follows."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def training(hosts="n0 n1", **settings):
     return crew
 
 
-def stand_still(crew, seconds, agents=(0, 1), **fields):
-    """Nothing moves for so long, or until the next round; the agents look again and again."""
+def stall(crew, seconds, agents=(0, 1), **fields):
+    """Let no worker make progress for so long, or until the next round, while the agents look."""
     begun, before = crew.now, rounds(crew)
     while crew.now - begun < seconds and rounds(crew) == before:
         crew.until(crew.now + LOOK)
         for agent in agents:
             if agent in crew.running:
-                crew.tell(agent, seen(crew.now - begun, **fields))
+                crew.feed(agent, seen(crew.now - begun, **fields))
 
 
 def rounds(crew):
     return sorted(crew.parts)
 
 
-def test_workers_that_all_stand_still_are_asked_and_the_culprit_is_named():
+def test_workers_that_all_hang_are_asked_and_the_culprit_is_named():
     crew = training()
-    stand_still(crew, 9.0)
+    stall(crew, 9.0)
     assert rounds(crew) == [0]
-    stand_still(crew, 9.0)
+    stall(crew, 9.0)
     assert rounds(crew) == [0]  # they did something in between
-    stand_still(crew, 11.0)
+    stall(crew, 11.0)
     assert rounds(crew) == [0, 1]
     account, restart = crew.said[-3:-1]
     assert account.splitlines() == [
@@ -64,16 +64,16 @@ def test_workers_that_all_stand_still_are_asked_and_the_culprit_is_named():
 def test_as_long_as_one_does_something_nobody_hangs():
     crew = training()
     for _ in range(4):
-        stand_still(crew, 11.0, agents=[0])
-        crew.tell(1, seen(0.0))
-    stand_still(crew, 9.0)
+        stall(crew, 11.0, agents=[0])
+        crew.feed(1, seen(0.0))
+    stall(crew, 9.0)
     assert rounds(crew) == [0]
 
 
 def test_an_agent_that_does_not_answer_is_not_waited_for():
     crew = training()
     del crew.where[1]
-    stand_still(crew, 17.0)
+    stall(crew, 17.0)
     assert rounds(crew) == [0, 1]
     assert "  ranks 2-3 on n1 did not report where they are" in crew.said[-3].splitlines()
     assert "rank 2 on n1 hung; restart 1 of 3" in crew.said
@@ -82,32 +82,32 @@ def test_an_agent_that_does_not_answer_is_not_waited_for():
 def test_an_agent_that_does_not_answer_and_whose_workers_use_the_cpu():
     crew = training()
     del crew.where[1]
-    stand_still(crew, 99.0, busy=True)
+    stall(crew, 99.0, busy=True)
     assert rounds(crew) == [0]
 
 
-def test_workers_that_go_on_while_they_are_asked():
+def test_workers_that_continue_while_they_are_asked():
     crew = training()
     del crew.where[1]
-    stand_still(crew, 10.5)
-    crew.tell(1, seen(0.0))
-    stand_still(crew, 9.0)
+    stall(crew, 10.5)
+    crew.feed(1, seen(0.0))
+    stall(crew, 9.0)
     assert rounds(crew) == [0]
 
 
 def test_a_culprit_that_uses_the_cpu_is_given_more_time():
     crew = training()
     crew.where[1] = (waiting(2), loading(3, busy=True))
-    stand_still(crew, 99.0, busy=True)
+    stall(crew, 99.0, busy=True)
     assert rounds(crew) == [0]
-    stand_still(crew, 110.0, busy=True)
+    stall(crew, 110.0, busy=True)
     assert rounds(crew) == [0, 1]
 
 
 def test_workers_in_a_debugger_are_left_alone():
     crew = training()
     crew.where[0] = (waiting(0), loading(1, debugged=True))
-    stand_still(crew, 1000.0)
+    stall(crew, 1000.0)
     assert rounds(crew) == [0]
 
 
@@ -115,24 +115,24 @@ def test_workers_that_have_ended_do_not_count():
     crew = training()
     crew.where[0] = (waiting(0), waiting(1))
     for rank in (2, 3):
-        crew.tell(1, WorkerExited(rank, 0, 0))
+        crew.feed(1, WorkerExited(rank, 0, 0))
     crew.running.pop(1)
-    crew.tell(1, WorkersGone())
-    stand_still(crew, 12.0)
+    crew.feed(1, WorkersGone())
+    stall(crew, 12.0)
     assert rounds(crew) == [0, 1]
     assert any("ranks 2-3 on n1 have ended" in text for text in crew.said)
 
 
 def test_the_last_round_is_given_more_time():
     crew = training(max_restarts=0)
-    stand_still(crew, 12.0)
+    stall(crew, 12.0)
     assert crew.said[-1].splitlines()[-1] == (
         "  no restart is left: unless they make a step, the job ends in 90 s"
     )
-    stand_still(crew, 99.0)
+    stall(crew, 99.0)
     assert not crew.verdicts
-    crew.tell(0, seen(0.0))
-    stand_still(crew, 101.0)
+    crew.feed(0, seen(0.0))
+    stall(crew, 101.0)
     (verdict,) = set(crew.verdicts.values())
     assert verdict.code == EXIT_HUNG
     assert verdict.reason.startswith("rank 3 on n1 hung in round 0, and no restarts were allowed")
@@ -140,27 +140,27 @@ def test_the_last_round_is_given_more_time():
 
 def test_a_node_that_has_hung_twice_is_replaced_by_a_spare():
     crew = training("n0 n1 n2", most=2, fewest=2, loss=3.0)
-    stand_still(crew, 12.0)
-    stand_still(crew, 12.0)
+    stall(crew, 12.0)
+    stall(crew, 12.0)
     assert [sorted(parts) for _, parts in sorted(crew.parts.items())] == [[0, 1], [0, 1], [0, 2]]
 
 
 def test_hangs_are_not_looked_for_if_the_user_does_not_want_it():
     crew = training(hang=0.0)
-    stand_still(crew, 100.0)
+    stall(crew, 100.0)
     assert rounds(crew) == [0]
 
 
 def test_a_head_that_is_lost_while_it_asks():
     crew = training("n0 n1 n2", fewest=2, loss=3.0)
     crew.where = {0: (), 1: ()}
-    stand_still(crew, 10.5, agents=(0, 1, 2))
+    stall(crew, 10.5, agents=(0, 1, 2))
     crew.kill(0)
     crew.until(crew.now + 5.0)
     _, second = rounds(crew)
     assert set(crew.parts[second]) == {1, 2}
     crew.where = {1: (waiting(2), loading(3)), 2: (waiting(0), waiting(1))}
-    stand_still(crew, 12.0, agents=(1, 2))
+    stall(crew, 12.0, agents=(1, 2))
     assert len(rounds(crew)) == 3
     assert "rank 3 on n1 hung; restart 1 of 3" in crew.said
 
@@ -168,6 +168,6 @@ def test_a_head_that_is_lost_while_it_asks():
 def test_while_the_workers_of_a_single_agent_stood_still_they_did_not_train():
     crew = training(most=1, fewest=1)
     crew.where = {0: (waiting(0), loading(1))}
-    stand_still(crew, 11.0, agents=(0,))
+    stall(crew, 11.0, agents=(0,))
     (end,) = report([crew.launch()]).ends
     assert end.seen - end.at >= 10.0

@@ -1,4 +1,4 @@
-"""What the last lines of workers mean: really written here where a CPU is enough, else quoted."""
+"""The meaning of workers' last lines: really written here if a CPU is enough, else quoted."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def failure(tail: str, code: int = 1) -> Failure:
 
 
 def cut(text: str) -> str:
-    """As `system.logs.tail` cuts them."""
+    """Return the last lines as `system.logs.tail` cuts them."""
     return "\n".join(text[-4096:].strip("\n").splitlines()[-12:])
 
 

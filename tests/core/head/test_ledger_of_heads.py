@@ -1,4 +1,4 @@
-"""What the heads of a job record of their rounds, as a ledger and a report show it."""
+"""The rounds that the heads of a job record, as a ledger and a report show them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_workers_that_fail_for_want_of_the_head_are_no_cause():
     crew = training()
     crew.kill(0, down=True)
     crew.until(2.2)
-    crew.tell(1, WorkerExited(2, 1, 0, "RuntimeError: Connection closed by peer"))
+    crew.feed(1, WorkerExited(2, 1, 0, "RuntimeError: Connection closed by peer"))
     crew.until(20.0)
     (end,) = report([crew.launch(1)]).ends
     assert (end.cause, end.who) == (EndCause.LOST.value, "")
@@ -53,7 +53,7 @@ def test_a_head_that_is_lost_after_a_worker_has_failed(is_written):
     """The failure is the cause, whether or not the old head has written it down."""
     crew = training()
     crew.checkpoint = None  # the next round does not begin
-    crew.tell(1, WorkerExited(2, 1, 0, "ValueError: no"))
+    crew.feed(1, WorkerExited(2, 1, 0, "ValueError: no"))
     crew.until(3.0)
     crew.facts[0] = crew.facts[0] if is_written else [each for each in crew.facts[0] if each[0] < 2]
     crew.checkpoint = ""
@@ -65,7 +65,7 @@ def test_a_head_that_is_lost_after_a_worker_has_failed(is_written):
 def test_the_end_of_a_round_is_there_while_its_workers_are_stopped():
     crew = training()
     crew.cut([0], [2])
-    crew.tell(0, Requested(Request.RESTART))
+    crew.feed(0, Requested(Request.RESTART))
     assert crew.agents[0].head.stage is Stage.STOPPING
     assert ends(crew.launch()) == [(0, EndCause.USER.value, "")]
     crew.kill(0)
@@ -73,9 +73,9 @@ def test_the_end_of_a_round_is_there_while_its_workers_are_stopped():
     assert ends(crew.launch()) == [(0, EndCause.USER.value, "")]
 
 
-def test_the_restarts_of_a_job_that_goes_on():
+def test_the_restarts_of_a_job_that_continues():
     crew = training()
-    crew.tell(1, WorkerExited(2, 1, 0, "ValueError: no"))
+    crew.feed(1, WorkerExited(2, 1, 0, "ValueError: no"))
     crew.until(4.0)
     first = crew.launch()
     assert report([first]).restarts == 1

@@ -14,10 +14,10 @@ UPLOAD = LeftBehind((Leftover(4711, "aws", 2),))
 def end_beside_an_upload(crew):
     """The workers of agent 1 end with 0, and leave the upload behind."""
     for rank in (2, 3):
-        crew.tell(1, WorkerExited(rank, 0, 0))
+        crew.feed(1, WorkerExited(rank, 0, 0))
     crew.running.pop(1, None)
     crew.steps[1] = ()  # a fork server without workers accepts any offer
-    crew.tell(1, UPLOAD)
+    crew.feed(1, UPLOAD)
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -48,11 +48,11 @@ def test_workers_that_have_ended_before_a_notice_need_not_take_it():
     crew.until(940.0)
     end_beside_an_upload(crew)
     crew.until(950.0)
-    crew.tell(0, NoticeTaken(crew.notices[0][-1].number, last=True))
+    crew.feed(0, NoticeTaken(crew.notices[0][-1].number, last=True))
     crew.checkpoint, crew.saved_at = "/c/100.pt", 955.0
     crew.until(956.0)
     leave(crew, agents=[0])
     crew.until(958.0)
-    crew.tell(1, WorkersGone())
+    crew.feed(1, WorkersGone())
     crew.until(972.0)
     assert verdict(crew).code == EXIT_SAVED

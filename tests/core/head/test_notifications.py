@@ -1,4 +1,4 @@
-"""Stories of what somebody is told of a job who does not watch it."""
+"""Stories of the notifications that a job sends to people who do not watch it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from crew import Crew
 from endings import SETTINGS, leave
 from story import seen
-from test_hang_watch import stand_still
+from test_hang_watch import stall
 from test_hang_watch import training as about_to_hang
 from test_straggler_watch import keep_pace, make_steps
 from test_straggler_watch import training as keeping_pace
@@ -38,26 +38,26 @@ def training(hosts="n0 n1", **settings):
 
 
 def topics(crew):
-    return [notify.topic for notify in crew.told]
+    return [notify.topic for notify in crew.notifications]
 
 
 def last(crew, topic):
-    return next(notify for notify in reversed(crew.told) if notify.topic is topic)
+    return next(notify for notify in reversed(crew.notifications) if notify.topic is topic)
 
 
 def fail(crew, agent=1, tail="ValueError: no"):
-    crew.tell(agent, WorkerExited(2 * agent, 1, 0, tail))
+    crew.feed(agent, WorkerExited(2 * agent, 1, 0, tail))
     crew.until(crew.now + 2.0)
 
 
 def test_a_job_from_its_begin_to_its_end():
     crew = training()
-    (began,) = crew.told
+    (began,) = crew.notifications
     assert (began.topic, began.round) == (Topic.ROUND_BEGAN, 0)
     assert began.text == "round 0 begins: 2 nodes, 4 ranks"
     assert began.details == {"nodes": 2, "ranks": 4}
     leave(crew)
-    (_, over) = crew.told
+    (_, over) = crew.notifications
     assert over.topic is Topic.JOB_OVER
     assert over.text == "all workers ended with 0 (exit code 0)"
     assert over.details == {
@@ -68,12 +68,12 @@ def test_a_job_from_its_begin_to_its_end():
     }
 
 
-def test_a_failure_is_told_with_its_cause_before_the_next_round():
+def test_a_failure_is_reported_with_its_cause_before_the_next_round():
     crew = training()
     crew.checkpoint = "/c/7.pt"
     fail(crew)
     assert topics(crew)[1:] == [Topic.ROUND_ENDED, Topic.ROUND_BEGAN]
-    ended, began = crew.told[1:]
+    ended, began = crew.notifications[1:]
     assert (ended.round, ended.text) == (0, "rank 2 on n1 exited with code 1")
     assert ended.details == {
         "cause": "exception",
@@ -87,12 +87,12 @@ def test_a_failure_is_told_with_its_cause_before_the_next_round():
 
 def test_a_restart_that_the_user_asks_for():
     crew = training()
-    crew.tell(0, Requested(Request.RESTART))
+    crew.feed(0, Requested(Request.RESTART))
     crew.until(4.0)
     ended = last(crew, Topic.ROUND_ENDED)
     assert ended.details == {"cause": "user"}
     assert ended.text == "the user has asked for a restart"
-    crew.tell(0, Requested(Request.STOP))
+    crew.feed(0, Requested(Request.STOP))
     crew.until(6.0)
     over = last(crew, Topic.JOB_OVER)
     assert (over.details["result"], over.details["exit_code"]) == ("stopped", 143)
@@ -104,7 +104,7 @@ def test_failures_one_after_the_other_are_a_storm():
         crew.checkpoint = f"/c/{number}.pt"
         fail(crew, tail=f"ValueError: {number}")
         crew.until(crew.now + 40.0)
-    storms = [notify for notify in crew.told if notify.topic is Topic.RESTART_STORM]
+    storms = [notify for notify in crew.notifications if notify.topic is Topic.RESTART_STORM]
     assert [storm.round for storm in storms] == [2, 5]
     assert storms[0].text.startswith("3 rounds have failed within ")
     assert storms[0].text.endswith(" s, the last one: rank 2 on n1 exited with code 1")
@@ -131,11 +131,11 @@ def test_a_lost_node_and_the_last_spare():
     assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 1
 
 
-def test_another_head_tells_that_it_leads_once_a_quorum_follows_it():
+def test_another_head_reports_that_it_leads_once_a_quorum_follows_it():
     crew = training("n0 n1 n2", fewest=2)
     crew.kill(0)
     crew.until(10.0)
-    _, ended, *rest = crew.told
+    _, ended, *rest = crew.notifications
     assert ended.topic is Topic.ROUND_ENDED
     assert ended.details == {"cause": "node lost"}
     assert (ended.round, ended.text) == (0, "the head on n0 was lost: n1 leads now")
@@ -143,7 +143,7 @@ def test_another_head_tells_that_it_leads_once_a_quorum_follows_it():
 
 
 def test_of_a_head_that_dies_between_two_rounds_no_round_ends():
-    """That of the last one was sent, and the next one never began."""
+    """The end of the last round was sent, and the next round never began."""
     crew = training("n0 n1 n2", fewest=1)
     crew.checkpoint = None
     fail(crew)
@@ -179,12 +179,12 @@ def test_a_storm_is_of_one_head():
         assert [each.topic for each in found] == [Topic.ROUND_ENDED]
 
 
-def test_a_node_that_is_unfit_is_told_of_once_by_all_heads():
+def test_a_node_that_is_unfit_is_reported_once_by_all_heads():
     crew = Crew("n0 n1 n2 n3", fewest=2, health=True)
     crew.start(0, 1, 2, 3)
-    crew.tell(3, HealthFound("a GPU is broken"))
+    crew.feed(3, HealthFound("a GPU is broken"))
     for agent in (0, 1, 2):
-        crew.tell(agent, HealthFound())
+        crew.feed(agent, HealthFound())
     crew.until(8.0)
     crew.kill(0)
     crew.until(30.0)
@@ -193,30 +193,30 @@ def test_a_node_that_is_unfit_is_told_of_once_by_all_heads():
     assert topics(crew).count(Topic.NODE_CORDONED) == 1
 
 
-def test_of_two_heads_one_tells_that_it_has_taken_over():
+def test_of_two_heads_one_reports_that_it_has_taken_over():
     crew = training("n0 n1 n2", fewest=1)
-    before = len(crew.told)
+    before = len(crew.notifications)
     crew.cut([0], [1, 2])
     crew.until(30.0)
-    assert [n.text for n in crew.told[before:] if "the head on" in n.text] == [
+    assert [n.text for n in crew.notifications[before:] if "the head on" in n.text] == [
         "the head on n0 was lost: n1 leads now"
     ]
 
 
-def test_a_cordoned_node_is_told_once():
+def test_a_cordoned_node_is_reported_once():
     crew = training("n0 n1 n2", fewest=2)
-    crew.tell(2, HealthFound("GPU 1 ECC: 3 uncorrected memory errors"))
+    crew.feed(2, HealthFound("GPU 1 ECC: 3 uncorrected memory errors"))
     crew.until(8.0)
-    crew.tell(0, Diagnosed(""))
-    (cordoned,) = [notify for notify in crew.told if notify.topic is Topic.NODE_CORDONED]
+    crew.feed(0, Diagnosed(""))
+    (cordoned,) = [notify for notify in crew.notifications if notify.topic is Topic.NODE_CORDONED]
     assert cordoned.text == "n2 is cordoned: GPU 1 ECC: 3 uncorrected memory errors"
     assert cordoned.details["node"] == "n2"
     assert cordoned.details["reason"] == "GPU 1 ECC: 3 uncorrected memory errors"
 
 
-def test_a_hang_is_told_as_on_the_console():
+def test_a_hang_is_reported_as_on_the_console():
     crew = about_to_hang()
-    stand_still(crew, 11.0)
+    stall(crew, 11.0)
     hang = last(crew, Topic.HANG)
     assert hang.details == {"node": "n1", "rank": 3}
     assert hang.text in crew.said
@@ -225,20 +225,20 @@ def test_a_hang_is_told_as_on_the_console():
     assert last(crew, Topic.ROUND_ENDED).details["cause"] == "hang"
 
 
-def test_a_hang_that_is_nobodys_is_told_in_words():
+def test_a_hang_that_is_nobodys_is_reported_in_words():
     crew = about_to_hang()
     crew.where = {0: (), 1: ()}
-    stand_still(crew, 17.0)
+    stall(crew, 17.0)
     ended = last(crew, Topic.ROUND_ENDED)
     assert ended.text == "the workers hung"
     assert ended.details == {"cause": "hang", "exit_code": 124}
 
 
-def test_a_straggler_is_told_as_on_the_console():
+def test_a_straggler_is_reported_as_on_the_console():
     crew = keeping_pace()
     keep_pace(crew, 1)
     make_steps(crew, 40.0)
-    (straggler,) = [notify for notify in crew.told if notify.topic is Topic.STRAGGLER]
+    (straggler,) = [notify for notify in crew.notifications if notify.topic is Topic.STRAGGLER]
     assert straggler.details == {"node": "n1"}
     assert straggler.text in crew.said
 
@@ -250,14 +250,14 @@ def near_the_end(**settings):
     crew.start(0, 1)
     crew.until(2.0)
     for agent in (0, 1):
-        crew.tell(agent, seen(steps=(100, 100)))
+        crew.feed(agent, seen(steps=(100, 100)))
     return crew
 
 
-def test_notice_is_told_once_in_a_round():
+def test_notice_is_reported_once_in_a_round():
     crew = near_the_end()
     crew.until(960.0)
-    (notice,) = [notify for notify in crew.told if notify.topic is Topic.NOTICE]
+    (notice,) = [notify for notify in crew.notifications if notify.topic is Topic.NOTICE]
     assert notice.text in crew.said
     assert notice.details["seconds_left"] == pytest.approx(53, abs=2)
 
@@ -265,7 +265,7 @@ def test_notice_is_told_once_in_a_round():
 def test_a_job_that_is_requeued_says_so_in_place_of_its_end():
     crew = near_the_end(requeueing=Requeueing(on=(EndKind.TIME_LIMIT,), most=9))
     crew.until(1000.0)
-    requeued = crew.told[-1]
+    requeued = crew.notifications[-1]
     assert requeued.topic is Topic.JOB_REQUEUED
     assert requeued.details["result"] == "time-limit"
     assert Topic.JOB_OVER not in topics(crew)
@@ -284,9 +284,9 @@ def test_a_spare_that_comes_back_can_be_the_last_one_again():
 def test_a_node_that_is_unfit_from_the_start_of_another_run():
     crew = Crew("n0 n1 n2", fewest=2, first_round=5, health=True)
     crew.start(0, 1, 2)
-    crew.tell(2, HealthFound("a GPU is broken"))
+    crew.feed(2, HealthFound("a GPU is broken"))
     for agent in (0, 1):
-        crew.tell(agent, HealthFound())
+        crew.feed(agent, HealthFound())
     crew.until(8.0)
-    (cordoned,) = [notify for notify in crew.told if notify.topic is Topic.NODE_CORDONED]
+    (cordoned,) = [notify for notify in crew.notifications if notify.topic is Topic.NODE_CORDONED]
     assert cordoned.round == 5

@@ -5,7 +5,7 @@ How late answers of Slurm's are used all the same is in test_notices.py.
 from __future__ import annotations
 
 import pytest
-from story import a_job, report, tell
+from story import a_job, feed, report
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.head.head import Head
@@ -41,12 +41,12 @@ def looks(effects):
 
 def test_the_answer_to_the_search_for_one_round_does_not_choose_for_the_next():
     head = Head(a_job(saves=True, loss=100.0, beat=100.0))
-    tell(head, 0.0, Started(), report(0, IDLE))
+    feed(head, 0.0, Started(), report(0, IDLE))
     earlier = ask(head, 0.0, report(1, IDLE), ChooseCheckpoint)
     head.handle(CheckpointChosen("", number=earlier), 0.0)
-    tell(head, 0.1, report(0, RUNNING, 0), report(1, RUNNING, 0))
+    feed(head, 0.1, report(0, RUNNING, 0), report(1, RUNNING, 0))
     failure = (WorkerExit(0, 1, 0, 0.0, stopped=False, tail="no"),)
-    tell(head, 1.0, report(0, RUNNING, 0, exits=failure), report(1, IDLE, 0))
+    feed(head, 1.0, report(0, RUNNING, 0, exits=failure), report(1, IDLE, 0))
     for_next = ask(head, 1.1, report(0, IDLE, 0, exits=failure), ChooseCheckpoint)
     assert head.stage is Stage.CHOOSING
     assert looks(head.handle(CheckpointChosen("/c/1.pt", number=earlier), 1.2)) == []
@@ -64,7 +64,7 @@ def test_the_answer_to_the_search_for_one_round_does_not_choose_for_the_next():
 def test_an_earlier_search_that_fails_does_not_end_the_job():
     job = a_job("n0", saves=True)
     control = Control(job, 0, 1, "127.0.0.1", "a0")
-    tell(control, 0.0, Started())
+    feed(control, 0.0, Started())
     number = ask(control, 0.1, StoreListening(4000), ChooseCheckpoint)
     trouble = Trouble(Origin.TROUBLE, "cannot look for checkpoints")
     assert control.handle(SearchFailed(trouble, number - 1), 0.2) == []
@@ -75,7 +75,7 @@ def test_an_earlier_search_that_fails_does_not_end_the_job():
 
 def test_an_agent_that_has_looked_at_an_earlier_checkpoint_has_not_seen_this_one():
     head = Head(a_job(saves=True, loss=100.0, beat=100.0))
-    tell(head, 0.0, Started(), report(0, IDLE))
+    feed(head, 0.0, Started(), report(0, IDLE))
     number = ask(head, 0.1, report(1, IDLE), ChooseCheckpoint)
     look, _ = looks(head.handle(CheckpointChosen("/c/1.pt", number=number), 0.2))
     # The second one is of an earlier start of this head, which has counted from 1 as well.
@@ -90,7 +90,7 @@ def test_an_agent_that_has_looked_at_an_earlier_checkpoint_has_not_seen_this_one
 
 def test_only_the_answer_to_the_last_diagnosis_is_recorded():
     head = Head(a_job("n0 n1 n2"))
-    tell(head, 0.0, Started(), report(0, IDLE))
+    feed(head, 0.0, Started(), report(0, IDLE))
     first = ask(head, 10.0, Tick(), Diagnose)
     second = ask(head, 70.0, Tick(), Diagnose)
     assert head.handle(Diagnosed("it was so before", first), 70.1) == []
@@ -99,7 +99,7 @@ def test_only_the_answer_to_the_last_diagnosis_is_recorded():
 
 def test_an_agent_that_was_started_again_is_not_dead_by_a_proof_of_before():
     control = Control(a_job("n0 n1 n2", fewest=1, loss=100.0), 0, 1, "10.0.0.1", "a0")
-    tell(control, 0.0, Started(), report(1, IDLE))
+    feed(control, 0.0, Started(), report(1, IDLE))
     first = ask(control, 1.0, PeerClosed(1), Probe)
     control.handle(AgentGone(1, first), 1.1)
     control.handle(report(1, IDLE, incarnation="b1"), 1.2)

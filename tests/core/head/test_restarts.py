@@ -1,4 +1,4 @@
-"""Who is the cause of a failed round, and is there another round?"""
+"""The cause of a failed round, and the decision on another round."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_would_fail_again_is_not_tried_again(words, code):
     assert spent(KILLED, oops(words, code), most=3) is None  # it has worked before
 
 
-def test_a_crash_loop_is_told():
+def test_a_crash_loop_is_reported():
     assert spent(A, A, most=5).reason == (
         "rank 0 on n0 exited with code 1 in round 0, and the round before failed in the same way, "
         "with no checkpoint in between: ValueError: a"
@@ -189,7 +189,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=12), st.integers(0, 3), st.booleans(), st.booleans())
-def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most, saves, spares):
+def test_the_budget_of_another_head_continues_where_the_last_one_ended(steps, most, saves, spares):
     one, other = Budget(most), Budget(most)
     for step in steps:
         another = Budget(most)
@@ -210,7 +210,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
 
 
 def test_a_name_that_is_no_text_can_be_a_checkpoint():
-    """Of a file whose name is not UTF-8."""
+    """A checkpoint's name need not be UTF-8."""
     budget = Budget(1)
     assert budget.begin(CheckpointChosen("/c/\udcff.pt")) is None
     assert budget.spend(KILLED, saves=True) is None

@@ -1,4 +1,4 @@
-"""How a round was spent, by the reports of its agents."""
+"""The time of a round by activity, from the reports of its agents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_round_of_100_seconds(spent, done, cut, expected):
 
 
 def test_of_workers_that_end_apart_the_first_have_come_to_their_end():
-    """Of four workers, one has trained for 30 s and ended; the round is over after 90 s, which is
+    """One of four workers has trained for 30 s and ended; the round is over after 90 s, which is
     seen after 100.
     """
     spent = reported(0, 10, 0, 0, 30 // 4, doing=Doing.TRAINING)

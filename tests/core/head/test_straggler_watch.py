@@ -21,19 +21,19 @@ def training(hosts="n0 n1 n2", **settings):
 
 
 def keep_pace(crew, *late, seconds=0.15):
-    """All agents make steps; these are late in each, which is what the next samples tell."""
+    """Let all agents make steps, in each of which these are late, by the next samples."""
     for agent in crew.agents:
         crew.samples[agent] = sample(agent, seconds if agent in late else 0.0)
     make_steps(crew)
 
 
 def make_steps(crew, until=0.0):
-    """Some more of them, as they are told of every second."""
+    """Let the agents make some more steps, and report them every second."""
     while True:
         crew.made = getattr(crew, "made", 100) + 1
         for agent in sorted(crew.agents):
             if agent in crew.running:
-                crew.tell(agent, seen(steps=(crew.made, crew.made)))
+                crew.feed(agent, seen(steps=(crew.made, crew.made)))
         if crew.now >= until:
             return
         crew.until(min(until, crew.now + 1.0))
@@ -94,7 +94,7 @@ def test_an_agent_that_does_not_answer_is_not_waited_for():
 
 
 def test_a_node_that_is_far_away_is_not_late_by_itself():
-    """Those that wait for its messages are late after them."""
+    """The nodes that wait for its messages are late after them."""
     crew = training()
     ways = {0: ("10.0.0.2", 0.0002), 1: ("10.0.0.3", 0.08), 2: ("10.0.0.1", 0.08)}
     for agent, way in ways.items():
@@ -108,7 +108,7 @@ def test_a_node_that_is_far_away_is_not_late_by_itself():
 
 
 def test_workers_that_make_no_steps_are_not_asked():
-    """They may hang, and are not to be disturbed."""
+    """Such workers may hang, and must not be disturbed."""
     crew = training()
     make_steps(crew, 15.0)
     before = crew.sampled
@@ -116,7 +116,7 @@ def test_workers_that_make_no_steps_are_not_asked():
     for _ in range(50):
         crew.until(crew.now + 1.0)
         for agent in sorted(crew.agents):
-            crew.tell(agent, seen(steps=(crew.made, crew.made)))
+            crew.feed(agent, seen(steps=(crew.made, crew.made)))
     assert crew.sampled <= before + len(crew.agents)  # once more, for those before
 
 
@@ -161,7 +161,7 @@ def test_a_spare_takes_its_place_at_the_next_checkpoint():
     assert sorted(crew.parts) == [0, 1]
 
 
-def test_without_a_spare_or_the_wish_it_goes_on():
+def test_a_straggler_stays_without_a_spare_or_the_option():
     for settings in (
         {"hosts": "n0 n1 n2", "replaces_stragglers": True},
         {"hosts": "n0 n1 n2 n3", "most": 3, "fewest": 3},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
-from story import a_job, report, tell
+from story import a_job, feed, report
 
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.control import Control
@@ -23,11 +23,11 @@ from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Origin, Phase, Trouble, Verdict
 from hpclaunch.core.protocol.values import replace
 
-DIED = 2.0  # when what there is a story of befalls the crew
+DIED = 2.0  # when the incident of a story happens
 
 
 def at_work(hosts, until=DIED, **settings):
-    """The first round has begun, and the job goes on with however few are left."""
+    """Return a crew in its first round, whose job continues with however few agents are left."""
     crew = Crew(hosts, **{"fewest": 1} | settings)
     crew.start(*range(len(hosts.split())))
     crew.until(until)
@@ -42,7 +42,7 @@ def groups(crew, number):
 
 @pytest.mark.parametrize("died", [11.0, 11.27, 11.54, 11.81])
 def test_a_new_head_without_a_proof_waits_for_workers_whose_head_is_dead(died):
-    """Its voters have the proof, so they have not waited for the worker leases to end."""
+    """The voters had the proof, so they did not wait for the worker leases to end."""
     crew = at_work("n0 n1 n2 n3 n4 n5")
     crew.cut([1], [0])
     crew.until(died)
@@ -79,7 +79,7 @@ def searching(hosts, **settings):
     """A worker has failed, and the head looks for a checkpoint."""
     crew = at_work(hosts, **settings)
     crew.checkpoint = None
-    crew.tell(0, WorkerExited(0, 1, 0))
+    crew.feed(0, WorkerExited(0, 1, 0))
     crew.until(4.0)
     crew.checkpoint = "/c/1.pt"
     return crew
@@ -92,7 +92,7 @@ FAILED = SearchFailed(
 
 def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():
     crew = searching("n0 n1 n2")
-    crew.tell(0, FAILED)
+    crew.feed(0, FAILED)
     assert crew.verdicts[0] == Verdict(EXIT_LOST, FAILED.trouble.reason, Origin.TROUBLE)
     assert any(s.endswith("Input/output error: n0 leaves, and another leads") for s in crew.said)
     crew.until(8.0)
@@ -105,7 +105,7 @@ def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():
 @pytest.mark.parametrize("settings", [{"fewest": 3}, {"elects": False}])
 def test_where_no_other_can_lead_the_job_ends(settings):
     crew = searching("n0 n1 n2", **settings)
-    crew.tell(0, FAILED)
+    crew.feed(0, FAILED)
     crew.until(6.0)
     assert {verdict.reason for verdict in crew.verdicts.values()} == {FAILED.trouble.reason}
     assert crew.verdicts.keys() == {0, 1, 2}
@@ -122,14 +122,14 @@ def test_the_next_in_order_leads():
         "continuing without n0: 2 nodes",
     ]
     assert [line.partition(",")[0] for line in crew.said[2:]] == ["training begins again"]
-    # the old head may have begun round 1 without having told anybody
+    # the old head may have begun round 1 without having reached any agent
     assert set(crew.parts) == {0, 2}
     assert groups(crew, 2) == {1: 1, 2: 0}
     assert crew.running == {1: 2, 2: 2}
 
 
 @pytest.mark.parametrize("hosts", ["n0 n1", "n0 n1 n2", "n0 n1 n2 n3", "n0 n1 n2 n3 n4"])
-def test_the_others_go_on_without_a_head_that_died(hosts):
+def test_the_others_continue_without_a_head_that_died(hosts):
     crew = at_work(hosts)
     crew.kill(0)
     crew.until(5.0)
@@ -156,7 +156,7 @@ def test_a_spare_can_lead_as_soon_as_it_has_come():
     assert (crew.heads, crew.running.keys()) == ([1], {1, 2})
 
 
-def test_of_two_nodes_none_goes_on_without_a_head_that_may_be_alive():
+def test_of_two_nodes_none_continues_without_a_head_that_may_be_alive():
     crew = at_work("n0 n1")
     crew.kill(0, down=True)
     crew.until(20.0)
@@ -182,8 +182,8 @@ def test_a_new_head_leads_as_soon_as_the_others_follow_it():
 
 
 @pytest.mark.parametrize("loss", [3.0, 300.0])
-def test_half_of_four_go_on_if_the_head_is_proven_dead(loss):
-    """They do not wait for the vote leases of the dead: all others agree."""
+def test_half_of_four_continue_if_the_head_is_proven_dead(loss):
+    """The vote leases of the dead are not waited for: all others agree."""
     crew = at_work("n0 n1 n2 n3", loss=loss)
     crew.kill(0, 3)
     crew.until(15.0)
@@ -192,15 +192,15 @@ def test_half_of_four_go_on_if_the_head_is_proven_dead(loss):
 
 
 @pytest.mark.parametrize("hosts", ["n0 n1 n2", "n0 n1 n2 n3 n4"])
-def test_a_head_goes_on_alone_if_all_others_are_proven_dead(hosts):
-    """They need not have its new configuration, and cannot follow another head."""
+def test_a_head_continues_alone_if_all_others_are_proven_dead(hosts):
+    """The dead need not have the new configuration: they cannot follow another head."""
     crew = at_work(hosts)
     crew.kill(*range(1, len(crew.agents)))
     crew.until(15.0)
     assert (crew.heads, crew.running.keys()) == ([0], {0})
 
 
-def test_one_goes_on_alone_after_the_deaths_of_all_others_one_by_one():
+def test_one_continues_alone_after_the_deaths_of_all_others_one_by_one():
     crew = at_work("n0 n1 n2 n3")
     for dead in range(3):
         crew.kill(dead)
@@ -208,7 +208,7 @@ def test_one_goes_on_alone_after_the_deaths_of_all_others_one_by_one():
     assert (crew.heads, crew.running.keys()) == ([3], {3})
 
 
-def test_one_does_not_go_on_alone_if_the_head_and_another_die_at_once():
+def test_one_does_not_continue_alone_if_the_head_and_another_die_at_once():
     """The dead may have known of a configuration that lists others."""
     crew = at_work("n0 n1 n2")
     crew.kill(0, 1)
@@ -253,12 +253,12 @@ def test_all_agents_of_the_heads_node_are_lost_with_one():
 
 def test_restarts_are_counted_on():
     crew = at_work("n0 n1 n2", max_restarts=1)
-    crew.tell(1, WorkerExited(2, 1, 0, "boom"))
+    crew.feed(1, WorkerExited(2, 1, 0, "boom"))
     crew.until(3.0)
     crew.kill(0)
     crew.until(6.0)
     assert {part.restarts for part in crew.parts[3].values()} == {1}
-    crew.tell(1, WorkerExited(2, 1, 0, "boom again"))
+    crew.feed(1, WorkerExited(2, 1, 0, "boom again"))
     crew.until(20.0)
     assert {verdict.code for verdict in crew.verdicts.values()} == {1}
     assert "and the only restart is used up" in crew.verdicts[1].reason
@@ -267,7 +267,7 @@ def test_restarts_are_counted_on():
 def fail(crew, agent, words):
     """The first worker of the agent does. Then the next round runs, or the job has ended."""
     rank = 2 * crew.parts[crew.running[agent]][agent].group_rank
-    crew.tell(agent, WorkerExited(rank, 1, 0, words))
+    crew.feed(agent, WorkerExited(rank, 1, 0, words))
     crew.until(crew.now + 1.0)
 
 
@@ -353,13 +353,13 @@ def test_rounds_follow_one_another_though_many_have_died():
     crew.kill(1, 2)
     crew.until(5.0)
     assert crew.running == {0: 1}
-    crew.tell(0, WorkerExited(0, 137, 9))
+    crew.feed(0, WorkerExited(0, 137, 9))
     crew.until(10.0)
     assert crew.running == {0: 2}
 
 
 def test_a_round_waits_for_the_leases_of_the_dead_head():
-    """It kept the workers of one that is cut off from the others, and may have until it died."""
+    """The head may have renewed the worker lease of an agent that is cut off until it died."""
     crew = at_work("n0 n1 n2 n3 n4")
     crew.cut([4], [0, 1, 2, 3])
     crew.kill(0)
@@ -371,7 +371,7 @@ def test_a_round_waits_for_the_leases_of_the_dead_head():
 # Who must not
 
 
-def test_a_minority_does_not_go_on():
+def test_a_minority_does_not_continue():
     crew = at_work("n0 n1 n2", wait=30.0)
     crew.cut([2], [0, 1])
     crew.until(20.0)
@@ -412,12 +412,12 @@ def test_a_head_that_was_cut_off_steps_down():
     words = ["n0 is back", "n0 no longer leads: n1 does, with the agents that n0 could not reach"]
     assert set(words) <= set(crew.said)
     assert crew.running == {1: 2, 2: 2}  # it takes part from the next round on
-    crew.tell(1, WorkerExited(2, 137, 9))
+    crew.feed(1, WorkerExited(2, 137, 9))
     assert crew.running == {0: 3, 1: 3, 2: 3}
 
 
-def test_a_head_that_steps_down_tells_the_others_who_leads():
-    """It may leave before one that follows it says anything, and be bound by no proof of death."""
+def test_a_head_that_steps_down_names_the_next_head_to_the_others():
+    """The old head may leave before its followers report, and no proof of its death need follow."""
     crew = at_work("n0 n1 n2")
     crew.cut([0], [1, 2])
     crew.until(12.0)
@@ -441,8 +441,8 @@ def test_all_are_cut_off_for_a_while_and_the_head_stays():
     assert not crew.clashes
 
 
-def test_one_that_dies_between_two_halves_is_no_reason_to_go_on():
-    """Those who have gone on without the old head had its vote."""
+def test_one_that_dies_between_two_halves_is_no_reason_to_continue():
+    """The agents that continued without the old head had the vote of the one that died."""
     crew = at_work("n0 n1 n2 n3 n4")
     crew.cut([0, 1], [2, 3, 4])
     crew.until(15.0)
@@ -454,7 +454,7 @@ def test_one_that_dies_between_two_halves_is_no_reason_to_go_on():
     assert not crew.clashes
 
 
-def test_half_of_four_do_not_go_on_if_the_head_has_followed_another():
+def test_half_of_four_do_not_continue_if_the_head_has_followed_another():
     """n3 may lead with the vote of the old head, whose death says nothing about that."""
     crew = Crew("n0 n1 n2 n3", fewest=1)
     crew.start(0)
@@ -487,7 +487,7 @@ def test_a_late_starter_finds_the_head_of_now():
     assert crew.seeking(3) == NOBODY
 
 
-def test_one_that_is_behind_is_told_who_leads():
+def test_one_that_is_behind_learns_who_leads():
     crew = at_work("n0 n1 n2 n3 n4")
     crew.cut([4], [0, 1, 2, 3])
     crew.kill(0)
@@ -503,7 +503,7 @@ def test_one_that_is_behind_is_told_who_leads():
 
 
 def spares_are_lost():
-    """Agents 0 to 2 train, and have agreed to go on without the spares 3 and 4."""
+    """Agents 0 to 2 train, and have agreed to continue without the spares 3 and 4."""
     crew = at_work("n0 n1 n2 n3 n4", most=3)
     crew.cut([3, 4], [0, 1, 2])
     crew.until(10.0)
@@ -511,7 +511,7 @@ def spares_are_lost():
 
 
 def test_a_head_has_every_configuration_that_it_has_written():
-    """As a follower, for it votes with that once it leads no more."""
+    """The head's follower has it too, and votes with it once the head has stepped down."""
     crew = spares_are_lost()
     written = crew.agents[0].head.state.lease.configuration
     assert written.agents == {0, 1, 2}
@@ -519,7 +519,7 @@ def test_a_head_has_every_configuration_that_it_has_written():
     assert crew.agents[0].member.follower.configuration == written
 
 
-def test_a_head_does_not_go_on_with_those_who_were_voted_out():
+def test_a_head_does_not_continue_with_those_who_were_voted_out():
     """Two of the three voters are a majority; with agents who know of an older configuration only,
     the head that is cut off from them is none."""
     crew = spares_are_lost()
@@ -544,20 +544,20 @@ def test_whoever_follows_a_new_head_can_vote_for_the_next_one_at_once():
 
 def test_a_first_agent_that_is_started_anew_asks_the_others_who_leads():
     control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "b0", port=7000, anew=True)
-    effects = tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    effects = feed(control, 0.0, Started(), StoreListening(4000), HealthFound())
     assert Dial((1, 2), ("", "")) in effects
     hint = Received(2, Hint(4, led=True), "10.0.0.3")
     assert control.head is None
-    tell(control, 0.5, hint)
+    feed(control, 0.5, hint)
     order = Order(term=4, serial=1, incarnation="b0", goal=Goal.WAIT, round=3, tenure=1)
-    tell(control, 0.6, Received(1, order, "10.0.0.2"))
+    feed(control, 0.6, Received(1, order, "10.0.0.2"))
     assert control.head is None
     assert control.member.follower.head == 1
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_one_that_is_started_anew_begins_nothing_by_itself(nodes):
-    """The others may go on without it, or have ended."""
+    """The others may continue without it, or have ended."""
     crew = Crew(" ".join(f"n{n}" for n in range(nodes)), fewest=1, last_call=1.0, join=30.0)
     crew.start(0, anew=True)
     crew.until(50.0)
@@ -642,13 +642,13 @@ def test_the_others_end_once_the_first_machine_is_silent_for_too_long():
     assert crew.verdicts.keys() == {1, 2}
 
 
-@pytest.mark.parametrize(("fewest", "goes_on"), [(1, {0}), (2, set())])
-def test_the_first_machine_goes_on_if_enough_are_left(fewest, goes_on):
+@pytest.mark.parametrize(("fewest", "expected"), [(1, {0}), (2, set())])
+def test_the_first_machine_continues_if_enough_are_left(fewest, expected):
     """Half of them need not be there: nobody else can lead."""
     crew = first_come("x", "y", fewest=fewest)
     crew.kill(1, 2)
     crew.until(20.0)
-    assert crew.running.keys() == goes_on
+    assert crew.running.keys() == expected
 
 
 def test_one_too_many_gets_no_place():
@@ -667,7 +667,7 @@ def idle(index, **fields):
 
 @pytest.mark.parametrize("met_at", [2.0, 5.0], ids=["before its first round", "in a round"])
 def test_the_first_machine_is_started_again_and_meets_one_that_it_led_before(met_at):
-    """That one has missed the end of the others. It does not train beside their new world."""
+    """The agent missed the end of the others. It does not train beside their new world."""
     crew = at_work("n0 n1 n2", elects=False, fewest=2, last_call=1.0, loss=3.0)
     crew.until(1.0)
     crew.cut([1], [0, 2])
@@ -684,7 +684,7 @@ def test_the_first_machine_is_started_again_and_meets_one_that_it_led_before(met
 
 
 def test_it_begins_with_few_only_after_those_that_it_led_before_have_stopped():
-    """They may not hear that it was started again."""
+    """The agents may not hear that the first machine was started again."""
     crew = at_work("n0 n1 n2", elects=False, fewest=1, last_call=1.0, loss=10.0)
     crew.until(1.0)
     crew.cut([0], [1, 2])
@@ -698,11 +698,11 @@ def test_it_begins_with_few_only_after_those_that_it_led_before_have_stopped():
 
 def test_no_place_is_given_while_agents_of_an_earlier_start_end():
     control = Control(a_job("n0 n1 n2", fewest=2, elects=False), 0, 1, "10.0.0.1", "b0", port=7000)
-    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
-    effects = tell(control, 0.1, report(1, Phase.RUNNING, 3, incarnation="a1"))
+    feed(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    effects = feed(control, 0.1, report(1, Phase.RUNNING, 3, incarnation="a1"))
     sent = [e.message for e in effects if isinstance(e, Send) and e.to == 1]
     assert [(stop.start, stop.incarnation) for stop in sent] == [("b0", "a1")]
     came = idle(3, incarnation="x")
-    assert not any(isinstance(e, Send) for e in tell(control, 0.2, came))
-    tell(control, 3.0, Tick())
-    assert Send(3, PlaceGiven("x", 1)) in tell(control, 3.1, came)
+    assert not any(isinstance(e, Send) for e in feed(control, 0.2, came))
+    feed(control, 3.0, Tick())
+    assert Send(3, PlaceGiven("x", 1)) in feed(control, 3.1, came)

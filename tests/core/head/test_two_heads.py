@@ -28,8 +28,8 @@ class OneWayCrew(Crew):
     def join(self, some: Iterable[int], others: Iterable[int]) -> None:
         self.deaf -= {pair for a in some for b in others for pair in ((a, b), (b, a))}
 
-    def tell(self, agent: int, event: events.Event) -> None:
-        super().tell(agent, event)
+    def feed(self, agent: int, event: events.Event) -> None:
+        super().feed(agent, event)
         leads = [i for i, a in self.agents.items() if a.head and a.head.state.lease.holds(self.now)]
         if len(leads) > 1:
             self.both.append((self.now, leads))

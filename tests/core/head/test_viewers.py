@@ -1,4 +1,4 @@
-"""What people see of a job who look at it, and what they may ask of it."""
+"""The view of a job that people get, and the requests that they may send."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def look(crew, agent=0):
         carry_out(i, effect)
 
     crew._carry_out = noted
-    crew.tell(agent, LookedAt())
+    crew.feed(agent, LookedAt())
     crew.until(crew.now + 1.2)
     crew._carry_out = carry_out
     return asked
@@ -104,9 +104,9 @@ def test_agents_are_asked_only_while_somebody_looks():
     assert snapshot(crew).agents[1].workers == ()
 
 
-def test_a_snapshot_is_not_complete_before_all_have_told():
+def test_a_snapshot_is_not_complete_before_all_have_answered():
     crew = training()
-    crew.tell(0, LookedAt())
+    crew.feed(0, LookedAt())
     assert not snapshot(crew).is_complete
     crew.until(crew.now + 1.0)
     assert not snapshot(crew).is_complete
@@ -117,7 +117,7 @@ def test_how_fast_steps_are_made():
     assert snapshot(crew).pace is None
     for made in range(10, 400, 10):
         for agent in (0, 1):
-            crew.tell(agent, seen(steps=(made, made)))
+            crew.feed(agent, seen(steps=(made, made)))
         crew.until(crew.now + 5.0)
     job = snapshot(crew)
     assert job.pace == pytest.approx(0.5, rel=0.1)
@@ -125,8 +125,8 @@ def test_how_fast_steps_are_made():
 
 
 def fail(crew, agent=1):
-    crew.tell(agent, WorkerExited(2 * agent, 1, 0, "ValueError: no"))
-    crew.tell(agent, WorkersGone())
+    crew.feed(agent, WorkerExited(2 * agent, 1, 0, "ValueError: no"))
+    crew.feed(agent, WorkersGone())
     crew.until(crew.now + 2.0)
 
 
@@ -169,13 +169,13 @@ def test_a_lost_node_is_named_with_the_reason():
 
 def test_a_cordoned_node():
     crew = training("n0 n1 n2", most=2)
-    crew.tell(2, HealthFound("its disk is full"))
+    crew.feed(2, HealthFound("its disk is full"))
     crew.until(crew.now + 1.0)
     agent = snapshot(crew).agents[2]
     assert (agent.state, agent.why) == (AgentState.CORDONED, "its disk is full")
 
 
-def test_the_next_head_tells():
+def test_the_next_head_answers():
     crew = training("n0 n1 n2", fewest=2, most=3)
     crew.kill(0)
     crew.until(crew.now + 6.0)
@@ -194,7 +194,7 @@ def ask(crew, request, agent=0):
     control = crew.agents[agent]
     why = control.refusal(request)
     if not why:
-        crew.tell(agent, Requested(request))
+        crew.feed(agent, Requested(request))
         crew.until(crew.now + 2.0)
     return why
 
@@ -267,7 +267,7 @@ def test_an_agent_without_a_head_names_none():
 def test_an_agent_that_does_not_lead_disregards_it():
     crew = training()
     for event in (LookedAt(), Requested(Request.STOP), StoreListening(1)):
-        crew.tell(1, event)
+        crew.feed(1, event)
     crew.until(crew.now + 2.0)
     assert not crew.verdicts
 

@@ -135,7 +135,7 @@ def test_links_that_were_never_up_are_none():
     assert judge(replace(WELL, links=(NvLink(up=False),) * 2, links_of_siblings=4), None) == []
 
 
-def test_what_is_told_once_and_what_again():
+def test_what_is_reported_once_and_what_again():
     history = History()
     hot = replace(WELL, slow=(Slowdown.THERMAL,), rows_failed=True)
     assert [f.grade.value for f in history.answer([hot])] == ["FAIL", "warn"]

@@ -214,7 +214,7 @@ def test_a_slow_cpu_is_named_with_how_much_of_it_there_was():
 
 
 def windows(rng, speed, busy):
-    """What a host makes of a device's speed: it is taken away for a part of most windows."""
+    """Return the speed measured on a busy host, which takes a part of most windows."""
     seen = [speed * rng.uniform(0.95, 1.0) / (1 + rng.expovariate(1 / busy)) for _ in range(20)]
     return Speed(max(seen), sorted(seen)[10])
 

@@ -25,7 +25,7 @@ def test_the_worst_comes_first_and_checks_keep_their_order():
     assert rows(reports) == [Row(BAD, ("n2",)), Row(GOOD, ("n1",)), Row(clock, ("n1", "n2"))]
 
 
-def test_what_differs_on_every_host_is_told_of_a_few():
+def test_what_differs_on_every_host_is_shown_for_a_few():
     reports = [TaskReport(f"n{i}", (Finding("route", f"10.0.0.{i}"),)) for i in range(1000)]
     *shown, rest = rows(reports)
     assert [row.hosts for row in shown] == [(f"n{i}",) for i in range(SHOWN)]

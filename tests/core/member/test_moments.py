@@ -1,4 +1,4 @@
-"""What is noted of an agent's workers, and how often."""
+"""The moments recorded of an agent's workers, and how often."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_workers_and_gpus_together():
     assert moment.gpus == GpusMoment(2, 0.75, 0.5, 40, 160, 71)
 
 
-def test_gpus_that_do_not_tell():
+def test_gpus_that_do_not_report_everything():
     gpus = of_workers(0, 1, 1.0, (), (), 0.0, (), [GpuUse(None, 10, 80, 60, 300.0)]).gpus
     assert gpus == GpusMoment(1, None, None, 10, 80, 60)
 

@@ -1,4 +1,4 @@
-"""What each agent is told of a round, beside its ranks (`test_ranks.py`)."""
+"""The assignment that each agent gets for a round, beside its ranks (`test_ranks.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpclaunch.core.protocol.messages import Report
 from hpclaunch.core.protocol.model import Phase
 
 
-def test_only_the_host_of_the_store_is_told_from_where_the_others_connect() -> None:
+def test_only_the_host_of_the_store_learns_from_where_the_others_connect() -> None:
     reports: dict[int, Report] = {}
     for index, networks in enumerate([("10.0.0.1", "10.1.0.1"), ("10.0.0.2",), ("2001:db8::/64",)]):
         message = report(index, Phase.IDLE, networks=networks).message
@@ -26,7 +26,7 @@ def test_only_the_host_of_the_store_is_told_from_where_the_others_connect() -> N
     assert {index: part.peers for index, part in parts.items()} == {0: (), 1: everybody, 2: ()}
 
 
-def test_all_are_told_the_hosts_in_the_order_of_their_ranks() -> None:
+def test_all_get_the_hosts_in_the_order_of_their_ranks() -> None:
     reports: dict[int, Report] = {}
     for index, host in enumerate(["n1", "n1", "n2", "n3"]):
         message = report(index, Phase.IDLE, host=host).message

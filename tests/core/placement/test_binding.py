@@ -1,4 +1,4 @@
-"""Which CPUs each worker runs on: near its GPU, nobody's twice, and none of another task's."""
+"""The CPUs of each worker: near its GPU, no CPU twice, and none of another task's."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_fewer_workers_than_memory_nodes():
 
 
 def test_nodes_without_a_gpu_go_to_the_workers_of_their_socket():
-    """As on a node whose four GPUs are each at a quarter of one of its sockets."""
+    """A node's four GPUs may each be at a quarter of one of its sockets."""
     topology = machine(sockets=2, nodes=4, cores=8, smt=2)
     localities = [gpu(k, node, topology) for k, node in enumerate((3, 1, 7, 5))]
     shares = bind(Mode.AUTO, topology, topology, localities)

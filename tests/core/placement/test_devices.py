@@ -1,4 +1,4 @@
-"""Which GPUs each worker has, and whether it sees the others."""
+"""The GPUs of each worker, and whether it sees the others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which GPUs get a daemon, why some do not, and what a worker is told."""
+"""The GPUs that get an MPS daemon, why others do not, and the workers' environment."""
 
 import re
 from functools import partial
@@ -150,13 +150,13 @@ CANNOT = "GPU 0: several workers cannot share it without MPS"
     ],
 )  # fmt: skip
 def test_what_cannot_work(settings, nproc, there, found, error):
-    told = plan(settings, shares(nproc, 1), there, found)
+    planned = plan(settings, shares(nproc, 1), there, found)
     if error:
-        assert re.search(error, told.error)
-        assert "\n" not in told.error
-        assert not told.groups
+        assert re.search(error, planned.error)
+        assert "\n" not in planned.error
+        assert not planned.groups
     else:
-        assert not told.error
+        assert not planned.error
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_what_cannot_work(settings, nproc, there, found, error):
         (2, gpus(1, mig=True), HERE, "it is an instance of a GPU (MIG). --mps on starts a daemon"),
     ],
 )
-def test_auto_goes_on_without_where_that_is_safe(nproc, there, found, note):
-    told = plan(AUTO, shares(nproc, 1), there, found)
-    assert notes_of(told)[0].replace("MIG GPU-0", "GPU 0").startswith(SLICES + note)
-    assert len(told.notes) == 1
-    assert not told.groups
-    assert not told.error
+def test_auto_continues_without_mps_where_that_is_safe(nproc, there, found, note):
+    planned = plan(AUTO, shares(nproc, 1), there, found)
+    assert notes_of(planned)[0].replace("MIG GPU-0", "GPU 0").startswith(SLICES + note)
+    assert len(planned.notes) == 1
+    assert not planned.groups
+    assert not planned.error
 
 
 def test_one_line_names_all_gpus_that_it_is_about():
@@ -181,15 +181,15 @@ def test_one_line_names_all_gpus_that_it_is_about():
 
 
 def test_an_exclusive_gpu_without_mps_has_a_way_out():
-    told = plan(AUTO, shares(4), gpus(2, mode="exclusive"), NOWHERE)
-    assert told.error.endswith("Ask the administrator for nvidia-smi -i 0,1 -c DEFAULT")
+    planned = plan(AUTO, shares(4), gpus(2, mode="exclusive"), NOWHERE)
+    assert planned.error.endswith("Ask the administrator for nvidia-smi -i 0,1 -c DEFAULT")
 
 
 def test_a_foreign_daemon_is_used_and_none_is_ours():
-    told = plan(AUTO, shares(4), gpus(), MpsSupport(HERE.control, "/tmp/nvidia-mps", (12, 0)))
-    assert told.groups == ()
-    assert told.foreign == "/tmp/nvidia-mps"
-    assert notes_of(told) == [
+    planned = plan(AUTO, shares(4), gpus(), MpsSupport(HERE.control, "/tmp/nvidia-mps", (12, 0)))
+    assert planned.groups == ()
+    assert planned.foreign == "/tmp/nvidia-mps"
+    assert notes_of(planned) == [
         "MPS: the daemon at /tmp/nvidia-mps is used, which hpclaunch did not start and leaves "
         "running",
     ]
@@ -198,17 +198,17 @@ def test_a_foreign_daemon_is_used_and_none_is_ours():
 @pytest.mark.parametrize(("present", "said"), [(0, False), (58, False), (59, True)])
 def test_a_foreign_daemon_that_has_clients_already(present, said):
     """Two workers on a GPU, of the 60 clients that it takes there."""
-    told = plan(AUTO, shares(4), gpus(), replace(HERE, foreign="/pipes"))
+    planned = plan(AUTO, shares(4), gpus(), replace(HERE, foreign="/pipes"))
     line = f"the MPS daemon at /pipes has {present} clients already, and room for 58 beside"
-    found = crowded(told, present, "n0")
+    found = crowded(planned, present, "n0")
     assert (found is not None) is said
     assert found is None or words(found).startswith(f"on n0: {line}")
 
 
 def test_a_foreign_daemon_that_is_not_trusted_is_replaced_with_a_word():
     refused = "the MPS daemon at /tmp/nvidia-mps is not used: /tmp/nvidia-mps belongs to bob"
-    told = plan(AUTO, shares(4), gpus(), replace(HERE, refused=refused))
-    assert (len(told.groups), notes_of(told)) == (2, [refused])
+    planned = plan(AUTO, shares(4), gpus(), replace(HERE, refused=refused))
+    assert (len(planned.groups), notes_of(planned)) == (2, [refused])
     assert plan(AUTO, shares(2), gpus(), replace(HERE, refused=refused)).notes == ()
 
 

@@ -1,4 +1,4 @@
-"""Which nodes take part, and which ranks the survivors keep."""
+"""The nodes that take part, and the ranks that the survivors keep."""
 
 from __future__ import annotations
 

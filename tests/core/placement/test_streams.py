@@ -1,4 +1,4 @@
-"""What of the workers' output is shown: torchrun's options, and what is wrong in them."""
+"""The worker output that is shown: torchrun's options, and mistakes in them."""
 
 import itertools
 

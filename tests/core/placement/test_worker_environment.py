@@ -51,17 +51,17 @@ def test_the_last_worker_of_two_nodes_with_two_each():
 
 
 def test_what_each_worker_has_of_its_own_is_named():
-    """But for what is known before the template loads."""
-    told = environment(a_part()).keys() - worker_environment.at_load({}, threads=1).keys()
+    """Variables that are known before the template loads are not listed."""
+    variables = environment(a_part()).keys() - worker_environment.at_load({}, threads=1).keys()
     slurm = dict.fromkeys(worker_environment.OWN, "1") | {"SLURM_JOB_ID": "71"}
-    told |= worker_environment.of_slurm(a_part(), 0, slurm, cpus=4).keys()
+    variables |= worker_environment.of_slurm(a_part(), 0, slurm, cpus=4).keys()
     for selector in (worker_environment.CUDA, worker_environment.HIP):
-        told |= worker_environment.of_gpus(
+        variables |= worker_environment.of_gpus(
             Share((0,), sharers=2), GPUS, {}, isolated=True, selector=selector, backend="gloo"
         ).keys()
     settings = mps_shares.Settings("on", "auto", "4G")
-    told |= mps_shares.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
-    assert told <= worker_environment.OWN
+    variables |= mps_shares.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
+    assert variables <= worker_environment.OWN
 
 
 def test_a_launcher_within_a_worker_knows_it():

@@ -1,4 +1,4 @@
-"""What the text of a script shows of its imports."""
+"""The imports of a script, read from its text."""
 
 import ast
 import sys

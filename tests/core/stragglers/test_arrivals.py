@@ -1,4 +1,4 @@
-"""When the workers of one agent began their collectives."""
+"""The times at which the workers of one agent began their collectives."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_slow_clock(clock, others, cpu, why):
 
 
 def test_ranks_that_all_use_the_cpu():
-    """As those that wait for GPUs do."""
+    """Ranks that wait for GPUs use the CPU fully as well."""
     loads = tuple(Load(rank, 1.0, 0.0, 0.0, 0.0) for rank in range(2))
     assert cause({0: Sample(1.0, loads=loads)}, 0, 1).words == UNSEEN
 
@@ -84,7 +84,7 @@ def test_ranks_of_which_nothing_is_known():
 
 
 def between(**delays):
-    """Of pairs of nodes: a_b is the way from a to b."""
+    """Return the delays between pairs of nodes: a_b is the delay from a to b."""
     ways = {}
     for pair, delay in delays.items():
         one, other = pair.split("_")

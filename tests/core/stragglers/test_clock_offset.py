@@ -1,4 +1,4 @@
-"""How far the head's clock is ahead, from the messages that are sent in any case."""
+"""The offset of the head's clock, from messages that are sent in any case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is late, from the times at which all have begun their collectives."""
+"""The late rank, by the times at which all ranks began their collectives."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_lateness_that_carries_over_counts_once():
 @pytest.mark.parametrize("each", [1, 3, 4, 8, 20, 50])
 @pytest.mark.parametrize("steps", [12, 100])
 def test_lateness_that_only_the_first_collective_of_a_step_shows(each, steps):
-    """Of many collectives, agents report only some, but not every second one, for instance."""
+    """Agents report only some of many collectives, but not every second one, for instance."""
     apart = 0.5 / each
     late = find(sampled(one(3, 0.3), steps=steps, each=each, apart=apart, waits=True)).late
     assert late is not None
@@ -152,7 +152,7 @@ def test_what_not_all_remember_is_left_out():
 
 
 def test_ranks_of_one_node_that_are_late_in_turn():
-    """As with batches of different sizes: it is no rank's fault, nor the node's."""
+    """Batches of different sizes make ranks late in turn: no rank and no node is at fault."""
     assert (
         find(sampled(lambda rank, step: 0.3 * (rank == step % 6), nodes={0: range(6)})).late is None
     )
@@ -182,7 +182,7 @@ def test_of_two_clocks_neither_is_known_better_than_the_other():
     assert find(samples).late is None
 
 
-def test_what_hosts_of_gpus_tell_is_marked():
+def test_times_that_hosts_of_gpus_report_are_marked():
     samples = sampled(one(3, 0.3))
     assert not find(samples).late.on_gpus
     handed_over = {

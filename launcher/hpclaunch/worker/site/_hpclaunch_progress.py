@@ -76,8 +76,8 @@ class Progress:
         try:
             hooks: Any = sys.modules["_hpclaunch_hooks"]
             hooks.beside("_hpclaunch_responder").start(place, slot)
-        except Exception:
-            pass  # no further thread for this user, or a script has emptied sys.modules
+        except Exception:  # noqa: S110  # a thread too many, or the script has emptied sys.modules
+            pass
 
     # The slot
 
