@@ -1,4 +1,4 @@
-"""What the doctor sees of a host: this one, and hardware that is not here."""
+"""The doctor's checks of a host: this one, and hardware that it does not have."""
 
 import resource
 import socket

@@ -116,7 +116,7 @@ def test_what_is_in_the_way(tmp_path):
 
 
 def test_a_py_spy_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
-    """What it has started holds its output, and may ignore that it has died."""
+    """Children of py-spy hold its output, and may ignore its death."""
     program, pids = tmp_path / "py-spy", tmp_path / "pids"
     program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {pids}\nsleep 1000\n")
     program.chmod(0o755)

@@ -40,7 +40,7 @@ SNAPSHOTS = [
 
 @contextmanager
 def answering(answer):
-    """An agent that answers every question with this."""
+    """Run an agent that answers every question with this."""
     agent, (reading, writing) = ViewSocket(), os.pipe()
 
     def serve():
@@ -118,7 +118,7 @@ def test_one_that_has_no_room_for_questions_does_not_hide_the_others(monkeypatch
 
 
 def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypatch):
-    """Until they have told all: what they are asked for takes them a moment."""
+    """The others are asked until their answers are complete, which takes a moment."""
     monkeypatch.setattr(view_client, "LIMIT", 0.5)
     monkeypatch.setattr(view_client, "PATIENCE", 0.4)
     asked = []
@@ -136,7 +136,7 @@ def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypa
 
 
 def test_an_empty_name_is_that_of_no_launch():
-    """And not of the only one that there is: it would be stopped."""
+    """An empty name does not mean the only launch, which would then be stopped."""
     with answering(OTHER), pytest.raises(launches.NoLaunchError, match="is empty"):
         launches.find("", {"PATH": "/nonexistent"})
 
@@ -165,7 +165,7 @@ ANSWERS = ["pipe", "directory", str(1 << 40), str(2_000_000_000)]
 @AS_ROOT
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_what_another_user_answers_is_not_read(answer):
-    """And its descriptor does not even reach this process."""
+    """Even the descriptor of the answer does not reach this process."""
     names = names_like_those_of_agents(1)
     with impostor(names, answer):
         fds = os.listdir("/proc/self/fd")
@@ -177,7 +177,7 @@ def test_what_another_user_answers_is_not_read(answer):
 @MANY
 @AS_ROOT
 def test_sockets_of_another_user_are_not_asked():
-    """However many there are. The kernel says so from Linux 5.3 on."""
+    """From Linux 5.3 on, the kernel reports the owner, so any number of such sockets does no harm."""
     names = names_like_those_of_agents(900)
     with impostor(names), answering(OTHER):
         assert not {*view_client.sockets()} & {*names}
@@ -187,7 +187,7 @@ def test_sockets_of_another_user_are_not_asked():
 @pytest.mark.starts
 @MANY
 def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
-    """They are all asked, as before Linux 5.3."""
+    """All sockets are asked, as on Linux before 5.3."""
     monkeypatch.setattr(view_client, "LIMIT", 2.0)
     names = names_like_those_of_agents(400)
     with impostor(names), answering(OTHER):

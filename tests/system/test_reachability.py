@@ -67,7 +67,7 @@ def test_ipv6(closed):
 
 @pytest.mark.starts
 def test_no_route():
-    """On a host whose only interface, loopback, is down."""
+    """The host has only a loopback interface, which is down."""
     program = (
         "from hpclaunch.system.network import reachability\n"
         "print(reachability.explain('n1', ['192.0.2.7'], [22]))"

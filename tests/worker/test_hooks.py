@@ -79,7 +79,7 @@ def store(forks):
 
 @pytest.fixture
 def processes():
-    """Those that a test starts; none outlives it."""
+    """Yield a list for the processes that a test starts; kill them at its end."""
     started = []
     yield started
     for process in started:
@@ -89,7 +89,7 @@ def processes():
 
 
 def environment(*path, **changes):
-    """Below a worker, with `path` as the user's own PYTHONPATH."""
+    """Return the environment below a worker, with `path` as the user's PYTHONPATH."""
     users = {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
     return surroundings.environment(**users, **changes)
 

@@ -173,7 +173,7 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
 
 
 def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
-    """It frees its memory, and perhaps a GPU's; here, a thread that remains has the same effect."""
+    """The kernel frees memory, perhaps a GPU's; here, a remaining thread has the same effect."""
     exits = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
     )

@@ -87,7 +87,7 @@ CASES = {
 
 
 class Tally:
-    """What came of the kills."""
+    """The outcomes of the kills."""
 
     def __init__(self) -> None:
         self.chosen = self.torn = self.nothing = 0
