@@ -177,7 +177,7 @@ def test_what_another_user_answers_is_not_read(answer):
 @MANY
 @AS_ROOT
 def test_sockets_of_another_user_are_not_asked():
-    """From Linux 5.3 on, the kernel reports the owner, so any number of such sockets does no harm."""
+    """From Linux 5.3 on, the kernel reports the owner, so any number of them does no harm."""
     names = names_like_those_of_agents(900)
     with impostor(names), answering(OTHER):
         assert not {*view_client.sockets()} & {*names}
