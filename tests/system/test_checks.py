@@ -147,7 +147,7 @@ def test_this_host_has_something_to_say(check):
 
 @pytest.fixture
 def interpreter(tmp_path):
-    """A program that stands for the workers' interpreter."""
+    """Return a function that makes a stand-in for the workers' interpreter."""
 
     def make(script):
         path = tmp_path / "python"

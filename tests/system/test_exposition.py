@@ -1,4 +1,4 @@
-"""Metrics as text: what a real scraper gets, and what a bad one can do."""
+"""Metrics as text, for a real scraper and for a bad one."""
 
 from __future__ import annotations
 

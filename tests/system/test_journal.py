@@ -169,7 +169,7 @@ def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch)
 
 @pytest.fixture
 def stalled(tmp_path, monkeypatch, capfd):
-    """A log service that is stopped and has more to read than it is given, and a journal."""
+    """Return a stopped log service with a full pipe, and a journal."""
     monkeypatch.setattr(appended_lines, "MOST", 10_000)
     monkeypatch.setattr(log_client, "MOST", 1000)
     service, recorded = LogServiceClient(), Journal(tmp_path, "1")
@@ -216,7 +216,7 @@ def test_the_successor_of_a_service_that_accepts_nothing_gets_the_lines(tmp_path
 
 @functools.cache
 def anything(hint):
-    """Values of a type, also in the corners."""
+    """Return a strategy for values of a type, edge cases included."""
     if hint is float:
         # -0.0 is 0.0, but is written in another way.
         return st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)

@@ -93,9 +93,7 @@ def test_a_job_of_another_version_may_look_different(job):
 
 @contextmanager
 def silent(questions):
-    """An agent that is stopped, with so many questions that it has not read; None: no room for
-    more.
-    """
+    """Simulate a stopped agent with this many unread questions; None fills its queue."""
     agent, other = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
     with agent, other:
         name = b"\0" + name_of(os.geteuid()) + b"0"  # it is asked first
@@ -199,7 +197,7 @@ def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
 
 @contextmanager
 def asking():
-    """An agent, where its answer to somebody goes, and the answers that came, once it is over."""
+    """Yield an agent, the destination of its answer, and a dictionary of the answers after the end."""
     answers = {}
     with closing(ViewSocket()) as agent:
         ask = threading.Thread(
@@ -215,7 +213,7 @@ def asking():
 
 
 def unlike(kind):
-    """The descriptor of something that is not like an answer of an agent."""
+    """Return the descriptor of something that no agent would send."""
     if kind == "a pipe":
         reading, writing = os.pipe()
         os.close(writing)

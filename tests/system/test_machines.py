@@ -100,7 +100,7 @@ def test_other_names(host):
 
 
 def test_where_a_claim_holds():
-    """Two with the same answer cannot be held at once."""
+    """Two claims with the same answer cannot be held at once."""
     held = machines.claim(f"held-{os.getpid()}")
     assert machines.claim(f"held-{os.getpid()}") is None
     other = machines.claim(f"other-{os.getpid()}")

@@ -382,7 +382,7 @@ MARK = b"<so far>"
 
 @pytest.fixture
 def terminal():
-    """A console on one, and what it shows so far."""
+    """Yield a console on a terminal, and a function that returns what it shows."""
     end, theirs = pty.openpty()
 
     def shown():
@@ -530,7 +530,7 @@ def test_it_is_shown_as_torchrun_shows_it(options, tmp_path):
 
 
 def torchrun(options, template, directory):
-    """The lines on its stdout and stderr, and in its two files of duplicates."""
+    """Return the lines on torchrun's stdout and stderr, and in its two files of duplicates."""
     directory.mkdir()
     script = directory / "say.py"
     script.write_text(SAY)

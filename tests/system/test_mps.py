@@ -502,7 +502,7 @@ time.sleep(600)
 
 @pytest.fixture
 def launch(clients):
-    """An agent that is a process of its own: (it, pipe directory, its keeper's pid)."""
+    """Yield a function that starts an agent: (process, pipe directory, its keeper's pid)."""
     made = []
 
     def make(*prefix):
@@ -665,7 +665,7 @@ def test_an_unprivileged_user(launch, base):
 
 @pytest.fixture
 def foreign(base, monkeypatch):
-    """An administrator's daemon."""
+    """Yield a function that starts an administrator's daemon."""
     started = []
 
     def start(*prefix):
@@ -753,7 +753,7 @@ def test_what_is_left_of_a_foreign_daemon(foreign):
 
 @pytest.fixture
 def a_stranger(clients, monkeypatch):
-    """A client of another user."""
+    """Yield a function that starts clients of another user; end them."""
 
     def make(pipes):
         client = subprocess.Popen(
@@ -881,7 +881,7 @@ class Program:
         return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
 
     def files_without(self, name):
-        """Once it is gone: the front end does not wait for all of the daemon's end."""
+        """Return the files after this one is removed; the front end does not wait for that."""
         deadline = time.monotonic() + LIMIT
         while (self.pipes / name).exists():
             assert time.monotonic() < deadline

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.starts
 
 @pytest.fixture(autouse=True)
 def outside_of_slurm(monkeypatch):
-    """The tests may run in a job of the developer's."""
+    """Hide the developer's own job, in which the tests may run."""
     monkeypatch.setattr(slurm, "own_step", lambda: None)
 
 

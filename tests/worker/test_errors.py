@@ -51,7 +51,7 @@ class Worker:
         return self.run(sys.executable, *(options or ["train.py"]), **how)
 
     def shell(self, command):
-        """A worker that is a shell to its end, and does not become its last program."""
+        """Run a worker that stays a shell and does not become its last program."""
         return self.run("sh", "-c", command + "\n:", sys.executable)
 
     def recorded(self):

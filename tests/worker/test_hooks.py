@@ -129,7 +129,7 @@ def start_ranks(processes, port, cwd, text, *args, world=2, restarts=0):
 
 
 def fork_ranks(forks, port, cwd, text, *args, restarts=0):
-    """`start_ranks` for two that are forked from a process with torch."""
+    """Start two ranks like `start_ranks`, but fork them from a process with torch."""
     arguments = f"import sys\nsys.argv[1:] = {[*map(str, args)]}\n"
     environs = [worker_environment(port, rank, 2, restarts) for rank in range(2)]
     return [forks.start(arguments + WORKER_SCRIPT + text, cwd=cwd, env=env) for env in environs]

@@ -96,7 +96,7 @@ print(json.dumps(codes))
 
 @pytest.fixture
 def measured(forks, store, tmp_path):
-    """Run it among `world` ranks: (exit codes, standard error, findings)."""
+    """Return a function that measures: (exit codes, standard error, findings)."""
 
     def run(world, faults=(), limit=60.0, per_node=4):
         result = tmp_path / "rows.json"

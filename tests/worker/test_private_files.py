@@ -19,7 +19,7 @@ with_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user"
 
 @pytest.fixture(params=[0o000, 0o002, 0o077], ids=oct)
 def shared(request, tmp_path):
-    """A directory for a group, of which one may have any umask."""
+    """Yield a directory for a group, under any umask."""
     before = os.umask(request.param)
     (tmp_path / "project").mkdir()
     (tmp_path / "project").chmod(0o2777)

@@ -45,13 +45,13 @@ def watch(monkeypatch):
 
 
 def left(watch):
-    """Seconds until it is to look again."""
+    """Return the seconds until the next look is due."""
     return watch.due() - time.monotonic()
 
 
 @pytest.fixture
 def worker(watch):
-    """Starts a program as the only worker; it has begun once this returns."""
+    """Yield a function that starts the only worker and returns after it has begun."""
     begun = []
 
     def start(text):

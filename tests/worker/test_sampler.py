@@ -40,7 +40,7 @@ class Pace:
 
 @pytest.fixture
 def program(starts):
-    """Starts a Python program; all are killed at the end."""
+    """Yield a function that starts Python programs; kill them at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(source, **options):
