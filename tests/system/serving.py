@@ -1,4 +1,4 @@
-"""A fork server with real processes, for tests: what it is asked, and what it has told."""
+"""A fork server with real processes, for tests: requests to it and its events."""
 
 import select
 import signal
@@ -28,7 +28,7 @@ class Client:
             self.until("started")
 
     def ask(self, *commands, env=None, store=False, warm=False, learn=False, cpus=()):
-        """To start these, without waiting for it; returns the store's port."""
+        """Request these workers, without waiting for them; return the store's port."""
         self.server.listen(loopback=True)
         port = self.until("listening")["port"]
         workers = [
@@ -47,7 +47,7 @@ class Client:
         return port
 
     def end_round(self):
-        """Kill the workers, and what they leave behind."""
+        """Kill the workers and the processes that they leave behind."""
         self.server.kill()
         self.server.signal_left(signal.SIGKILL)
         self.until("gone")
@@ -56,7 +56,7 @@ class Client:
         return self.tmp_path / f"rank-{rank}.{kind}"
 
     def until(self, event):
-        """The next reply of this kind; the ones before it stay in `events`."""
+        """Wait for the next event of this kind; earlier ones of other kinds stay in `events`."""
         seen = 0
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
@@ -70,7 +70,7 @@ class Client:
         raise AssertionError(f"no {event} within {LIMIT} s, only {self.events}")
 
     def hear(self):
-        """Add the events that are there to `events`."""
+        """Add the events that have arrived to `events`."""
         events = [event for event in self.server.hear() if not isinstance(event, Progress)]
         self.events += [{"event": event.op, **event.fields()} for event in events]
 
@@ -79,7 +79,7 @@ class Client:
         return self.server._process.pid
 
     def others(self):
-        """What the fork server has beside the workers: the template first."""
+        """Return the fork server's children, the template first."""
         return psutil.Process(self.pid).children()
 
 

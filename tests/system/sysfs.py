@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.ranges import written
 
 @dataclass(frozen=True)
 class Machine:
-    """Its CPUs in the kernel's order: first one thread of every core, then the second of each."""
+    """A machine; the kernel numbers the first thread of every core, then the second of each."""
 
     sockets: int = 1
     nodes: int = 1  # of memory, per socket
@@ -35,7 +35,7 @@ class Machine:
         return range(self.all_cores * self.threads)
 
     def alike(self, cpu: int, size: int) -> str:
-        """The CPUs in the same one of the units of so many cores."""
+        """Return the CPUs that share a unit of so many cores."""
         unit = cpu % self.all_cores // size
         return written(c for c in self.cpus if c % self.all_cores // size == unit)
 

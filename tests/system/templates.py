@@ -50,7 +50,7 @@ class Warm(Client):
         return self.others()[0]
 
     def round(self, *args, workers=1, **more):
-        """Start a round, see it end; what its workers wrote."""
+        """Run a round to its end; return the output of its workers."""
         paths = [self.path(rank, kind) for rank in range(workers) for kind in ("out", "err")]
         for path in paths:
             path.unlink(missing_ok=True)

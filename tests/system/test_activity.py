@@ -1,5 +1,5 @@
-"""What a worker does after SIGTERM, with real processes: whoever saves something is left alone, and
-whoever only waits is ended.
+"""The activity of real workers after SIGTERM: one that saves is left alone, one that only waits is
+ended.
 """
 
 import contextlib
@@ -249,7 +249,7 @@ def client(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server():
-    """Its port, and how much it reads at a time, several times a second."""
+    """Run a server; yield its port and a list with the bytes that it reads at a time."""
     takes, over, held = [0], threading.Event(), []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.05)
@@ -306,7 +306,7 @@ def eventually_saved(client, piece):
 
 
 def how_they_end(client, workers):
-    """Their signals. A worker may still be handling SIGTERM when it is looked at first."""
+    """Return the signals that ended the workers, which may still be handling SIGTERM at first."""
     ended = []
     limit = time.monotonic() + LIMIT
     while len(ended) < workers:
@@ -339,7 +339,7 @@ def test_ranks_that_wait_for_each_other_are_ended(client, tmp_path):
 
 
 def test_a_network_that_cannot_be_seen(monkeypatch):
-    """As in a sandbox without sock_diag: then whoever has a socket may be sending."""
+    """In a sandbox without sock_diag, any process with a socket may be sending."""
 
     def refuse(_inodes):
         raise PermissionError

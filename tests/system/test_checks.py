@@ -1,4 +1,4 @@
-"""What the doctor sees of a host: this one, and hardware that is not here."""
+"""The doctor's checks of a host: this one, and hardware that it does not have."""
 
 import resource
 import socket
@@ -147,7 +147,7 @@ def test_this_host_has_something_to_say(check):
 
 @pytest.fixture
 def interpreter(tmp_path):
-    """A program that stands for the workers' interpreter."""
+    """Return a function that makes a stand-in for the workers' interpreter."""
 
     def make(script):
         path = tmp_path / "python"

@@ -35,7 +35,7 @@ def test_it_is_a_line_for_a_shell_with_the_environment_of_the_user(tmp_path, mon
 
 
 def test_signals_are_as_the_user_has_them(tmp_path):
-    """The helper itself blocks all."""
+    """The helper itself blocks all signals."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2, signal.SIGTERM])
     try:
         assert notify(f"grep SigBlk /proc/self/status > {tmp_path}/out", {}, [signal.SIGUSR2]) == ""
@@ -97,7 +97,7 @@ native.pthread_mutex_lock(mutex)
 
 @pytest.fixture
 def waiting():
-    """A process that waits in C, with Python's lock."""
+    """Start a process that waits in C and holds the GIL; yield its pid."""
     with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process.pid
@@ -116,7 +116,7 @@ def test_what_is_in_the_way(tmp_path):
 
 
 def test_a_py_spy_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
-    """What it has started holds its output, and may ignore that it has died."""
+    """Children of py-spy hold its output, and may ignore its death."""
     program, pids = tmp_path / "py-spy", tmp_path / "pids"
     program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {pids}\nsleep 1000\n")
     program.chmod(0o755)

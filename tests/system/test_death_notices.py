@@ -1,4 +1,4 @@
-"""Who says that an agent is dead: real fork servers, real agents' ports, and hosts that refuse."""
+"""Evidence of a dead agent: real fork servers, real agents' ports, and hosts that refuse."""
 
 import contextlib
 import math
@@ -98,7 +98,7 @@ def port():
 
 
 def found(*ports, incarnation="", agent=3, seconds=1.0):
-    """Whether an inquiry after an agent finds it dead in that time."""
+    """Return whether an inquiry finds the agent dead within that time."""
     inquiries = death_notices.Inquiries(KEY)
     began = time.monotonic()
     try:
@@ -114,7 +114,7 @@ def found(*ports, incarnation="", agent=3, seconds=1.0):
 
 
 def test_the_fork_server_of_a_dead_agent_says_so(start, port):
-    """Its workers are killed by then, and it stays for a moment only."""
+    """The workers are killed before the notice; the fork server ends soon after it."""
     agent = start(port)
     assert not found(port, seconds=0.2)
     agent.kill()
@@ -146,7 +146,7 @@ def test_an_answer_has_the_number_of_the_last_question(start, port):
 
 @pytest.mark.starts
 def test_a_refused_connection_proves_nothing(port):
-    """Nor does a host that does not answer, or a program that says anything else."""
+    """Neither does a silent host, or a program that sends anything else."""
     assert not found(port)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
@@ -158,7 +158,7 @@ def test_a_refused_connection_proves_nothing(port):
 @pytest.mark.starts
 @pytest.mark.parametrize("words", MALFORMED, ids=range(len(MALFORMED)))
 def test_what_a_stranger_says_at_the_port_does_no_harm(words):
-    """Neither to an agent that asks, nor to one that is started in that place."""
+    """Neither an agent that asks nor one that is started in that place is affected."""
     with talker(words) as stranger:
         assert not found(stranger, seconds=0.1)
         death_notices.take_down(KEY, 3, [stranger])
@@ -242,7 +242,7 @@ def test_with_both_killed_nobody_says_so(start, port):
 
 
 def test_an_agent_that_is_started_anew_is_not_dead(start, port):
-    """It has the notice of the last one in its place taken down before it listens itself."""
+    """An agent has the notice about its predecessor withdrawn before it listens."""
     agent = start(port)
     agent.kill()
     assert found(port, seconds=LIMIT)
@@ -281,7 +281,7 @@ def test_nobody_waits_for_what_the_dead_one_would_have_written(start, port):
 
 
 def test_an_inquiry_gives_up(port):
-    """And leaves no connection behind."""
+    """An inquiry without an answer ends, and leaves no connection behind."""
     before = psutil.Process().num_fds()
     assert not found(port, seconds=20)
     assert psutil.Process().num_fds() == before

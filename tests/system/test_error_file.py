@@ -1,4 +1,4 @@
-"""What ended a worker, for whoever has started the launcher."""
+"""The error file, which shows the cause of a worker's failure to the program that started us."""
 
 import json
 import stat

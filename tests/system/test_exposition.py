@@ -1,4 +1,4 @@
-"""Metrics as text: what a real scraper gets, and what a bad one can do."""
+"""Metrics as text, for a real scraper and for a bad one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_those_who_break_off_are_not_complained_of(port, capfd):
 
 
 def is_closed(connection):
-    """Whether the other end has closed it."""
+    """Return whether the other end has closed the connection."""
     connection.settimeout(60)
     try:
         return connection.recv(1) == b""
@@ -101,7 +101,7 @@ def is_closed(connection):
 
 
 def test_any_number_of_connections_are_held(port):
-    """The oldest ones are closed, and who scrapes is answered all the time."""
+    """The oldest connections are closed, and a scraper always gets an answer."""
     with ExitStack() as strangers:
         held = []
         for _ in range(3 * exposition.MOST):
@@ -158,7 +158,7 @@ def test_a_port_that_is_taken(port):
 
 
 def test_no_further_thread_is_allowed(monkeypatch):
-    """It is tried again later, at the same port."""
+    """A later attempt uses the same port."""
 
     def refuse(self):
         raise RuntimeError("can't start new thread")

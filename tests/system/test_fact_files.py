@@ -31,7 +31,7 @@ from hpclaunch.worker import private_files
 
 
 def written(file):
-    """The lines that a log service would write."""
+    """Return the lines that a log service would write."""
     return b"".join(file._lines._waiting.splitlines(keepends=True))
 
 

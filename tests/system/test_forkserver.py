@@ -1,4 +1,4 @@
-"""The fork server with real processes: what it starts, what it tells, and that nothing stays."""
+"""The fork server with real processes: its workers and events, and that nothing stays."""
 
 import contextlib
 import os
@@ -85,7 +85,7 @@ COUNT = 'while :; do echo . >> "$DIR/{}"; sleep 0.02; done'
 
 
 def counting(client):
-    """Start a worker that counts, as does a child of it in a session of its own: their files."""
+    """Start a worker and a child in another session, which both count; return their files."""
     worker, child = (COUNT.format(name) for name in ("worker", "child"))
     client.start(
         sh(f"setsid sh -c '{child}' & trap '' TERM; {worker}"), env={"DIR": str(client.tmp_path)}
@@ -96,7 +96,7 @@ def counting(client):
 
 
 def workers(client):
-    """Of a round without warm workers: all children but the template."""
+    """Return the workers of a round without warm ones: all children but the template."""
     return [child for child in client.others() if child.cmdline()[:1] == ["sh"]]
 
 
@@ -131,7 +131,7 @@ def held(client):
 
 
 def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(client):
-    """Whether or not the agent is there to see it."""
+    """The agent need not be alive for this."""
     files = held(client)
     client.server.keep(time.monotonic() - 1.0)  # an order that was long on its way
     assert have_stopped(files)
@@ -146,7 +146,7 @@ def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(clien
 
 
 def test_workers_that_somebody_else_resumes_are_held_again(client):
-    """As `scontrol resume` does, which lets all processes of a job go on."""
+    """`scontrol resume` does so: it continues all processes of a job."""
     files = held(client)
     (worker,) = workers(client)
     for process in (worker, *worker.children(recursive=True)):
@@ -157,7 +157,7 @@ def test_workers_that_somebody_else_resumes_are_held_again(client):
 
 
 def test_workers_that_are_to_stop_while_they_are_held_are_killed(client):
-    """Others may have gone on without this node."""
+    """Other nodes may have continued without this one."""
     held(client)
     client.server.stop()
     assert client.until("exit")["signal"] == signal.SIGKILL
@@ -185,7 +185,7 @@ def test_workers_that_are_held_do_not_outlive_the_agent(client):
 
 
 def test_nothing_starts_without_a_lease(client):
-    """The order is one that an agent has slept over."""
+    """The order may come late, from an agent that was suspended."""
     client.server.keep(time.monotonic() - 1.0)
     client.ask(sh("exit 0"))
     client.until("lease-over")
@@ -200,7 +200,7 @@ def test_nothing_starts_without_a_lease(client):
     client.until("gone")
 
 
-# As a user of its own, whose processes the kernel counts. The fork server may start no more.
+# As a user of its own, whose processes the kernel counts. The fork server may not start any.
 NOT_GRANTED = """
 import os, resource, sys
 from pathlib import Path
@@ -367,7 +367,7 @@ while True:
 
 @pytest.mark.parametrize("has_handler", [False, True], ids=["plain", "with its handler"])
 def test_a_worker_can_save_with_its_children_before_they_are_ended(client, has_handler):
-    """Also if these, which were forked, have a handler of the worker's that ends nothing."""
+    """This holds even if forked children inherit a handler of the worker that ends nothing."""
     client.start(python(LOADING.replace("PREPARE", str(has_handler))))
     child = int(wait_for(client.path(0, "out")).split()[1])
     client.server.stop()
@@ -399,7 +399,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
-    """Whether the shell ends at once by the signal, or when its program has ended."""
+    """The shell may end at once by the signal, or after its program."""
     (client.tmp_path / "saving.py").write_text(SAVING)
     save = f"{sys.executable} -u {client.tmp_path / 'saving.py'}"
     client.start(["bash", "-c", WRAPPERS[wrapper]], env={"SAVE": save})
@@ -451,7 +451,7 @@ signal.pause()
 
 @pytest.mark.parametrize("how", ["stop", "kill", "crash"])
 def test_shared_memory_of_workers_that_were_ended_is_removed(client, how):
-    """By Python's resource_tracker, which outlives its worker for that."""
+    """Python's resource_tracker, which outlives its worker, removes it."""
     client.start(python(CLEANING))
     name, pid = wait_for(client.path(0, "out")).split()
     if how == "crash":

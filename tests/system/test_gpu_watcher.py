@@ -25,14 +25,14 @@ NEVER = 10**6  # seconds: it looks only when it is asked
 
 
 class Watching:
-    """GPUs, and what watches them."""
+    """GPUs, and the process that watches them."""
 
     def __init__(self, driver, period):
         self.driver, self.period = driver, period
         self.watcher, self.reports = None, []
 
     def begin(self, *gpus, wanted=(), **state):
-        """With these; returns the GPUs, to be broken."""
+        """Start to watch these GPUs; return them, so that a test can break them."""
         self.driver.gpus = list(gpus)
         vars(self.driver).update(state)
         self.driver.apply()
@@ -44,7 +44,7 @@ class Watching:
         return gpus
 
     def check(self, number=0, dead=()):
-        """What is found before a round."""
+        """Return the findings of a check before a round."""
         self.watcher.check(number, dead)
         report = self.next()
         assert report.round == number
@@ -52,7 +52,7 @@ class Watching:
         return report.findings
 
     def next(self):
-        """The next report."""
+        """Return the next report."""
         limit = time.monotonic() + LIMIT
         while not self.reports:
             assert time.monotonic() < limit, "the watcher says nothing"
@@ -109,7 +109,7 @@ QUIET = [
 
 
 def test_what_speaks_against_a_round(watching):
-    """All at once: each on a GPU of its own, beside some that are well."""
+    """Each problem is on a GPU of its own, beside healthy ones."""
     watching.begin(*QUIET[:3], *(gpu for gpu, _, _ in FAULTS))
     findings = watching.check()
     assert len(findings) == len(FAULTS)
@@ -136,7 +136,7 @@ QUESTIONS = (
 
 @pytest.mark.parametrize("code", [nvml.UNKNOWN, nvml.UNSUPPORTED])
 def test_questions_that_a_gpu_does_not_answer(watching, code):
-    """Each on a GPU of its own."""
+    """Each unanswered question is on a GPU of its own."""
     fails = [{f"nvmlDeviceGet{question}": code} for question in QUESTIONS]
     watching.begin(*(Gpu(links=links(1, 1), fails=f) for f in fails))
     assert watching.check() == ()
@@ -155,7 +155,7 @@ def test_a_gpu_that_is_lost_at_a_question(watching, question):
     ("link", "code"), [(2, nvml.UNKNOWN), (3, nvml.UNKNOWN), (2, nvml.UNSUPPORTED)]
 )
 def test_a_link_that_is_not_reported_once(watching, link, code):
-    """Which is neither a link that is down nor one whose errors have come just now."""
+    """Such a link neither is down nor has new errors."""
     first, second = watching.begin(*(Gpu(links=[Link(replays=3) for _ in range(4)]) for _ in "ab"))
     first.links[1].error = code
     watching.driver.apply()
@@ -187,7 +187,7 @@ def test_an_xid_of_a_broken_gpu(watching):
 
 
 def test_an_error_that_was_contained(watching):
-    """Its process is dead, its page off-lined, and the GPU is fit for the next round."""
+    """The process is dead, the page is off-lined, and the GPU is fit for the next round."""
     (gpu,) = watching.begin(Gpu(recovery=None))
     assert watching.check() == ()
     gpu.ecc, gpu.rows = 1, (True, False)
@@ -202,7 +202,7 @@ def test_an_error_that_was_contained(watching):
 
 
 def test_an_xid_of_a_program(watching):
-    """Told with whose it may be, and nothing against the node."""
+    """The report names the processes that may have caused it; the node stays fit."""
     (gpu,) = watching.begin(Gpu())
     assert watching.check() == ()
     gpu.processes = [Process(os.getpid(), GIB)]
@@ -218,7 +218,7 @@ def test_an_xid_of_a_program(watching):
 
 
 def test_clients_of_mps(watching):
-    """They are in a list of their own, and the server in the other one, or in both."""
+    """NVML lists clients separately; the server is in the other list or in both."""
     (gpu,) = watching.begin(Gpu())
     assert watching.check() == ()
     client, server = Process(os.getpid(), 3 * GIB, mps=True), Process(4_000_001, GIB)
@@ -239,7 +239,7 @@ def test_xids_of_before_and_of_gpus_of_others(watching):
 
 
 def test_an_instance_of_mig(watching):
-    """Its own processes and memory; the rest is that of the GPU."""
+    """An instance has its own processes and memory; the other values are the GPU's."""
     first, second = Instance("MIG-a", 1, 0), Instance("MIG-b", 2, 0)
     (gpu,) = watching.begin(
         Gpu(mig=True, instances=[first, second], capability=(8, 0)), wanted=["MIG-b"]
@@ -377,7 +377,7 @@ def test_it_dies_with_the_agent(watching, hang):
 
 
 def test_it_is_light(watching):
-    """No torch, and nothing else that the watcher has no need for."""
+    """The watcher imports neither torch nor anything else that it does not need."""
     watching.begin(Gpu())
     assert watching.check() == ()
     loaded = {Path(m.path).name for m in psutil.Process(watching.pid).memory_maps()}
@@ -385,7 +385,7 @@ def test_it_is_light(watching):
 
 
 def test_how_gpus_are_used(watching):
-    """Asked again before it is answered, it is answered once: NVML may hang."""
+    """Two requests before the first answer get one answer, since NVML may hang."""
     watching.begin(Gpu(total=80 * GIB), Gpu(total=40 * GIB))
     assert watching.check() == ()
     watching.watcher.ask_use()

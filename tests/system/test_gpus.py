@@ -1,4 +1,4 @@
-"""Which GPUs a task has: the real pynvml over a stand-in of NVML."""
+"""The GPUs of a task, by the real pynvml over a stand-in for NVML."""
 
 import sys
 from dataclasses import replace
@@ -28,7 +28,7 @@ def surveyor(starts, driver):
 
 @pytest.fixture
 def survey(driver, surveyor):
-    """GPUs, and CUDA_VISIBLE_DEVICES, to what is found of them."""
+    """Return a function that surveys given GPUs under a CUDA_VISIBLE_DEVICES."""
 
     def look(*found, selection=None, **state):
         driver.gpus = list(found)

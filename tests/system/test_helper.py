@@ -48,7 +48,7 @@ class Word(Message):
 
 @pytest.fixture
 def many_files():
-    """More of them are open than select() takes, and than a user's own limit usually allows."""
+    """Open more files than select() takes and than a user's limit usually allows."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]

@@ -1,4 +1,4 @@
-"""The index: when which bytes of the workers' files came."""
+"""The index: the times at which the bytes of the workers' files arrived."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surroundings import full_disk
 
 
 class Clock:
-    """Time that passes when a test says so: that of the loop, and the real one."""
+    """The loop's clock and the real one, which advance only when a test says so."""
 
     now, real = 100.0, 5000.0
 
@@ -50,7 +50,7 @@ class Followed:
         self.index.wake(self.clock.now)
 
     def wake_for(self, seconds):
-        """As the log service does: at each deadline."""
+        """Wake the index at each deadline, like the log service."""
         end = self.clock.now + seconds
         while (due := self.index.next_deadline()) <= end:
             self.clock.pass_by(max(0.0, due - self.clock.now))

@@ -1,4 +1,4 @@
-"""Which files have grown, by the kernel. No program is started to find that out."""
+"""Files that have grown, as the kernel reports them without another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm says of the end of a job, as a `scontrol` that is played says it."""
+"""The end of a job by Slurm, from a stand-in for `scontrol`."""
 
 import math
 import time

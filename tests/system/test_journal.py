@@ -46,7 +46,7 @@ def lines(path):
 
 
 def write(journal, service, *story, made=MADE, now=1.0):
-    """Do what an agent would."""
+    """Handle the events and write the journal like an agent."""
     core = Control(**made)
     journal.began(made)
     for event in story:
@@ -57,7 +57,7 @@ def write(journal, service, *story, made=MADE, now=1.0):
 
 
 def kept(directory, label, *story, **more):
-    """A run whose journal is in the directory."""
+    """Run a core whose journal is in the directory."""
     service, journal = LogServiceClient(), Journal(directory, label)
     write(journal, service, *story, **more)
     journal.note("last", {})
@@ -66,7 +66,7 @@ def kept(directory, label, *story, **more):
 
 
 def recorded(*story):
-    """The lines of a run."""
+    """Return the journal's lines of a run."""
     written = []
     core, recorder = Control(**MADE), Recorder(written.append, clock=lambda: 1e9)
     recorder.began(MADE, 0.0)
@@ -169,7 +169,7 @@ def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch)
 
 @pytest.fixture
 def stalled(tmp_path, monkeypatch, capfd):
-    """A log service that is stopped and has more to read than it is given, and a journal."""
+    """Return a stopped log service with a full pipe, and a journal."""
     monkeypatch.setattr(appended_lines, "MOST", 10_000)
     monkeypatch.setattr(log_client, "MOST", 1000)
     service, recorded = LogServiceClient(), Journal(tmp_path, "1")
@@ -216,7 +216,7 @@ def test_the_successor_of_a_service_that_accepts_nothing_gets_the_lines(tmp_path
 
 @functools.cache
 def anything(hint):
-    """Values of a type, also in the corners."""
+    """Return a strategy for values of a type, edge cases included."""
     if hint is float:
         # -0.0 is 0.0, but is written in another way.
         return st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)
@@ -253,6 +253,6 @@ def test_every_event(kind, data):
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_every_effect(kind, data):
-    """Two that differ are told apart, and what is equal is the same."""
+    """The plain forms of two effects are equal exactly if the effects are."""
     one, other = data.draw(anything(kind)), data.draw(anything(kind))
     assert (plain(one) == plain(other)) == (one == other)

@@ -40,7 +40,7 @@ SNAPSHOTS = [
 
 @contextmanager
 def answering(answer):
-    """An agent that answers every question with this."""
+    """Run an agent that answers every question with this."""
     agent, (reading, writing) = ViewSocket(), os.pipe()
 
     def serve():
@@ -93,9 +93,7 @@ def test_a_job_of_another_version_may_look_different(job):
 
 @contextmanager
 def silent(questions):
-    """An agent that is stopped, with so many questions that it has not read; None: no room for
-    more.
-    """
+    """Simulate a stopped agent with this many unread questions; None fills its queue."""
     agent, other = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
     with agent, other:
         name = b"\0" + name_of(os.geteuid()) + b"0"  # it is asked first
@@ -118,7 +116,7 @@ def test_one_that_has_no_room_for_questions_does_not_hide_the_others(monkeypatch
 
 
 def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypatch):
-    """Until they have told all: what they are asked for takes them a moment."""
+    """The others are asked until their answers are complete, which takes a moment."""
     monkeypatch.setattr(view_client, "LIMIT", 0.5)
     monkeypatch.setattr(view_client, "PATIENCE", 0.4)
     asked = []
@@ -136,7 +134,7 @@ def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypa
 
 
 def test_an_empty_name_is_that_of_no_launch():
-    """And not of the only one that there is: it would be stopped."""
+    """An empty name does not mean the only launch, which would then be stopped."""
     with answering(OTHER), pytest.raises(launches.NoLaunchError, match="is empty"):
         launches.find("", {"PATH": "/nonexistent"})
 
@@ -165,7 +163,7 @@ ANSWERS = ["pipe", "directory", str(1 << 40), str(2_000_000_000)]
 @AS_ROOT
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_what_another_user_answers_is_not_read(answer):
-    """And its descriptor does not even reach this process."""
+    """Even the descriptor of the answer does not reach this process."""
     names = names_like_those_of_agents(1)
     with impostor(names, answer):
         fds = os.listdir("/proc/self/fd")
@@ -177,7 +175,7 @@ def test_what_another_user_answers_is_not_read(answer):
 @MANY
 @AS_ROOT
 def test_sockets_of_another_user_are_not_asked():
-    """However many there are. The kernel says so from Linux 5.3 on."""
+    """From Linux 5.3 on, the kernel reports the owner, so any number of them does no harm."""
     names = names_like_those_of_agents(900)
     with impostor(names), answering(OTHER):
         assert not {*view_client.sockets()} & {*names}
@@ -187,7 +185,7 @@ def test_sockets_of_another_user_are_not_asked():
 @pytest.mark.starts
 @MANY
 def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
-    """They are all asked, as before Linux 5.3."""
+    """All sockets are asked, as on Linux before 5.3."""
     monkeypatch.setattr(view_client, "LIMIT", 2.0)
     names = names_like_those_of_agents(400)
     with impostor(names), answering(OTHER):
@@ -199,7 +197,7 @@ def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
 
 @contextmanager
 def asking():
-    """An agent, where its answer to somebody goes, and the answers that came, once it is over."""
+    """Yield an agent, the destination of its answer, and a dictionary of the answers after the end."""
     answers = {}
     with closing(ViewSocket()) as agent:
         ask = threading.Thread(
@@ -215,7 +213,7 @@ def asking():
 
 
 def unlike(kind):
-    """The descriptor of something that is not like an answer of an agent."""
+    """Return the descriptor of something that no agent would send."""
     if kind == "a pipe":
         reading, writing = os.pipe()
         os.close(writing)

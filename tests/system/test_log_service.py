@@ -42,7 +42,7 @@ def client():
 
 
 def until(client, kind):
-    """The next reply of this kind."""
+    """Return the next reply of this kind."""
     limit = time.monotonic() + LIMIT
     while time.monotonic() < limit:
         client.flush()
@@ -112,7 +112,7 @@ def test_lines_that_a_full_disk_cuts_off(tmp_path):
 
 
 def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
-    """What is said beyond a limit is lost, and counted."""
+    """Output beyond a limit is dropped and counted."""
     monkeypatch.setattr(log_client, "MOST", 1 << 16)
     pid = client._process.pid
     os.kill(pid, signal.SIGSTOP)

@@ -50,7 +50,7 @@ def test_the_log_directory_is_private_and_reused(tmp_path):
 
 @pytest.fixture
 def temporary(monkeypatch):
-    """The temporary directory, in one of this user's that others may enter."""
+    """Make a temporary directory, in one of this user's that others may enter."""
     above = Path(tempfile.mkdtemp(dir=SHORT, prefix="hpclaunch-test-"))
     above.chmod(0o755)
     place = above / "tmp"

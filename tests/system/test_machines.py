@@ -38,7 +38,7 @@ NAMES = {"short": "", "long": "x" * 200, "not ASCII": "ü" * 60, "not UTF-8": "\
 @pytest.mark.starts
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_the_first_on_the_named_machine_is_the_head(name):
-    """And the next one, in a process of its own, is not: nobody else need be asked."""
+    """The next one, in another process, is not; this needs no other machine."""
     run_id = f"{name}-first-{os.getpid()}"
     code = (
         "import sys; from hpclaunch.system.hosts import machines\n"
@@ -59,7 +59,7 @@ def test_the_first_on_the_named_machine_is_the_head(name):
 @pytest.mark.starts
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_cannot_claim_to_be_the_first():
-    """The names that it has taken before do not count."""
+    """Names that the other user has taken before do not count."""
     run_id = f"claimed-{os.getpid()}"
     names = [machines.claim_name(f"7 {run_id}", number) for number in range(3)]
     with (
@@ -100,7 +100,7 @@ def test_other_names(host):
 
 
 def test_where_a_claim_holds():
-    """Two with the same answer cannot be held at once."""
+    """Two claims with the same answer cannot be held at once."""
     held = machines.claim(f"held-{os.getpid()}")
     assert machines.claim(f"held-{os.getpid()}") is None
     other = machines.claim(f"other-{os.getpid()}")

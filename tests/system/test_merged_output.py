@@ -32,7 +32,7 @@ class Launch:
         self.add_to_index(number, agent, f"{at:.3f} begin {header}}}")
 
     def write(self, number, agent, rank, text, at=None, lasted=0.0, kind="out"):
-        """What a worker wrote, and when, if its log service has noted that."""
+        """Write output of a worker, and its time if the log service has recorded it."""
         file = self.file(number, f"rank-{rank}.{kind}")
         begin = file.stat().st_size if file.exists() else 0
         with file.open("a") as f:
@@ -142,7 +142,7 @@ def test_without_an_index_by_ranks(launch):
 
 
 def test_what_an_index_does_not_cover(launch):
-    """Before it, in a gap of it, and after its end: its agent was killed."""
+    """Such output is before the index, in a gap, or after its end: its agent was killed."""
     launch.write(0, 0, 0, "before\n")
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\n", 101)
@@ -164,7 +164,7 @@ def test_a_line_of_the_index_that_is_there_twice(launch):
 
 
 def test_since_where_no_index_covers_it(launch, monkeypatch):
-    """Of a file that has changed since then, its end; of another one nothing."""
+    """A file that has changed since then shows its end; another one shows nothing."""
     monkeypatch.setattr(merged_output, "UNDATED", 6)
     launch.write(0, 0, 0, "old\nnew\n")
     launch.write(0, 0, 1, "old\n")
@@ -174,7 +174,7 @@ def test_since_where_no_index_covers_it(launch, monkeypatch):
 
 
 def test_since_the_end_of_an_index(launch):
-    """What the index had before is not of that time."""
+    """Output that the index dates earlier is left out."""
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\n", 101)
     launch.write(0, 0, 0, "two\n")
@@ -214,7 +214,7 @@ def test_what_is_new(launch):
 
 
 def test_a_round_that_is_about_to_begin_is_followed(launch):
-    """Its directory and its files are there before its index."""
+    """The directory and the files of a round exist before its index."""
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "of round 0\n", 101)
     launch.file(2, "rank-0.out").touch()
@@ -261,7 +261,7 @@ def test_a_file_that_was_emptied_while_it_is_followed(launch):
 
 
 def test_a_file_that_was_emptied_before_it_is_read(launch):
-    """Its lines have the time at which they came, once."""
+    """Each line appears once, with the time at which it arrived."""
     launch.begin(0, 0, 100)
     for at, text in ((101, "one\ntwo\n"), (105, "three\n"), (109, "four, which is longer\n")):
         file = launch.file(0, "rank-0.out")

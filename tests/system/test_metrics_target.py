@@ -1,4 +1,4 @@
-"""Where metrics go, as the user says it."""
+"""The target of metrics, from the user's text."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def test_duplicates_are_appended(tmp_path):
 
 @pytest.mark.parametrize("path", ["{}/x", "/dev/full", "/no/such/directory/x", "/"])
 def test_duplicates_that_cannot_be_written(mirror, tmp_path, path):
-    """A word, once, and everything else goes on."""
+    """One message appears, once, and all other output continues."""
     path = path.format(tmp_path)
     duplicates, screen = Duplicates(Path(path)), Screen()
     mirror.follow(tmp_path / "rank-0.out", Tap(screen), Tap(duplicates, needles=(b"x",)))
@@ -382,7 +382,7 @@ MARK = b"<so far>"
 
 @pytest.fixture
 def terminal():
-    """A console on one, and what it shows so far."""
+    """Yield a console on a terminal, and a function that returns what it shows."""
     end, theirs = pty.openpty()
 
     def shown():
@@ -454,7 +454,7 @@ def test_a_console_that_has_gone_swallows_everything():
 
 
 def test_a_stalled_console_loses_no_line_and_no_prefix(mirror, tmp_path):
-    """More than console and pipe hold, in lines of all lengths, read late."""
+    """The output is more than console and pipe hold, in lines of all lengths, and is read late."""
     reader, writer = os.pipe()
     path, out = tmp_path / "rank-0.out", console.Console(writer)
     mirror.follow(path, Tap(out, b"[default0]:"))
@@ -530,7 +530,7 @@ def test_it_is_shown_as_torchrun_shows_it(options, tmp_path):
 
 
 def torchrun(options, template, directory):
-    """The lines on its stdout and stderr, and in its two files of duplicates."""
+    """Return the lines on torchrun's stdout and stderr, and in its two files of duplicates."""
     directory.mkdir()
     script = directory / "say.py"
     script.write_text(SAY)

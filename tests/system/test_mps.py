@@ -50,7 +50,7 @@ MARK = "HPCLAUNCH_TEST"  # of what a test has started, in its environment
 
 
 def of_mps():
-    """This test's living processes of MPS: daemons, servers and front ends."""
+    """Return this test's living processes of MPS: daemons, servers and front ends."""
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError, psutil.Error):
@@ -77,7 +77,7 @@ def _nothing_stays(monkeypatch):
 
 @pytest.fixture
 def base(monkeypatch):
-    """SLURM_TMPDIR."""
+    """Make a SLURM_TMPDIR."""
     path = Path(tempfile.mkdtemp(dir=SHORT))
     monkeypatch.setenv("SLURM_TMPDIR", str(path))
     yield path
@@ -85,7 +85,7 @@ def base(monkeypatch):
 
 
 class Agent:
-    """The end of an agent: a keeper and what it has told."""
+    """The agent's end of a keeper, and the events from it."""
 
     def __init__(self, job="7.0", control=CONTROL, **more):
         self.keeper = MpsKeeperClient(job, control, first_look=0.01, **more)
@@ -112,7 +112,7 @@ class Agent:
         raise AssertionError(f"no {events} within {LIMIT} s, only {self.events}")
 
     def prepare(self, number, *groups, foreign=""):
-        """{key: pipe directory}"""
+        """Return {key: pipe directory}."""
         self.keeper.prepare(number, groups, foreign)
         event = self.until("ready", "failed")
         assert event["event"] == "ready", event
@@ -133,7 +133,7 @@ class Agent:
 
 @pytest.fixture
 def agents():
-    """Makes agents, and ends them."""
+    """Yield a function that makes agents; end them."""
     made = []
 
     def make(*words, **more):
@@ -147,7 +147,7 @@ def agents():
 
 @pytest.fixture
 def clients():
-    """Makes workers that use CUDA, and ends them."""
+    """Yield a function that starts workers that use CUDA; end them."""
     made = []
 
     def make(pipes, uuids="GPU-1", **env):
@@ -187,7 +187,7 @@ def ask(pipes, *commands, control=CONTROL):
 
 
 def daemon_of(pipes):
-    """Of those with this directory, the oldest one that is no server."""
+    """Return the oldest process with this directory that is no server."""
     found = [p for p in of_mps() if p.environ().get("CUDA_MPS_PIPE_DIRECTORY") == pipes]
     return min(found, key=lambda p: (p.create_time(), p.pid))
 
@@ -502,7 +502,7 @@ time.sleep(600)
 
 @pytest.fixture
 def launch(clients):
-    """An agent that is a process of its own: (it, pipe directory, its keeper's pid)."""
+    """Yield a function that starts an agent: (process, pipe directory, its keeper's pid)."""
     made = []
 
     def make(*prefix):
@@ -563,7 +563,7 @@ def test_a_living_job_is_not_swept(agents, base):
 
 
 def occupy(path, kind, tmp_path):
-    """Something that is no directory of this user."""
+    """Occupy `path` with something that is no directory of this user."""
     if kind == "link":
         path.symlink_to(tmp_path)
     elif kind == "file":
@@ -577,7 +577,7 @@ def occupy(path, kind, tmp_path):
 
 @pytest.fixture
 def job():
-    """One of which no other test has directories in /tmp; removes what a test has put there."""
+    """Yield a job that no other test uses; remove its directories in /tmp."""
     name = f"{os.getpid()}.7"
     yield name
     for place in ("/tmp", "/dev/shm"):
@@ -665,7 +665,7 @@ def test_an_unprivileged_user(launch, base):
 
 @pytest.fixture
 def foreign(base, monkeypatch):
-    """An administrator's daemon."""
+    """Yield a function that starts an administrator's daemon."""
     started = []
 
     def start(*prefix):
@@ -753,7 +753,7 @@ def test_what_is_left_of_a_foreign_daemon(foreign):
 
 @pytest.fixture
 def a_stranger(clients, monkeypatch):
-    """A client of another user."""
+    """Yield a function that starts clients of another user; end them."""
 
     def make(pipes):
         client = subprocess.Popen(
@@ -851,7 +851,7 @@ bogus
 
 
 class Program:
-    """What one of the two answers, does and leaves."""
+    """A control program, real or not: its answers, effects and files."""
 
     def __init__(self, path, pipes, logs):
         self.path = str(path)
@@ -881,7 +881,7 @@ class Program:
         return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
 
     def files_without(self, name):
-        """Once it is gone: the front end does not wait for all of the daemon's end."""
+        """Return the files after this one is removed; the front end does not wait for that."""
         deadline = time.monotonic() + LIMIT
         while (self.pipes / name).exists():
             assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""What a warm worker has not imported, and when it becomes a new interpreter."""
+"""Modules that a warm worker has not imported, and its replacement by a new interpreter."""
 
 import json
 import signal
@@ -39,7 +39,7 @@ json.dump(shown, open(to, "w"))
 
 @pytest.mark.torch
 def test_torch_is_there_once_the_script_has_imported_it(tmp_path):
-    """As in a cold worker, whatever is imported first."""
+    """Warm and cold workers have the same modules, whatever the script imports first."""
     client = WithTorch(tmp_path)
     scripts = [STATEMENTS.strip(), *ENTRIES]
     for number, statements in enumerate(scripts):
@@ -194,7 +194,7 @@ def test_what_torch_sets_and_writes_comes_with_its_import(tmp_path):
 
 
 def test_a_worker_begins_anew_as_it_began(client):
-    """With the same arguments, directory and signals, also if another thread changes something."""
+    """Arguments, directory and signals stay the same, even if another thread changes something."""
     client.prepare(
         "import gc, os, signal, sys, threading\n"
         "print(sys.argv[1:], os.getcwd() == '/', os.umask(0), signal.getsignal(10),\n"

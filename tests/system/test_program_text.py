@@ -1,4 +1,4 @@
-"""What the text of a script shows of what it imports."""
+"""The imports that the text of a script shows."""
 
 import pytest
 

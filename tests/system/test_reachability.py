@@ -18,7 +18,7 @@ def listener():
 
 @pytest.fixture
 def closed():
-    """A port that nobody listens on: it is held, without a listen."""
+    """Yield a port that is bound, so that nobody listens on it."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         yield s.getsockname()[1]
@@ -26,7 +26,7 @@ def closed():
 
 @pytest.fixture
 def silent():
-    """A port that answers nothing: its queue of connections is full."""
+    """Yield a port that never answers, since its queue of connections is full."""
     waiting = []
     with socket.create_server(("127.0.0.1", 0), backlog=0) as s:
         for _ in range(4):
@@ -67,7 +67,7 @@ def test_ipv6(closed):
 
 @pytest.mark.starts
 def test_no_route():
-    """On a host whose only interface, loopback, is down."""
+    """The host has only a loopback interface, which is down."""
     program = (
         "from hpclaunch.system.network import reachability\n"
         "print(reachability.explain('n1', ['192.0.2.7'], [22]))"

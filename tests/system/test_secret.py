@@ -39,7 +39,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path):
 
 @pytest.fixture
 def no_hard_links(monkeypatch):
-    """As on FAT, or in many file systems of users."""
+    """Refuse hard links, like FAT and many file systems in user space."""
 
     def refuse(source, target):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
@@ -129,7 +129,7 @@ def test_where_it_is(environ, path, monkeypatch):
 
 
 def test_without_a_home_it_has_no_place(monkeypatch):
-    """As in a container, for a user whom nobody there knows."""
+    """In a container, the user may be unknown."""
 
     def unknown(uid):
         raise KeyError(uid)

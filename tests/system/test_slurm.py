@@ -1,4 +1,4 @@
-"""What an environment of Slurm means, as tables. Values as a real step has them."""
+"""The meaning of Slurm's environment, as tables with the values of real steps."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.starts
 
 @pytest.fixture(autouse=True)
 def outside_of_slurm(monkeypatch):
-    """The tests may run in a job of the developer's."""
+    """Hide the developer's own job, in which the tests may run."""
     monkeypatch.setattr(slurm, "own_step", lambda: None)
 
 
@@ -85,7 +85,7 @@ def test_a_step_of_one_launch_is_its_name(own):
 
 
 def test_launches_of_one_step_differ_by_their_ids():
-    """Their names are parts of paths, and end with the number of the run."""
+    """The names are parts of paths, and end with the number of the run."""
     again = {**STEP, "SLURM_RESTART_COUNT": "1"}
     one, other = (slurm.allocation(again, unique="x", run_id=i) for i in ("a.r2", "a/r2"))
     assert one.name == other.name == "7.0_a_r2.r1"
@@ -207,7 +207,7 @@ def test_all_components_of_a_heterogeneous_job_are_one():
 
 
 def test_a_job_that_a_heterogeneous_one_has_submitted():
-    """It has the variables of the other as well."""
+    """The new job inherits the variables of the other."""
     assert read(**HET, SLURM_JOB_ID="9").name == "9.0"
     batch = {**HET, "SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
     assert slurm.allocation(batch, unique="x").name == "9.batch"

@@ -133,7 +133,7 @@ def test_exit_handlers_of_c_where_a_library_may_need_them(client, words, preload
 
 
 def test_exit_handlers_of_a_library_that_a_site_loads(client):
-    """From any directory, for example for a profile."""
+    """The site may be any directory, for example one for a profile."""
     site = client.tmp_path / os.fsdecode(b"caf\xe9")
     site.mkdir()
     ctypes.CDLL("libcrypt.so.1")
@@ -268,7 +268,7 @@ PRINTS = "print(preloaded('wave'), file=sys.stderr)\n"
     ],
 )
 def test_what_the_script_imports_is_learned(client, ends):
-    """In the midst of the round, unless it makes no steps."""
+    """A script without steps is learned at its end, others during the round."""
     wait = "" if ends else "import time; time.sleep(1000)\n"
     client.prepare(f"import sys\n{PRINTS}import wave\n{'' if ends else STEPS}{wait}")
     client.ready()
@@ -296,7 +296,7 @@ def test_a_lesson_is_what_two_workers_have_in_common(client):
 
 @pytest.fixture
 def packages(client):
-    """Where a library is installed."""
+    """Make a directory for installed libraries."""
     directory = client.tmp_path / "site-packages"
     directory.mkdir()
     return directory
@@ -326,7 +326,7 @@ def test_variables_that_the_script_sets_before_it_imports(client, packages):
 
 
 def test_variables_that_a_library_sets(client, packages):
-    """They are no matter of the script's, and what reads them may be imported in advance."""
+    """The script does not set them, so a module that reads them may be imported in advance."""
     (packages / "library.py").write_text("import os; os.environ.setdefault('MODE', 'fast')")
     (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
@@ -362,7 +362,7 @@ def test_variables_that_are_away_for_a_while(client, packages):
 
 
 def test_a_variable_that_the_script_sets_to_what_it_was(client, packages):
-    """It may be another at the next launch."""
+    """The variable may differ at the next launch."""
     (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
         "import os, wave\nos.environ['MODE'] = 'fast'\nimport later\n",
@@ -475,7 +475,7 @@ def test_generators_that_modules_make_for_themselves(client, packages):
 
 @pytest.mark.torch
 def test_functions_that_are_noted_can_be_pickled(client):
-    """As what a DataLoader's worker is to begin with, if it is spawned."""
+    """A DataLoader pickles them if it spawns its workers with them."""
     client.prepare(
         "import copy, os, pickle, random, numpy, torch\n"
         "seeds = torch.manual_seed, torch.random.manual_seed, numpy.random.seed, random.seed\n"
@@ -489,7 +489,7 @@ def test_functions_that_are_noted_can_be_pickled(client):
 
 
 def test_modules_of_the_scripts_own_are_not_learned(client):
-    """They may have changed when it is started the next time."""
+    """Such modules may have changed before the next start."""
     client.prepare("import sys\nprint(preloaded('own'))\nimport own, wave\n")
     (client.script.parent / "own.py").write_text("")
     client.ready()
@@ -499,7 +499,7 @@ def test_modules_of_the_scripts_own_are_not_learned(client):
 
 
 def test_what_a_renewed_template_holds(client):
-    """It is one like the first, and that is gone."""
+    """The new template is like the first one, which has ended."""
     client.prepare("import wave\n")
     client.ready()
     old = client.template()
@@ -533,7 +533,7 @@ def test_nobody_waits_for_a_successor_of_a_round_that_runs(client, packages):
 
 
 def test_a_start_does_not_wait_for_ever(client, packages):
-    """For a module that hangs in the template; the worker imports it itself, or hangs as well."""
+    """A module may hang in the template; the worker imports it itself, or hangs as well."""
     (packages / "slow.py").write_text(
         "import os, time\nif 'RANK' not in os.environ: time.sleep(1000)"
     )
@@ -615,7 +615,7 @@ def test_a_stop_while_torch_is_imported(client):
 
 
 def test_a_stop_while_workers_are_forked(client):
-    """Nobody who was told to stop goes on, be it before it has handlers."""
+    """Every worker stops, even one that has no handlers yet."""
     client.prepare(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n"
         "time.sleep(600)\n"
@@ -629,7 +629,7 @@ def test_a_stop_while_workers_are_forked(client):
 
 
 def test_a_stop_while_the_template_hangs(client):
-    """It is ended, and nobody is born of it any more."""
+    """The template is ended, and forks no worker afterwards."""
     client.prepare("print('started')\n")
     template = client.ready().template()
     template.suspend()
@@ -814,7 +814,7 @@ dist.TCPStore = Store
 
 @pytest.mark.torch
 def test_a_torch_whose_libuv_takes_no_socket(client):
-    """As before 2.8."""
+    """This is so before torch 2.8."""
     (client.tmp_path / "older.py").write_text(BROKEN)
     path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
     client.prepare(USE, "older", env=path)

@@ -129,7 +129,7 @@ def test_there_and_back(message):
 
 
 def test_what_a_successor_has_to_know_is_small():
-    """Whatever the paths and the words are, which every agent of a large job would be sent."""
+    """The size is small for any paths and words, since each agent of a large job gets them."""
     budget = Budget(3)
     budget.begin(CheckpointChosen(f"/{'long/' * 800}/1.pt"))
     failure = replace(FAILURE, tail=f"ValueError: {'x' * 4000}", signal=0, code=1)

@@ -20,7 +20,7 @@ MAX = 1 << 16
 
 @pytest.fixture
 def keys():
-    """Of a job of its own, so that tests at the same time never meet."""
+    """Return the keys of a separate job, so that concurrent tests never meet."""
     return zmq_channel.derive(SECRET, f"{os.getpid()} {time.monotonic_ns()}")
 
 
@@ -79,7 +79,7 @@ def wiring():
 
 
 def test_who_has_no_index_has_a_number_beyond_them(keys, wiring):
-    """And always the same one."""
+    """The number of such an agent is always the same."""
     head = wiring.head(keys, 3)
     numbers = []
     for word in (b"first", b"second"):
@@ -122,7 +122,7 @@ def test_a_member_finds_the_head_and_they_talk(keys, wiring):
 
 
 def test_of_a_head_with_two_addresses_one_is_left(keys, wiring):
-    """Else the head answers on one connection, and what comes on the other is lost."""
+    """Otherwise the head answers on one connection, and messages on the other are lost."""
     member = wiring.add(zmq_channel.MemberChannel(keys, 1, ["127.0.0.1", "127.0.0.2"], MAX))
     head = wiring.head(keys, 2)
     assert wiring.until(head, zmq_channel.Arrived, speak=lambda: member.send(0, b"hello"))
@@ -294,7 +294,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + by
     "first", [b"", GREETING[:1], GREETING], ids=["nothing", "one byte", "a greeting"]
 )
 def test_strangers_cannot_hold_their_connections(keys, wiring, first):
-    """They take every file that the head may open, and send no more than this."""
+    """The strangers use every descriptor of the head, and send only this."""
     ready, write_end = os.pipe()
     head = os.fork()
     if not head:

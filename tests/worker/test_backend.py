@@ -1,7 +1,7 @@
 """The backend on a shared GPU: real ranks with gloo, and a stand-in for the version of NCCL.
 
-The ranks are forked from a process that has imported torch, as in a warm start: what the launcher
-tells a worker is in its environment later than the hooks are in torch.
+The ranks are forked from a process that has imported torch, as in a warm start: the
+launcher sets a worker's environment after the hooks are in torch.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ forked(train, **json.loads(sys.argv[1]))
     ]
 
 
-NO_NCCL = "doesn't have NCCL built in"  # torch has gone on to make an NCCL group
+NO_NCCL = "doesn't have NCCL built in"  # torch has then begun to make an NCCL group
 OLD = "2 workers share this GPU, and NCCL 2.29.7 allows one on each"
 VERSIONS = {  # (version, workers per GPU, what the user has set): what is said, the variable after
     ((2, 29, 7), 2, None): (OLD, None),

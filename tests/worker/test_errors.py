@@ -51,7 +51,7 @@ class Worker:
         return self.run(sys.executable, *(options or ["train.py"]), **how)
 
     def shell(self, command):
-        """A worker that is a shell to its end, and does not become its last program."""
+        """Run a worker that stays a shell and does not become its last program."""
         return self.run("sh", "-c", command + "\n:", sys.executable)
 
     def recorded(self):
@@ -192,7 +192,7 @@ def test_other_ends(worker, text):
     ],
 )
 def test_nothing_of_it_is_seen(worker, text, changes):
-    """Whatever goes wrong: the same words, the same code."""
+    """Output and exit code stay the same, whatever fails in the hooks."""
     hooked, plain = (worker.python(text, hooks=hooks, **changes) for hooks in (True, False))
     assert (hooked.stdout, hooked.stderr) == (plain.stdout, plain.stderr)
     assert hooked.returncode == plain.returncode == 1
@@ -263,7 +263,7 @@ def test_a_worker_that_fails_by_its_child(worker):
 )
 @pytest.mark.parametrize("shell", ["", "; :"])
 def test_a_child_that_fails_because_the_worker_is_gone(worker, end, message, shell):
-    """It holds our end of the output, so that all is written when the run is over."""
+    """The child holds our end of the output, so all is written when the run is over."""
     (worker.cwd / "child.py").write_text("input()")
     text = f"""
 import os, subprocess, sys
@@ -301,7 +301,7 @@ def test_the_workers_of_a_launcher_in_a_worker_are_its_own(worker):
 
 
 def test_a_fork_that_is_a_worker(worker):
-    """As the template makes them; it is no worker itself."""
+    """The template forks workers, and is no worker itself."""
     text = """
 import atexit, ctypes, os, sys
 

@@ -79,7 +79,7 @@ def store(forks):
 
 @pytest.fixture
 def processes():
-    """Those that a test starts; none outlives it."""
+    """Yield a list for the processes that a test starts; kill them at its end."""
     started = []
     yield started
     for process in started:
@@ -89,7 +89,7 @@ def processes():
 
 
 def environment(*path, **changes):
-    """Below a worker, with `path` as the user's own PYTHONPATH."""
+    """Return the environment below a worker, with `path` as the user's PYTHONPATH."""
     users = {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
     return surroundings.environment(**users, **changes)
 
@@ -129,7 +129,7 @@ def start_ranks(processes, port, cwd, text, *args, world=2, restarts=0):
 
 
 def fork_ranks(forks, port, cwd, text, *args, restarts=0):
-    """`start_ranks` for two that are forked from a process with torch."""
+    """Start two ranks like `start_ranks`, but fork them from a process with torch."""
     arguments = f"import sys\nsys.argv[1:] = {[*map(str, args)]}\n"
     environs = [worker_environment(port, rank, 2, restarts) for rank in range(2)]
     return [forks.start(arguments + WORKER_SCRIPT + text, cwd=cwd, env=env) for env in environs]

@@ -1,5 +1,5 @@
 """The measurements among real ranks with gloo: forked from one process, or started as the launcher
-starts them. What is broken is broken in the rank itself: its sums, or that it goes on at all.
+starts them. What is broken is broken in the rank itself: its sums, or its progress.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ print(json.dumps(codes))
 
 @pytest.fixture
 def measured(forks, store, tmp_path):
-    """Run it among `world` ranks: (exit codes, standard error, findings)."""
+    """Return a function that measures: (exit codes, standard error, findings)."""
 
     def run(world, faults=(), limit=60.0, per_node=4):
         result = tmp_path / "rows.json"
@@ -191,7 +191,7 @@ def test_a_first_rank_that_hangs_is_named_by_the_others(forks, store, tmp_path):
 
 
 def test_nothing_of_the_users_stands_in_for_its_own(processes, store, tmp_path):
-    """As the launcher starts it: in the user's directory, and with a path of the user's."""
+    """The launcher starts it in the user's directory and with the user's PYTHONPATH."""
     (tmp_path / "users" / "hpclaunch").mkdir(parents=True)
     (tmp_path / "users" / "hpclaunch" / "__init__.py").write_text("boom")
     for name in ("json", "torch", "measurement", "processes", "store"):

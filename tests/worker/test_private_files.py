@@ -19,7 +19,7 @@ with_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user"
 
 @pytest.fixture(params=[0o000, 0o002, 0o077], ids=oct)
 def shared(request, tmp_path):
-    """A directory for a group, of which one may have any umask."""
+    """Yield a directory for a group, under any umask."""
     before = os.umask(request.param)
     (tmp_path / "project").mkdir()
     (tmp_path / "project").chmod(0o2777)
@@ -68,7 +68,7 @@ print(os.geteuid(), os.stat("logs").st_uid, *sorted(os.listdir("logs/round-0")))
 @pytest.mark.starts
 @with_others
 def test_where_all_that_a_user_makes_belongs_to_another(tmp_path):
-    """As on NFS that squashes root."""
+    """NFS that squashes root behaves so."""
     tmp_path.chmod(0o777)
     done = subprocess.run(
         [sys.executable, "-c", SQUASHED], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -277,7 +277,7 @@ dist.destroy_process_group()
 def test_a_pipeline(server, forks, tmp_path):
     text = """
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-takes = (torch.zeros(2, 4),)  # before torch 2.6, it has to be told
+takes = (torch.zeros(2, 4),)  # torch before 2.6 needs them
 stage = PipelineStage(torch.nn.Linear(4, 4), rank, 2, torch.device("cpu"), input_args=takes)
 schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
 optimizer = torch.optim.AdamW(stage.submod.parameters())

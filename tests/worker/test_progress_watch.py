@@ -45,13 +45,13 @@ def watch(monkeypatch):
 
 
 def left(watch):
-    """Seconds until it is to look again."""
+    """Return the seconds until the next look is due."""
     return watch.due() - time.monotonic()
 
 
 @pytest.fixture
 def worker(watch):
-    """Starts a program as the only worker; it has begun once this returns."""
+    """Yield a function that starts the only worker and returns after it has begun."""
     begun = []
 
     def start(text):
@@ -173,7 +173,7 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
 
 
 def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
-    """It frees its memory, and perhaps a GPU's; here, a thread that remains has the same effect."""
+    """The kernel frees memory, perhaps a GPU's; here, a remaining thread has the same effect."""
     exits = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
     )

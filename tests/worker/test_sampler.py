@@ -40,7 +40,7 @@ class Pace:
 
 @pytest.fixture
 def program(starts):
-    """Starts a Python program; all are killed at the end."""
+    """Yield a function that starts Python programs; kill them at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(source, **options):
@@ -200,7 +200,7 @@ def test_a_process_that_waits_for_storage(program, tmp_path):
     while not is_blocked(pid):
         assert time.monotonic() < limit
         time.sleep(0.01)
-    (tmp_path / "fifo").open("w").close()  # lets both go on
+    (tmp_path / "fifo").open("w").close()  # lets both continue
 
 
 def test_the_ways_to_other_nodes():

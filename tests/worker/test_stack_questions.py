@@ -52,8 +52,8 @@ holds()
 
 @pytest.mark.parametrize("kind", ["CDLL", "PyDLL"])
 def test_stacks_while_the_kernel_holds_up_the_main_thread(server, forks, tmp_path, kind):
-    """As in a read from a file system that has stalled: here until a child has begun. The main
-    thread has let go of Python's lock, or, as if the file were mapped into memory, has not."""
+    """The state is that of a read from a stalled file system. The main thread has released the
+    GIL or, as with a file that is mapped into memory, has not."""
     text = f"""
 import ctypes, signal
 libc, stack, size = ctypes.{kind}(None), ctypes.create_string_buffer(1 << 16), 1 << 16
@@ -190,7 +190,7 @@ signal.signal({SIGNAL}, lambda *_: print("mine", flush=True))
 
 
 def test_a_handler_that_was_there_before_stays_and_is_not_called(server, tmp_path):
-    """As one in sitecustomize that a worker has from the template."""
+    """For example, a worker has one of sitecustomize from the template."""
     (tmp_path / "train.py").write_text("import time\nprint('there', flush=True)\ntime.sleep(1000)")
     before = f"{OWN_HANDLER}\nimport runpy\nsys.path.insert(0, {str(HOOKS)!r})\n"
     begins = "import _hpclaunch_hooks\nrunpy.run_path('train.py')"
@@ -218,7 +218,7 @@ def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path,
 
 
 def test_a_handler_that_the_script_sets_is_called(server, tmp_path):
-    """It is not known whose handler it is, as docs/inside-workers.md says."""
+    """The owner of a handler is unknown: see docs/inside-workers.md."""
     text = f"{OWN_HANDLER}print('there', flush=True)\ntime.sleep(1000)"
     assert stacks_of(server, python(tmp_path, text), tmp_path)["stacks"] == ""
     assert server.processes[0].stdout.readline() == "mine\n"

@@ -104,9 +104,7 @@ class Group:
         self.workers = []
         for rank, text in enumerate(texts):
             setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
-            process = forks.start(
-                BEGIN + setup + text, env=variables[rank] if with_progress else {}
-            )
+            process = forks.start(BEGIN + setup + text, env=variables[rank] if progress else {})
             self.watch.born(rank, process.pid)
             self.workers.append(process)
 
@@ -214,7 +212,7 @@ def test_the_optimizer_that_steps_the_most_counts(group):
 
 @pytest.mark.parametrize("text", [ANOTHER, TWO], ids=["made then", "made before"])
 def test_a_model_that_is_trained_after_another_one(group, text):
-    """Its optimizer has made fewer steps, and may never make as many."""
+    """The new model's optimizer has made fewer steps, and may never make as many."""
     one = group(text)
     one.step()
     assert one.notices.offer(1, 42, 0) == Offered(1, accepted=True, busy=False, steps=[41, 41])
@@ -245,7 +243,7 @@ def test_each_before_its_own_next_step(group):
 
 
 def test_workers_that_make_no_steps(group):
-    """They get the signal at once, and `due` returns True at the next call."""
+    """Such workers get the signal at once, and `due` returns True at the next call."""
     both = group(TRAIN, IDLE)
     both.step()
     assert both.notices.offer(1, 2, 0).accepted
@@ -281,7 +279,7 @@ def test_workers_that_name_their_phases_and_make_no_steps(group):
 
 
 def test_a_worker_that_ends_at_that_moment(group, monkeypatch):
-    """It is a process of another program's, which has waited for it already."""
+    """Another program is the worker's parent, and has waited for it already."""
     one = group(IDLE)
     one.step()
 
@@ -365,7 +363,7 @@ def test_workers_that_end_with_the_step(group):
 
 @pytest.mark.parametrize("ends", [(0,), (0, 1)])
 def test_workers_that_had_ended_before(group, ends):
-    """They had less to do. The others may reach the step, if there are any."""
+    """A worker with less to do ends first. The others, if any, may reach the step."""
     both = group(TRAIN, TRAIN)
     both.step()
     for rank in ends:

@@ -1,4 +1,4 @@
-"""When a process counts as stopped by somebody, and not with the whole job."""
+"""The distinction between a process that somebody stopped and a job that was suspended."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ print("after")
 
 
 def run(directory, *options, out="rank-0.out", script=SCRIPT):
-    """(exit code, what is in the file)"""
+    """Run a worker; return its exit code and the content of the file."""
     env = environment(
         PYTHONPATH=str(SITE),
         HPCLAUNCH_STORE="127.0.0.1:1",

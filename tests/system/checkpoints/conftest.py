@@ -1,4 +1,4 @@
-"""Makers, one process for each library, as long as tests run."""
+"""Makers for the whole test run: one process for each library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills real processes as they save, and looks at what is left.
+"""Kill real processes while they save, and examine the files that they leave.
 
     python tests/system/checkpoints/kills.py [NAME...] [--kills 200] [--seed N]
 
@@ -87,7 +87,7 @@ CASES = {
 
 
 class Tally:
-    """What came of the kills."""
+    """The outcomes of the kills."""
 
     def __init__(self) -> None:
         self.chosen = self.torn = self.nothing = 0
@@ -99,7 +99,7 @@ class Tally:
 
 
 def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tally: Tally) -> None:
-    """Raises AssertionError."""
+    """Kill one save. Raise AssertionError if a wrong checkpoint is chosen."""
     root = directory / "out"
     victims = rng.choice([[rank] for rank in range(case.world)] + [[*range(case.world)]])
     outcome = maker.kill(
@@ -131,7 +131,7 @@ def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tal
 
 
 def run(name: str, maker: Maker, kills: int, seed: int, only: int | None = None) -> Tally:
-    """Raises AssertionError with the command that tries it again. `maker` is that of the case."""
+    """Kill saves of the case `name`, by its `maker`. Errors have the command that repeats them."""
     case, tally = CASES[name], Tally()
     for number in range(kills) if only is None else (only,):
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: what would be chosen, and what is done to files."""
+"""Helpers of these tests: find the checkpoint that would be chosen, and damage or date files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rounds = list[list[int | None]]
 def newest(
     where: Path | str, rounds: Rounds | None = None, **settings: object
 ) -> tuple[str, list[str]]:
-    """(path or "", "name: why" of those that are passed over), with every byte read."""
+    """Return (path or "", "name: why" of those that are passed over), with every byte read."""
     server = CheckpointService(
         str(where), **{"exclude": (), "complete": "", "verify": "full", **settings}
     )
@@ -30,7 +30,7 @@ def newest(
 
 
 def passed_over(where: Path | str, good: Path | str = "", **more: object) -> str:
-    """The one line about what is newer than `good`, which is chosen."""
+    """Return the only line about a checkpoint newer than `good`, which is chosen."""
     path, (line,) = newest(where, **more)
     assert path == str(good)
     return line
@@ -43,7 +43,7 @@ def date(path: Path, at: float) -> None:
 
 
 def age(path: Path, seconds: float) -> None:
-    """Make all of it so much older, in the order in which it was written."""
+    """Make all files that much older; keep the order in which they were written."""
     for each in (path, *path.rglob("*")) if path.is_dir() else (path,):
         info = each.lstat()
         earlier = int(seconds * 10**9)

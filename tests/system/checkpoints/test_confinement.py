@@ -87,7 +87,7 @@ def writing_ends() -> int:
 
 
 def test_children_at_once_do_not_hold_each_others_pipes():
-    """One that did would keep the reader of the other waiting."""
+    """A child that held another's pipe would keep the reader of that pipe waiting."""
     before = writing_ends()
     with ThreadPoolExecutor(8) as pool:
         counts = set(pool.map(lambda _: confined(0, writing_ends), range(200)))

@@ -1,4 +1,4 @@
-"""Where checkpoints are looked for, and in which order."""
+"""The search for checkpoints: its places and its order."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def rules(where: Path, **facts) -> dict[str, str]:
 
 
 def test_by_step_where_the_name_contains_it(tmp_path):
-    """A copy has not kept the times."""
+    """A copy may have lost the times."""
     save(tmp_path / "epoch-9.pt", at=300)
     new = dcp_save(tmp_path / "epoch-10", at=100)
     dcp_save(tmp_path / "epoch-2", at=200)
@@ -55,7 +55,7 @@ def test_the_steps_of_two_runs_say_nothing_of_each_other(tmp_path):
 
 
 class FailsOnce:
-    """Reads pickles in this process, but for the first."""
+    """A reader of pickles that fails for the first one."""
 
     def __init__(self, error: Exception) -> None:
         self._errors = [error]
@@ -71,7 +71,7 @@ class FailsOnce:
     ids=["killed", "not started"],
 )
 def fails_once(request, monkeypatch):
-    """The first pickle cannot be read."""
+    """Make the reading of the first pickle fail."""
     monkeypatch.setattr(pickles, "confined", FailsOnce(request.param))
 
 
@@ -126,7 +126,7 @@ def test_what_a_name_contains(name, step):
 
 
 def test_how_long_a_save_took(tmp_path):
-    """What was there long before, and is not written again, does not count."""
+    """A file that is much older, and was not written again, does not count."""
     directory = dcp_save(tmp_path / "step-1", at=1000)
     (found,) = finding.search(str(tmp_path))
     assert found.took == 0.0
@@ -187,7 +187,7 @@ def test_a_pattern_of_directories(tmp_path, pattern, chosen):
 
 
 def test_a_pattern_finds_nothing_within_a_checkpoint(tmp_path):
-    """Its parts are no checkpoints, though they look like some."""
+    """Parts of a checkpoint are no checkpoints, though they look like some."""
     directory = dcp_save(tmp_path / "run" / "epoch-1.ckpt", at=100)
     save(directory / "meta.pt", at=130)
     save(directory / "extra.pt", at=200)
@@ -215,7 +215,8 @@ def test_a_pattern_that_goes_through_too_much_says_so(tmp_path, monkeypatch):
 
 
 def test_what_is_somebody_elses_below_a_pattern(tmp_path, monkeypatch):
-    """It cannot be listed; by itself it would be what the user meant."""
+    """A pattern passes over a directory that cannot be listed; an error is raised only where the
+    user means just this directory."""
     (tmp_path / "private").mkdir()
     (tmp_path / "run").mkdir()
     good = save(tmp_path / "run" / "step-1.pt", at=100)
@@ -273,7 +274,7 @@ def test_links_that_lead_in_a_circle(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["run", "*", "**"])
 def test_a_link_to_itself_hides_nothing(tmp_path, pattern):
-    """Like one to where this user may not look, it cannot be followed."""
+    """Such a link cannot be followed, like one to a place that this user may not read."""
     good = dcp_save(tmp_path / "run" / "epoch-1", at=100)
     for directory in (tmp_path, tmp_path / "run", good):
         (directory / "latest").symlink_to("latest")

@@ -22,12 +22,12 @@ def two_ranks(accelerate, tmp_path_factory):
 
 @pytest.fixture
 def out(two_ranks, tmp_path):
-    """step-1 and step-2, by two ranks, with two objects that the script has registered."""
+    """Return a directory with step-1 and step-2 by two ranks, with two registered objects."""
     return shutil.copytree(two_ranks, tmp_path / "out")
 
 
 def lately(world: int, ended: float = 0.0) -> list[list[int | None]]:
-    """A round that ended so many seconds ago."""
+    """Return a round that ended so many seconds ago."""
     return [[0, time.time_ns() - int(ended * 10**9), world]]
 
 
@@ -73,7 +73,7 @@ def test_what_is_missing_is_passed_over(out, name):
 
 
 def test_sharded_killed_as_it_began(tmp_path, accelerate):
-    """The first directory is there, and not one file."""
+    """The first directory exists, without any file."""
     accelerate.save(tmp_path, 1, 2, world=2, automatic=True, fsdp=True)
     root = tmp_path / "checkpoints"
     for path in (root / "checkpoint_2").iterdir():
@@ -100,7 +100,7 @@ def test_as_many_objects_as_in_the_save_before(out):
 
 
 def test_another_rank_is_far_ahead(out):
-    """What it has begun says nothing of the objects, which the first rank writes."""
+    """A save by another rank shows nothing about the objects, which the first rank writes."""
     (out / "step-3").mkdir()
     shutil.copy2(out / "step-2" / "random_states_1.pkl", out / "step-3")
     (out / "step-2" / "custom_checkpoint_1.pkl").unlink()
@@ -111,7 +111,7 @@ def test_another_rank_is_far_ahead(out):
 
 @pytest.mark.parametrize("name", NEEDED[:3])
 def test_as_many_files_as_the_save_beside_it(out, name):
-    """Rotation was killed as it deleted the oldest."""
+    """The rotation was killed while it deleted the oldest checkpoint."""
     (out / "step-1" / name).unlink()
     damage(out / "step-2" / "model.safetensors", lose_the_last_byte)
     path, lines = newest(out)

@@ -24,7 +24,7 @@ from hpclaunch.system.checkpoints.reading import Memory
 
 
 def dcp_save(directory: Path, at: int, **options) -> Path:
-    """Two shards, each with several tensors and other objects; sealed at this time."""
+    """Save two shards, each with several tensors and other objects; return the directory."""
     import torch
     from torch.distributed import checkpoint as dcp
 
@@ -89,7 +89,7 @@ def test_a_damaged_one_is_passed_over(tmp_path, victim, change, reason):
 
 @pytest.mark.parametrize("victim", range(2))
 def test_any_tensor_of_a_shard_may_be_the_damaged_one(tmp_path, victim):
-    """Each is an archive of its own; the last one's table of contents says nothing of others."""
+    """Each tensor is an archive; the table of contents of the last one covers no other."""
     directory = dcp_save(tmp_path / "epoch-1", at=100)
     name = f"__0_{victim}.distcp"
     path = directory / name

@@ -57,12 +57,12 @@ def stage_3(deepspeed, tmp_path_factory):
 
 @pytest.fixture
 def out(stage_3, tmp_path):
-    """global_step1 and global_step2, by two ranks."""
+    """Return a directory with global_step1 and global_step2 by two ranks."""
     return shutil.copytree(stage_3, tmp_path / "out")
 
 
 def test_the_files_of_every_rank_are_needed(out):
-    """How many there are says each file with a model."""
+    """Each file with a model contains the number of ranks."""
     for path in list((out / "global_step2").iterdir()):
         moved = path.rename(out.parent / path.name)
         assert "its rank had not saved yet" in passed_over(out, out / "global_step1")
@@ -75,7 +75,7 @@ def test_the_files_of_every_rank_are_needed(out):
 
 
 def test_killed_before_latest_names_it(out):
-    """All files are there: of one save, if all are of this round. Of an earlier job, who knows."""
+    """All files exist. Those of this round are of one save; those of an earlier job may not be."""
     (out / "latest").write_text("global_step1")
     written = max(path.stat().st_mtime_ns for path in (out / "global_step1").iterdir())
     os.utime(out / "latest", ns=(written, written))
@@ -104,7 +104,7 @@ def test_an_older_one_needs_no_latest(out):
 
 @pytest.mark.parametrize("stage", [0, 2])
 def test_the_first_rank_does_not_wait_for_the_experts_of_others(tmp_path, deepspeed, stage):
-    """`latest` names it already when another rank dies that has not even begun."""
+    """`latest` names the save before a rank that dies has begun to write."""
     root = tmp_path / "out"
     deepspeed.save(root, 1, 2, world=2, stage=stage, experts=4)
     others = ["*_expert_2_*", "*_expert_3_*", "expp_rank_1_*", "zero_pp_rank_1_*"]
@@ -150,8 +150,8 @@ def test_what_says_nothing_of_its_ranks_has_to_be_named(tmp_path):
 
 @pytest.mark.parametrize(("name", "beside"), [("global_step10", ""), ("e2s200", "e1s100")])
 def test_a_rank_may_be_later_than_latest(tmp_path, name, beside):
-    """The first does not wait for it; a torn save over this one would come much later. That the
-    name is used once tells the step in it, or one that differs in a number."""
+    """The first rank does not wait for the others; a torn save over this one would be much newer.
+    The step in the name shows that it is used once, as does a name that differs in a number."""
     if beside:
         tag(tmp_path, beside, at=50)
     directory = tag(tmp_path, name, at=100)
@@ -164,7 +164,7 @@ def test_a_rank_may_be_later_than_latest(tmp_path, name, beside):
 
 
 def test_a_rotation_has_just_deleted_its_files(tmp_path, monkeypatch):
-    """After the directory of the Trainer was listed, in which they are."""
+    """The files are deleted after the Trainer's directory, in which they are, was listed."""
     directory = tmp_path / "checkpoint-20"
     inner = tag(directory, "global_step20", at=100)
     latest(directory, "global_step20", at=101)
@@ -195,7 +195,7 @@ def test_a_number_may_be_in_a_name_that_is_used_again(tmp_path):
     "name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
 )
 def test_the_first_rank_writes_latest_after_its_own_files(tmp_path, name):
-    """What is newer at all is of another save, after a restart from an older one."""
+    """Any newer file belongs to another save, after a restart from an older checkpoint."""
     directory = tag(tmp_path, "global_step10", at=100)
     latest(tmp_path, "global_step10", at=101)
     os.utime(directory / name, (101.5, 101.5))

@@ -25,12 +25,12 @@ def two_ranks(trainer, tmp_path_factory):
 
 @pytest.fixture
 def out(two_ranks, tmp_path):
-    """checkpoint-10, -20 and -30, by two ranks."""
+    """Return a directory with checkpoint-10, -20 and -30 by two ranks."""
     return shutil.copytree(two_ranks, tmp_path / "out")
 
 
 def now(world: int) -> list[list[int | None]]:
-    """A round of so many ranks, which has saved all of it."""
+    """Return a round of so many ranks, which has saved all checkpoints."""
     return [[0, time.time_ns() + 10**12, world]]
 
 
@@ -94,7 +94,7 @@ def test_of_an_earlier_job_nobody_knows_the_world(out):
 
 
 def test_a_world_that_changed_leaves_older_ones_complete(out):
-    """Two ranks saved them; since then the job goes on with three."""
+    """Two ranks saved them; since then the job continues with three."""
     before = (out / "checkpoint-30" / "trainer_state.json").stat().st_mtime_ns
     rounds = [[0, before + 10**9, 2], [before + 2 * 10**9, None, 3]]
     assert newest(out, rounds=rounds) == (str(out / "checkpoint-30"), [])
@@ -129,7 +129,7 @@ def test_its_own_mark_of_an_incomplete_one(out):
 
 
 def test_a_torn_save_over_a_complete_one(out):
-    """After a restart from an older one it saves the same steps again."""
+    """A job that restarts from an older checkpoint saves the same steps again."""
     model = out / "checkpoint-30" / "model.safetensors"
     os.utime(model)
     line = passed_over(out, out / "checkpoint-20")
@@ -139,7 +139,7 @@ def test_a_torn_save_over_a_complete_one(out):
 
 
 def test_what_the_training_leaves_beside_them(out, tmp_path, trainer):
-    """trainer.save_model() and trainer.save_state() at the end: into the same directory."""
+    """trainer.save_model() and trainer.save_state() write into the same directory at the end."""
     for name in ("model.safetensors", "trainer_state.json", "training_args.bin", "config.json"):
         shutil.copyfile(out / "checkpoint-30" / name, out / name)
     (out / "runs").mkdir()
@@ -155,7 +155,7 @@ def test_the_step_is_in_the_state_where_the_name_has_none(out):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"global_step": 1e999}'])
 def test_a_state_with_nonsense_in_it(out, text):
-    """Where the name does not tell the step, the state is asked for it."""
+    """The state gives the step if the name does not; nonsense there means that it is unknown."""
     (out / "checkpoint-30").rename(out / "latest")
     damage(out / "latest" / "trainer_state.json", lambda data: text.encode())
     found = search(str(out))[0].candidate

@@ -61,7 +61,7 @@ def test_no_beginning_is_taken_for_the_whole(tmp_path):
 
 
 def export(directory, at):
-    """As save_pretrained divides a large model."""
+    """Write a model in several files, like save_pretrained with a large one."""
     directory.mkdir()
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     for name in names:
@@ -95,7 +95,7 @@ def test_an_exported_model_beside_full_checkpoints(tmp_path):
 
 
 def test_a_file_of_torch_beside_an_exported_model(tmp_path):
-    """That the directory is one too does not make its files parts of that."""
+    """A file of torch is no part of an exported model in the same directory."""
     write(tmp_path / "model.safetensors", at=100)
     good = save(tmp_path / "step-10.pt", at=200)
     assert newest(tmp_path) == (str(good), [])

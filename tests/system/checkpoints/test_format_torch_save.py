@@ -39,7 +39,7 @@ def save(path: Path, at: int, **options) -> Path:
 
 @pytest.fixture(params=["zip", "legacy", "no checksums"])
 def save_as(request):
-    """Each of the forms that torch.save knows."""
+    """Yield a function that saves, for each form of torch.save."""
     import torch
 
     torch.serialization.set_crc32_options(request.param != "no checksums")

@@ -1,4 +1,4 @@
-"""What versions of the libraries have written that the tests do not have (golden/make.py)."""
+"""Checkpoints by versions of libraries that the tests do not have (golden/make.py)."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TREES = {
 
 
 def tree(name: str, target: Path) -> Path:
-    """A copy with the times that it had."""
+    """Return a copy with its original times."""
     shutil.copytree(GOLDEN / name, target, symlinks=True)
     times = json.loads((target / "times.json").read_text())
     (target / "times.json").unlink()
@@ -49,7 +49,8 @@ FILES = [
     if path.is_file() and not path.is_symlink() and path.name != "times.json"
 ]
 UNNEEDED = ("config.json", "generation_config.json")  # the script has its own
-# That there was one of these only the world, or the saves beside it, tell: see their own tests.
+# Only the number of ranks, or the saves beside it, shows that one of these is missing: see their
+# own tests.
 UNKNOWN = re.compile(
     r"rng_state_1.pth|random_states_1.pkl|custom_checkpoint_1.pkl|(?:optimizer|scheduler|pytorch_model).bin"
 )

@@ -64,7 +64,7 @@ def _little_memory():
 
 
 def saved(path: Path) -> Path:
-    """An older checkpoint, which is complete."""
+    """Save an older checkpoint, which is complete."""
     import torch
 
     write({"model": torch.arange(50.0), "optimizer": {"param_groups": []}}, path)
@@ -89,7 +89,7 @@ def sparse(path: Path, size: int = HUGE, begin: bytes = b"") -> None:
 
 
 def legacy(data: object = b"") -> bytes:
-    """A file in torch's older form; bytes are a pickle in place of its object's."""
+    """Return a file in torch's older form; bytes replace the pickle of its object."""
     if not isinstance(data, bytes):
         file = io.BytesIO()
         write(data, file, _use_new_zipfile_serialization=False)
@@ -99,7 +99,7 @@ def legacy(data: object = b"") -> bytes:
 
 
 def nested_tuples(depth: int) -> bytes:
-    """A pickle whose object has 2**depth parts, as text; it is the name of a class there."""
+    """Return a pickle that names a class by an object with 2**depth parts as text."""
     data = b"\x80\x02X\x01\x00\x00\x00xq\x00"
     for i in range(depth):
         data += b"h" + bytes((i,)) + b"h" + bytes((i,)) + b"\x86q" + bytes((i + 1,))
@@ -168,7 +168,7 @@ def test_a_deeply_nested_index(good, place, tmp_path, index):
 
 
 def test_an_index_with_a_long_name(place):
-    """It would otherwise be in a line for the user."""
+    """The message to the user cuts off a name of any length."""
     index = {"weight_map": {"a": "x" * 10**6}}
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
     assert newest(place)[1][0].startswith(f"{place.name}: xxx")
@@ -186,7 +186,7 @@ def test_a_step_of_any_size(tmp_path, step):
 
 
 def colliding_numbers(count: int) -> bytes:
-    """A pickle of a dictionary whose keys all have the same hash."""
+    """Return a pickle of a dictionary whose keys all have the same hash."""
     keys = ((number * ((1 << 61) - 1)).to_bytes(16, "little") for number in range(count))
     return b"\x80\x04}(" + b"".join(b"\x8a\x10" + key + b"N" for key in keys) + b"u."
 
@@ -207,7 +207,7 @@ PICKLES = {
 @pytest.mark.parametrize("data", PICKLES.values(), ids=list(PICKLES))
 @pytest.mark.parametrize("name", ["step-5.pt", "step-5.ckpt", "step-5/.metadata"])
 def test_pickles(good, tmp_path, data, name, monkeypatch):
-    """They end, whatever they claim; the older form of torch.save is known by its pickles."""
+    """Reading a hostile pickle ends; pickles also mark the older form of torch.save."""
     monkeypatch.setattr(confinement, "MOST_SECONDS", 1)
     (tmp_path / "step-5").mkdir()
     (tmp_path / name).write_bytes(data if name == "step-5/.metadata" else legacy(data))
@@ -232,7 +232,7 @@ def test_a_huge_file_in_the_older_form(good, tmp_path):
 
 
 def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
-    """Each entry of it takes memory."""
+    """Each entry of a directory takes memory."""
     import torch
 
     (tmp_path / "step-5.pt").write_bytes(zipped({"optimizer": torch.zeros(1000)}))
@@ -243,7 +243,7 @@ def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
 
 
 def test_a_directory_whose_members_overlap(good, tmp_path):
-    """Each of them would be read."""
+    """Each of the overlapping members would be read."""
     import torch
 
     data = zipped({"optimizer": torch.zeros(1000)})
@@ -272,7 +272,7 @@ def test_a_file_larger_than_any_checkpoint(good, tmp_path, name, monkeypatch):
 
 @pytest.fixture
 def deep(starts):
-    """Directories so deep that neither shutil nor pytest could remove them."""
+    """Make and remove directories too deep for shutil and pytest to remove."""
     above = tempfile.mkdtemp()
     before = os.open(".", os.O_RDONLY)
     os.mkdir(f"{above}/step-5")
@@ -321,7 +321,7 @@ def test_wide_directories(good, place, tmp_path, monkeypatch):
 
 
 def test_a_pipe_in_place_of_a_file_that_was_listed(tmp_path):
-    """To open one would wait until somebody writes."""
+    """Opening a pipe would wait until somebody writes."""
     for name in ("latest", megatron.TRACKER, "trainer_state.json", "model.safetensors.index.json"):
         (tmp_path / name).write_text("5")
     for name in (".metadata", "__0_0.distcp", "step-5.pt", "step-5", "5.ckpt"):
@@ -451,7 +451,7 @@ NAMES = (
     st.sampled_from(["", "*DONE"]),
 )
 def test_any_directory(files, complete):
-    """There is an answer for each of the checkpoints, whatever is in its files."""
+    """Each checkpoint has a result, whatever its files contain."""
     with tempfile.TemporaryDirectory() as directory:
         for name, data in files.items():
             path = Path(directory, name)

@@ -1,4 +1,4 @@
-"""When several files are looked at at once."""
+"""Listings look at several files at once on a slow disk."""
 
 import threading
 
@@ -12,7 +12,7 @@ ITEMS = range(4 * PROBE)
 
 
 class Disk:
-    """Each look takes as long as it is told to, by its own clock."""
+    """A disk with its own clock; each look takes one of the given times."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds, self.now = seconds, 0.0
@@ -28,7 +28,7 @@ class Disk:
 
 
 def looked(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The threads that looked at all of them, in order."""
+    """Look at all items in order; return the threads that did."""
     monkeypatch.setattr(listing, "time", disk)
     assert list(of_each(disk.look, ITEMS, SLOW)) == list(ITEMS)
     return disk.threads
@@ -44,7 +44,7 @@ def test_a_single_long_one_says_nothing_of_the_disk(monkeypatch):
 
 
 def test_several_at_once_where_it_is_slow(monkeypatch):
-    """They wait for each other: one by one they would never end."""
+    """The looks wait for each other: one by one they would never end."""
     disk = Disk(1.1)
     barrier = threading.Barrier(AT_ONCE)
 

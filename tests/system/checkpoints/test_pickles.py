@@ -1,4 +1,4 @@
-"""What is read of a pickle without importing or calling anything."""
+"""Pickles are read without importing or calling anything."""
 
 import contextlib
 import os
@@ -71,7 +71,7 @@ def parts(count: int, files: int) -> list[tuple[str, str, int, int]]:
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize(("count", "files"), [(1, 1), (3, 2), (1000, 1000), (1000, 7)])
 def test_metadata_of_any_size(protocol, count, files):
-    """Of many frames, with texts and numbers of all lengths."""
+    """The metadata has many frames, and texts and numbers of all lengths."""
     of = parts(count, files)
     assert pieces(pickle.dumps(metadata(of), protocol)) == expected(of)
 
@@ -149,7 +149,7 @@ def test_what_is_no_dictionary_has_no_fields(kind):
 
 
 class Calls:
-    """Something that a pickle can only make by a call."""
+    """An object that a pickle can only make by a call."""
 
     def __init__(self, *call: object) -> None:
         self.call = call

@@ -32,7 +32,7 @@ def service(starts, tmp_path):
 
 
 def reply(service):
-    """All but that it has begun."""
+    """Return the next message other than `Begun`."""
     while True:
         for answer in service.replies():
             if not isinstance(answer, Begun):
@@ -211,7 +211,7 @@ def test_one_that_does_not_begin_hangs(service):
 
 
 class CountingMemory(Memory):
-    """Counts what is opened to be looked at."""
+    """A memory that counts the files that are examined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ def test_it_reads_ahead_while_nobody_asks(tmp_path):
 
 
 @pytest.mark.starts
-def test_it_reads_ahead_as_long_as_it_may(tmp_path, monkeypatch):
+def test_it_looks_unasked_until_that_is_turned_off(tmp_path, monkeypatch):
     """The process of its own, whose look shows in what is known when it is asked."""
     service = CheckpointServiceClient(str(tmp_path), (), "", "auto")
     service.watch([], on=True)
@@ -377,7 +377,7 @@ def test_of_many_files_each_node_opens_its_own(tmp_path, monkeypatch):
 
 
 def test_a_node_judges_by_the_rounds_of_the_head(service, tmp_path):
-    """It may not have taken part in the one in which this was saved."""
+    """The node may not have taken part in the round that saved the checkpoint."""
     (tmp_path / "step-1").mkdir()
     for rank in range(2):
         save(tmp_path / "step-1" / f"random_states_{rank}.pkl", at=100)

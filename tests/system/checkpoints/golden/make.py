@@ -1,8 +1,8 @@
-"""Makes the trees beside this file: by versions of the libraries that the tests do not have.
+"""Make the trees beside this file with versions of the libraries that the tests do not have.
 
     python golden/make.py NAME PYTHON      with an interpreter that has the library
 
-Git keeps no times, which tell what was written after what: they are in `times.json`.
+Git keeps no times, which show the order of the writes: they are in `times.json`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Maker:
         assert reply["ok"], f"{self.name} could not save"
 
     def load(self, path: str | Path, root: Path, *, world: int = 1, **options: Any) -> int:
-        """The step that it says in all ranks."""
+        """Load a checkpoint; return the step that every rank read from it."""
         request = {"root": str(root), "world": world, "path": str(path), "options": options}
         reply = self._ask(do="load", **request)
         assert reply["ok"], f"{self.name} cannot load {path}"
@@ -68,7 +68,7 @@ class Maker:
         apart: float,
         **options: Any,
     ) -> dict[str, Any]:
-        """`saved`: the last step that each rank had saved."""
+        """Save until ranks are killed; `saved` in the result is the last step of each rank."""
         reply = self._ask(
             do="kill", root=str(root), world=world, after=after, victims=victims, apart=apart,
             options=options,

@@ -1,4 +1,6 @@
-"""Accelerate's save_state and load_state. It uses FSDP on GPUs only: here it is told so."""
+"""Accelerate's save_state and load_state. FSDP needs GPUs, so
+it is enabled here by hand.
+"""
 
 from pathlib import Path
 

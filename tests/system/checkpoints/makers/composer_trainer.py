@@ -12,7 +12,7 @@ class Saver:
         self.root = root
 
     def save(self, step: int) -> None:
-        """After each batch up to this one."""
+        """Train up to this batch; save after each batch."""
         import torch
         from composer import Trainer
         from composer.models import ComposerModel

@@ -32,7 +32,7 @@ class Saver:
         return {name: distribute_tensor(whole, self.mesh, [Shard(0)]) for name in names}
 
     def prepare(self) -> None:
-        """What takes long at the first save only."""
+        """Save once elsewhere, since the first save takes long."""
         root, self.root = self.root, Path("scratch").absolute()
         self.save(0)
         self.root = root

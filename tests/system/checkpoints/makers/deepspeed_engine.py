@@ -16,7 +16,7 @@ def setup() -> None:
 
 
 def without_compilation() -> None:
-    """Of a way to share memory, for which nothing here has a need."""
+    """Skip compiling the shared-memory collectives, which these tests do not need."""
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 
 
@@ -60,7 +60,7 @@ class Saver:
         return PipelineModule(layers, num_stages=world, loss_fn=torch.nn.MSELoss())
 
     def _with_experts(self, experts, world):
-        """As many ranks have them as there are."""
+        """Return a model whose experts are spread over all ranks, and its parameters."""
         import torch
         from deepspeed.moe.layer import MoE
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer

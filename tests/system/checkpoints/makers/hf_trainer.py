@@ -59,7 +59,7 @@ class Saver:
         self.trainer.args.max_steps = 1000
 
     def save(self, step: int) -> None:
-        """Of a training that has come to this step: the weights say so."""
+        """Save a training at this step; all weights are the number of the step."""
         if self.trainer is None:
             self.prepare()
         trainer, torch = self.trainer, self.torch
@@ -73,7 +73,7 @@ class Saver:
         trainer._save_checkpoint(trainer.model, trial=None)
 
     def load(self, path: str) -> int:
-        """As train(resume_from_checkpoint=path) does it, up to the first step."""
+        """Resume like train(resume_from_checkpoint=path); stop before the first step."""
         from transformers import TrainerCallback, TrainerState
 
         torch, found = self.torch, {}

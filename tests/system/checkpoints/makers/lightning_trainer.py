@@ -23,7 +23,7 @@ class Saver:
         root.mkdir(parents=True, exist_ok=True)
 
     def _checkpoint(self, step: float) -> dict:
-        """What Trainer.dump_checkpoint makes."""
+        """Return a dictionary like that of Trainer.dump_checkpoint."""
         import torch
 
         weights = torch.full((self.size,), step)
@@ -35,7 +35,7 @@ class Saver:
         }  # fmt: skip
 
     def prepare(self) -> None:
-        """What takes long at the first save only."""
+        """Save once elsewhere, since the first save takes long."""
         root, self.root = self.root, Path("scratch").absolute()
         self.root.mkdir(exist_ok=True)
         self.save(0)

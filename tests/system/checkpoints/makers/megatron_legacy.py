@@ -19,7 +19,7 @@ class Saver:
         self.rank, self.root, self.size, self.distributed = rank, root, size, distributed
 
     def prepare(self) -> None:
-        """What takes long at the first save only."""
+        """Save once elsewhere, since the first save takes long."""
         root, self.root = self.root, Path("scratch").absolute()
         self.save(0)
         self.root = root

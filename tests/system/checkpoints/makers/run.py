@@ -26,7 +26,7 @@ import time
 import traceback
 from pathlib import Path
 
-LAST = 0.2  # seconds that the others go on after one rank was killed
+LAST = 0.2  # seconds that the other ranks continue after one was killed
 TICK = 0.005  # seconds: by a file system's clock, no two saves are of one moment
 
 
@@ -45,10 +45,10 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 class Ranks:
-    """Forked; each tells on a pipe of its own."""
+    """Forked processes, one for each rank; each reports on a pipe of its own."""
 
     def __init__(self, maker, world: int, root: str, options: dict, work, quiet=False) -> None:
-        """With `quiet`, what the library says of a rank that dies is not shown."""
+        """Fork the ranks. `quiet` hides the library's messages about ranks that die."""
         port = free_port()
         self.pids, self.pipes = [], []
         for rank in range(world):
@@ -75,7 +75,7 @@ class Ranks:
             self.pipes.append(os.fdopen(reading))
 
     def lines(self, rank: int) -> list[dict]:
-        """All that it tells, to its end."""
+        """Return all reports of a rank, which has then ended."""
         return [json.loads(line) for line in self.pipes[rank]]
 
     def kill(self, ranks) -> None:
@@ -107,8 +107,10 @@ def load(maker, root: str, world: int, path: str, options: dict) -> dict:
 def kill(
     maker, root: str, world: int, after: float, victims: list[int], apart: float, options: dict
 ) -> dict:
-    """Saves one step after another, until some ranks are killed so many seconds after the first
-    save began. `apart`: so many seconds seem to lie between two saves."""
+    """Save one step after another; kill some ranks `after` seconds after the first save began.
+
+    `apart` is the seeming time between two saves, in seconds.
+    """
 
     def work(saver, report) -> None:
         if hasattr(saver, "prepare"):
