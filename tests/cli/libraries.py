@@ -156,9 +156,9 @@ def main():
         importlib.import_module(name)
     train()
     origins = {name: sys.modules[name].__spec__.origin for name in LIBRARIES}
-    told = {"origins": origins, **facts(), **use()}
-    told |= {f"{name} afterwards": value for name, value in facts().items()}
-    sys.stdout.write(json.dumps(told) + "\n")
+    report = {"origins": origins, **facts(), **use()}
+    report |= {f"{name} afterwards": value for name, value in facts().items()}
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.exit(learns())
 
 

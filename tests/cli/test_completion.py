@@ -113,7 +113,7 @@ def test_zsh_completes_with_it(written):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_is_told_of_the_options(written, shell):
+def test_every_shell_knows_the_options(written, shell):
     said = (written / shell).read_text()
     assert "max-restarts" in said
     assert shell == "tcsh" or all(name in said for name in COMMANDS)

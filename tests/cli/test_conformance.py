@@ -79,7 +79,7 @@ def assert_same(reference, other, allowed=()):
         assert not lines, "\n".join(lines)
 
 
-WITH_TORCH = ("at_exit", "segfault_told", "what_is_left")  # ends
+WITH_TORCH = ("at_exit", "segfault_with_traceback", "what_is_left")  # ends
 TORCH = {  # how a script comes to have torch, so that it is started warm
     "probe.py": ("AT_START =", "import torch.distributed\n\nAT_START ="),
     # Most are quicker without it, and start warm all the same. A few ends show that it is there.
@@ -156,7 +156,7 @@ def test_facts(plain):
 
 
 @pytest.mark.torch
-def test_nothing_is_allowed_in_vain(plain):
+def test_every_allowed_difference_occurs(plain):
     found = differences(plain["python"].facts[0], plain["hpclaunch"].facts[0])
     assert sorted(found) == sorted(ALLOWED)
 
@@ -170,7 +170,9 @@ def trained(tmp_path_factory):
     script.write_text(script.read_text() + (FILES / "training.py").read_text())
     words = (script, "-u", "--lr=1", "x y", "")
     cold, warm = (
-        Launchers(directory, directory / start, start=start, env=SOCKETS, told=directory / "told")
+        Launchers(
+            directory, directory / start, start=start, env=SOCKETS, reports=directory / "reports"
+        )
         for start in ("cold", "warm")
     )
     return {
@@ -375,8 +377,8 @@ def test_a_worker_that_becomes_a_new_interpreter(here, tmp_path):
     python, hpclaunch = (run(script, "a b", "") for run in (launchers.python, launchers.hpclaunch))
     assert_same(python, hpclaunch, ALLOWED)
     assert hpclaunch.facts[0]["environ.OMP_NUM_THREADS"] == "3"
-    told = (tmp_path / "left" / "hpclaunch.err").read_text()
-    assert "sets OMP_NUM_THREADS in line 11, before it imports torch" in told
+    messages = (tmp_path / "left" / "hpclaunch.err").read_text()
+    assert "sets OMP_NUM_THREADS in line 11, before it imports torch" in messages
 
 
 # Modules
@@ -527,12 +529,12 @@ def test_children(here, tmp_path, words, start):
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     for run in (python, hpclaunch):
         assert run.facts, run.err
-    for told in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
-        if isinstance(told, dict):
-            assert told.pop("modules") == OURS
-    for told in python.facts[0].values():
-        if isinstance(told, dict):
-            assert told.pop("modules") == []
+    for fact in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
+        if isinstance(fact, dict):
+            assert fact.pop("modules") == OURS
+    for fact in python.facts[0].values():
+        if isinstance(fact, dict):
+            assert fact.pop("modules") == []
     assert_same(python, hpclaunch)
 
 
@@ -554,7 +556,7 @@ def test_training(trained):
 
 ENDINGS = """finish exit_zero exit_three exit_none exit_text exit_large exception in_a_thread
 a_thread_outlives_main exit_in_a_thread at_exit in_del own_hook too_deep leave_at_once abort
-segfault segfault_told interrupt terminated interrupted broken_pipe warn unfinished_line
+segfault segfault_with_traceback interrupt terminated interrupted broken_pipe warn unfinished_line
 other_program closed_output"""
 RECORDED = {  # ending: what @record would write of it
     "exception": "RuntimeError: epoch 3",
@@ -719,15 +721,15 @@ def with_streams(launcher, cwd, tmp_path, **streams):
 
 @pytest.mark.parametrize("launcher", ["python", "hpclaunch"])
 def test_standard_input_is_the_launchers(here, tmp_path, launcher):
-    told = with_streams(launcher, here, tmp_path, input=b"a b\nc", capture_output=True)
-    assert told == "[False, False, False] 'a b\\n'\n"
+    streams = with_streams(launcher, here, tmp_path, input=b"a b\nc", capture_output=True)
+    assert streams == "[False, False, False] 'a b\\n'\n"
 
 
 @pytest.mark.parametrize("launcher", ["python", "hpclaunch"])
 def test_a_terminal(here, tmp_path, launcher):
     ours, theirs = pty.openpty()
     os.write(ours, b"a b\n")
-    told = with_streams(launcher, here, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
+    streams = with_streams(launcher, here, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(ours)
     os.close(theirs)
-    assert told == "[True, True, True] 'a b\\n'\n"
+    assert streams == "[True, True, True] 'a b\\n'\n"

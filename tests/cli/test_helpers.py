@@ -177,8 +177,8 @@ def test_helpers_that_are_killed_are_replaced(tmp_path):
     assert err.count(KILLED) == len(launch.hit) > 0
     assert (tmp_path / "logs/round-0/rank-0.out").read_text() == OUTPUT
     assert launch.events[-1] == "job_over"
-    told = hpclaunch("replay", "logs", cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
+    replayed = hpclaunch("replay", "logs", cwd=tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
     assert "WorkerExited" in (tmp_path / "logs/journal.jsonl").read_text()
 
 

@@ -245,7 +245,7 @@ for step in itertools.count(begin):
 OFTEN = {"core.member.moments.YOUNGEST": 0.5, "agent.history_keeping.ASKS": 4.0}
 
 
-def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
+def test_a_real_job_that_is_killed_and_restarted(tab, tmp_path):
     (tmp_path / "saved").mkdir()
     options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", "saved")
     env = environment(PYTHONPATH=LIGHT_TORCH)

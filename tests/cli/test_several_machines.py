@@ -135,7 +135,7 @@ def test_a_machine_without_the_script_names_it(tmp_path):
     assert "Traceback" not in head + member
 
 
-def test_a_machine_with_another_secret_is_told_why(tmp_path):
+def test_a_machine_with_another_secret_learns_why(tmp_path):
     """And the head hears of it, too."""
     common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d"]
     common.append(f"--rdzv-endpoint=127.0.0.1:{(port := free_port())}")

@@ -34,7 +34,7 @@ def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tu
         ("pipeline.py", (2, "--schedule gpipe"), (2, "--schedule interleaved"), (1, "")),
     ],
 )
-def test_cut_anew_it_goes_on(script, first, then, at_once, tmp_path):
+def test_resharded_it_continues(script, first, then, at_once, tmp_path):
     for name in ("in two goes", "at once"):
         (tmp_path / name).mkdir()
     loss(tmp_path / "in two goes", script, first[0], 2, first[1])

@@ -29,7 +29,7 @@ BIN = HPCLAUNCH.parent  # of hpclaunch, of torch's own torchrun, and of an inter
 ROOT = Path(hpclaunch.__file__).parents[2]
 RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
 
-TELL = """
+REPORT = """
 import json, os, signal, sys, time
 wants = sys.argv[1:]
 words = ["rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *wants]
@@ -52,7 +52,7 @@ for want in wants:
 
 @pytest.fixture
 def cwd(tmp_path):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     return tmp_path
 
 
@@ -83,7 +83,7 @@ def run(*command, cwd, directories=(SHIM,), env=None, before=(), **changes):
     return finish(start(*before, *command, cwd=cwd, env=env))
 
 
-def told(cwd, rank=0):
+def report(cwd, rank=0):
     with open(cwd / f"told-{rank}") as f:
         return json.load(f)
 
@@ -91,7 +91,7 @@ def told(cwd, rank=0):
 def is_hpclaunch(done, cwd):
     """By what its worker saw; the user's options are for no launch below it."""
     assert done.returncode == 0, done.stderr
-    names = told(cwd)["environ"]
+    names = report(cwd)["environ"]
     (cwd / "told-0").unlink()
     assert shim.OPTIONS not in names
     return "HPCLAUNCH_STORE" in names
@@ -168,7 +168,7 @@ def test_a_wheel_has_a_program_that_can_be_executed(installed, cwd):
     assert directory.is_relative_to(prefix)
     # It finds the hpclaunch of its own installation, although there is another one in PATH.
     done = run("torchrun", "train.py", "environment", cwd=cwd, directories=[directory])
-    assert told(cwd)["environ"]["PYTHONPATH"].startswith(str(directory.parent))
+    assert report(cwd)["environ"]["PYTHONPATH"].startswith(str(directory.parent))
     assert is_hpclaunch(done, cwd)
 
 
@@ -312,7 +312,7 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
         words = [python, "-m", RUN] if text == "" else ["torchrun"]
         command = [*words, "train.py", "environment"]
         done = run(*command, cwd=cwd, directories=[SHIM, other / "bin"], PYTHONPATH=SHIM)
-        executable = told(cwd)["executable"]
+        executable = report(cwd)["executable"]
         assert is_hpclaunch(done, cwd)
         assert executable == (sys.executable if way == "none of Python's" else python), way
 
@@ -356,7 +356,7 @@ def side_by_side(torchruns, *words, cwd, module=RUN, given="", environment_of=wi
     for directories in ((), (SHIM,)):
         here = cwd / f"both-{len(directories)}"
         here.mkdir()
-        script(here, TELL)
+        script(here, REPORT)
         env = environment_of(*directories, PYTHONPATH="".join(map(str, directories)), **changes)
         if directories:
             process = start(*command, *words, cwd=here, env=env, stdin=subprocess.PIPE)
@@ -434,7 +434,7 @@ def test_the_environment_of_workers(torchruns, cwd):
     torchs, ours = side_by_side(torchruns, *words, cwd=cwd)
     assert (torchs.returncode, ours.returncode) == (0, 0), ours.stderr
     for rank in (0, 1):
-        reference, environ = (told(cwd / f"both-{n}", rank)["environ"] for n in (0, 1))
+        reference, environ = (report(cwd / f"both-{n}", rank)["environ"] for n in (0, 1))
         different = {
             name
             for name in reference.keys() | environ.keys()

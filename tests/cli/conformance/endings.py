@@ -146,7 +146,7 @@ def segfault():
     ctypes.string_at(0)
 
 
-def segfault_told():
+def segfault_with_traceback():
     faulthandler.enable()
     ctypes.string_at(0)
 

@@ -59,17 +59,25 @@ def by_hand(rank, world):
 
 class Launchers:
     """`words` are those after the launcher's options; `outside` has what the runs leave. Scripts
-    write their facts into the directory `told`."""
+    write their facts into the directory `reports`."""
 
     def __init__(
-        self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable, told=None
+        self,
+        cwd,
+        outside,
+        *,
+        start="cold",
+        env=None,
+        before=(),
+        program=sys.executable,
+        reports=None,
     ):
         self.start = ["--cold"] if start == "cold" else []
         self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
-        self.told = told or outside / "told"
-        for directory in (outside, self.told):
+        self.reports = reports or outside / "reports"
+        for directory in (outside, self.reports):
             directory.mkdir(parents=True, exist_ok=True)
-        known, env = environment(CONFORMANCE_OUT=self.told), env or {}
+        known, env = environment(CONFORMANCE_OUT=self.reports), env or {}
         self.env = known | env
         if paths := [each["PYTHONPATH"] for each in (env, known) if each.get("PYTHONPATH")]:
             self.env["PYTHONPATH"] = os.pathsep.join(paths)  # the tests' own behind the user's
@@ -127,7 +135,7 @@ class Launchers:
             )
 
     def _finished(self, code, out, err, workers):
-        files = [self.told / f"{rank}.json" for rank in range(workers)]
+        files = [self.reports / f"{rank}.json" for rank in range(workers)]
         facts = tuple(json.loads(f.read_text("utf-8")) for f in files if f.exists())
         for file in files:
             file.unlink(missing_ok=True)

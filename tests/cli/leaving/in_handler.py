@@ -91,7 +91,7 @@ class Training:
         schedulers = [scheduler.state_dict() for scheduler in self.schedulers]
         return found | {"schedulers": schedulers, "done": self.done}
 
-    def go_on_from(self, path):
+    def resume_from(self, path):
         if kind == "fsdp":
             state = self.state()
             dcp.load(state, checkpoint_id=path)
@@ -142,7 +142,7 @@ rank = dist.get_rank()
 first = Training()
 signal.signal(signal.SIGUSR1, first.save)
 if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
-    first.go_on_from(checkpoint)
+    first.resume_from(checkpoint)
     assert 0 < first.done < STEPS
     assert first.run() == Training().run()
 else:
