@@ -77,7 +77,7 @@ def _draw_screen(work: Path) -> None:
 
 
 def _looked_at(work: Path) -> LaunchSnapshot:
-    """Once its agents have told what they are asked while somebody looks."""
+    """Return the launch once all its agents have sent a snapshot, as they do for a viewer."""
     while True:
         for launch in launches.all_launches(os.environ).launches:
             job = launch.job if launch.logs == str(work / "logs") else None

@@ -36,7 +36,7 @@ def hpclaunch(*args, cwd, env=None, before=(), timing=None, limit=LIMIT, **more)
 
 
 def without_load(said):
-    """What is said, but for a warning that this machine is busy: it may be, with other tests."""
+    """Return the output without the warning that this machine is busy: other tests may load it."""
     return re.sub(r"(?m)^hpclaunch: on \S+: load: .* before the training has begun.*\n", "", said)
 
 
@@ -117,7 +117,7 @@ def _launches():
 
 
 def living(pids):
-    """Those of `pids` that are alive; a zombie that nobody reaped is not."""
+    """Return those of `pids` that are alive; a zombie that nobody has reaped is not."""
     alive = []
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""What a worker can tell of itself after it has imported and used what researchers use.
+"""A worker's report on itself after it has imported and used the libraries of researchers.
 
 libraries.py     prints one line of JSON, which is the same however the worker was started
 

@@ -64,7 +64,7 @@ class Shell:
         return path.read_text() if path.exists() else ""
 
     def close(self):
-        """The end of the terminal: the kernel tells everybody in its foreground."""
+        """Close the terminal: the kernel sends SIGHUP to its foreground processes."""
         os.close(self.terminal)
         assert self.process.wait(LIMIT) == -signal.SIGHUP
 

@@ -1,4 +1,4 @@
-"""How people save, under the launcher: every restart gets further, and counts as progress."""
+"""The usual ways to save: under the launcher, every restart gets further, and is progress."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_without_progress_the_restarts_are_used_up(tmp_path):
 
 @pytest.mark.frameworks
 def test_the_trainer_resumes_from_its_checkpoint(tmp_path):
-    """The most used one: killed at step 35, it goes on from step 30."""
+    """The most used trainer is killed at step 35, and resumes from step 30."""
     pytest.importorskip("transformers")
     args = ("--nproc", 2, "--checkpoint-dir", "out")
     env = environment(OMP_NUM_THREADS=1, HF_HUB_OFFLINE=1)
@@ -225,7 +225,7 @@ def test_a_search_that_is_killed_is_replaced(tmp_path):
 
 
 def test_a_search_that_hangs_is_replaced_and_stops_nothing(tmp_path):
-    """As in a file system that does not answer: here it is stopped."""
+    """The search is stopped here, as if the file system did not answer."""
     body = KILLS_THE_SEARCH.replace("signal.SIGKILL", "signal.SIGSTOP")
     continues_without_its_search(tmp_path, body)
 

@@ -70,7 +70,7 @@ def test_bash_completes_with_it(written, words):
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is missing")
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_fish_completes_with_it(written, words):
-    """It also offers what has the letters elsewhere."""
+    """Fish also offers names that contain the letters elsewhere."""
     ask = f"source ./fish; complete -C 'hpclaunch {' '.join(words)}'"
     done = subprocess.run(["fish", "-N", "-c", ask], cwd=written, capture_output=True, text=True)
     found = {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}

@@ -1,8 +1,8 @@
-"""A worker is what `python -u script` would be: no script can tell how it was started.
+"""A worker is what `python -u script` would be: no script can detect how it was started.
 
-Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
-some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
-them must be equal, but for those that docs/inside-workers.md names. Warm workers are forked from a
+Each case runs the same command under an interpreter, which is the reference, and under hpclaunch;
+some under torchrun too. `conformance/probe.py` reports several hundred facts of its
+process; all of them must be equal, but for those that docs/inside-workers.md names. Warm workers are forked from a
 process that has torch. In most cases this is a package of the same name and shape, for both; in
 those marked `torch` it is the real one. torch.compile, which takes many seconds, is in
 test_warm_start.py.
@@ -67,7 +67,7 @@ def differences(reference, other):
 
 
 def assert_same(reference, other, allowed=()):
-    """Two runs: what they wrote, and what they told of themselves."""
+    """Assert that two runs wrote the same output and reported the same facts."""
     assert (other.out, other.err) == (reference.out, reference.err)
     assert len(other.facts) == len(reference.facts)
     for rank, (facts, others) in enumerate(zip(reference.facts, other.facts, strict=True)):
@@ -412,7 +412,7 @@ def test_the_modules_beside_a_script_are_the_users(here, tmp_path, start):
 
 @both
 def test_the_modules_of_a_users_path(here, tmp_path, start):
-    """Their PYTHONPATH stays as it was but for our entry, which is not in sys.path."""
+    """The user's PYTHONPATH stays as it was but for our entry, which is not in sys.path."""
     names = [*(n for n in NAMES.split() if n not in OF_THE_AGENT), "usercustomize"]
     if start == "warm":
         names = [name for name in names if name not in OF_TORCH]
@@ -573,7 +573,7 @@ def as_a_shell_has_it(code):
 
 
 def error_of(launchers, pattern="hpclaunch/round-0/rank-0.error.json"):
-    """What the error file tells; None without one."""
+    """Return the content of the error file, or None without one."""
     files = list(launchers.outside.glob(pattern))
     return json.loads(files[0].read_text())["message"] if files else None
 

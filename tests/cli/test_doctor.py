@@ -37,7 +37,7 @@ def interpreter(path, **said):
 
 @pytest.fixture
 def env(tmp_path_factory):
-    """Of a user whose home is the test's own."""
+    """Return the environment of a user whose home is the test's own."""
     home = tmp_path_factory.mktemp("home")
     python = interpreter(home / "python")
     return environment(HOME=home, XDG_STATE_HOME=home / "state", PYTHON_EXEC=python)

@@ -55,7 +55,7 @@ class Machine:
         return self.process
 
     def workers(self, world, number=0):
-        """What they have told, by rank, once all are there."""
+        """Return the workers' reports, by rank, once all are there."""
         pattern = f"told-*.{number}.json"
         until(lambda: len(list(self.directory.glob(pattern))) == world)
         return [json.loads(p.read_text()) for p in sorted(self.directory.glob(pattern))]
@@ -172,7 +172,7 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-
 
 @pytest.fixture
 def foreign(machine, tmp_path):
-    """What names the directories of a daemon that somebody else has started, as root."""
+    """Yield the variables that name the directories of a daemon that root has started."""
     pipes = machine.temporary / "pipes"
     machine.temporary.chmod(0o755)
     pipes.mkdir()
@@ -187,7 +187,7 @@ def foreign(machine, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_an_mps_daemon_that_serves_another_user(machine, foreign):
-    """The job waits, says so, and goes on."""
+    """The job waits, says so, and continues."""
     # A copy that everybody can read.
     client = shutil.copy(STAND_INS / "cuda_client.py", foreign["CUDA_MPS_PIPE_DIRECTORY"])
     for path in (foreign["CUDA_MPS_PIPE_DIRECTORY"], client):

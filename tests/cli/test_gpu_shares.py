@@ -24,7 +24,7 @@ with open(f"told-{os.environ['RANK']}.json", "w") as f:
 @pytest.fixture
 def launch(tmp_path):
     def launch(gpus, *words, **changes):
-        """What the workers saw, by rank, and the launcher's words."""
+        """Return the workers' reports, by rank, and the finished launcher."""
         driver = Driver(tmp_path, [gpu if isinstance(gpu, Gpu) else Gpu() for gpu in gpus])
         more = {k: v for k, v in driver.environ.items() if "NVML" in k or k == "LD_LIBRARY_PATH"}
         env = environment(**more, **changes)

@@ -1,4 +1,4 @@
-"""Hangs on one machine: real workers that stand still, found and named."""
+"""Hangs on one machine: real workers that make no progress are found and named."""
 
 import json
 import os
@@ -119,7 +119,7 @@ def test_a_rank_that_waits_for_its_gpu_is_not_excused_for_using_a_cpu(tmp_path):
 
 
 def test_samples_that_are_taken_meanwhile_hide_no_hang(hangs):
-    """There is one after their last step, which the workers answer."""
+    """A sample is taken after the workers' last step, and they answer it."""
     done, logs = hangs
     text = (logs / "journal.jsonl").read_text()
     answer = '"event":"WorkersAnswered","with":{"answer":{"query":{"kind":"%s"'

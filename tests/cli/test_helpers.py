@@ -229,7 +229,7 @@ done
 
 
 def test_the_copier_of_pipes_is_stopped(tmp_path):
-    """It is a process of the fork server's, and workers that are no Python write to it."""
+    """The copier is a child of the fork server, and workers that are not Python write to it."""
     (tmp_path / "train.sh").write_text(SHELL)
     job = start("--no-python", "--log-dir", "logs", "sh", "train.sh", cwd=tmp_path)
     file = tmp_path / "logs/round-0/rank-0.out"

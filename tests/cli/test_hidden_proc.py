@@ -1,4 +1,4 @@
-"""Where /proc shows little: in some containers nothing but processes, on some nodes one's own."""
+"""Hosts with a restricted /proc: only processes in some containers, only one's own on some nodes."""
 
 import os
 import re

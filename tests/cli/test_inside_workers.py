@@ -27,7 +27,7 @@ SOMETIMES = {"status.Threads", "numpy.random.seed"}
 
 @pytest.fixture(scope="module")
 def runs(torchruns, tmp_path_factory):
-    """What a rank saw under each launcher."""
+    """Return the facts that a rank saw under each launcher."""
     directory = tmp_path_factory.mktemp("inside")
     (directory / "train.py").write_text((FILES / "inside.py").read_text())
 
@@ -101,7 +101,7 @@ def test_a_warm_worker_has_what_the_page_names(runs):
 
 
 def test_the_page_names_every_variable():
-    """Those of Slurm and of torchrun are on other pages."""
+    """Variables of Slurm and of torchrun are on other pages."""
     ours = {name for name in OWN if name.startswith("HPCLAUNCH_")}
     assert sorted(ours - variables()) == []
 

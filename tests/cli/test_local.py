@@ -202,7 +202,7 @@ def test_a_log_directory_of_the_users_choice(tmp_path):
 
 @pytest.mark.usefixtures("light_torch")
 def test_the_words_of_an_earlier_launch_explain_nothing(tmp_path):
-    """They are in the same file, and it is not the same failure twice."""
+    """Both launches write to the same file, but their failures are not the same."""
     options = ["--nproc", 1, "--log-dir", "mine", "--max-restarts", 1]
     done = hpclaunch(*options, script(tmp_path, "import nowhere"), cwd=tmp_path)
     assert "restart" not in done.stderr  # which would not help
@@ -301,7 +301,7 @@ def test_what_tee_begins_its_lines_with(tmp_path, by):
 
 
 def test_the_process_that_shows_the_output_is_killed(tmp_path):
-    """Another one goes on, and the workers notice nothing."""
+    """Another process takes over, and the workers notice nothing."""
     path = script(tmp_path, "import time\nfor i in range(30): print('line', i); time.sleep(0.1)\n")
     agent = start("--nproc=1", path, cwd=tmp_path)
     assert agent.stdout.readline() == "line 0\n"

@@ -113,7 +113,7 @@ def test_two_rounds_while_they_run_and_after(tmp_path):
 
 
 def test_of_a_launch_that_was_killed(tmp_path):
-    """And of one whose log service was killed, and replaced."""
+    """The logs stay readable, also if the log service was killed and replaced."""
     body = "import time\nfor n in range(100_000): print(n, flush=True); time.sleep(0.01)"
     launch = start("--log-dir", "logs", "-r", 3, script(tmp_path, body), cwd=tmp_path)
     out, index = (tmp_path / "logs" / "round-0" / n for n in ("rank-0.out", "index-agent-0.txt"))

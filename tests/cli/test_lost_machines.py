@@ -43,7 +43,7 @@ ENDS = "Without Slurm, a job ends with its first machine"
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "in any order"])
 def test_the_job_ends_with_its_first_machine(tmp_path, numbered):
-    """As under torchrun. Each of the others says why."""
+    """The job ends as under torchrun, and each of the other machines says why."""
     agents, _ = three_machines(tmp_path, numbered=numbered)
     agents[0].kill()
     agents[0].communicate()

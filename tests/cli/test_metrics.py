@@ -55,7 +55,7 @@ def value(metrics, name, **labels):
 
 
 def with_steps(port):
-    """The metrics, once the workers make steps and tell of them."""
+    """Return the metrics, once the workers report steps."""
 
     def look():
         found = scraped(port)
@@ -126,7 +126,7 @@ def test_a_port_that_is_taken_is_no_reason_not_to_train(tmp_path):
 
 
 def test_a_file(tmp_path):
-    """It is there while the job runs, and has the end of it afterwards."""
+    """The file is there while the job runs, and shows the end of the job afterwards."""
     with waiting(tmp_path, "--metrics", "job.prom") as run:
         file = tmp_path / "job.prom"
         until(file.exists)
@@ -191,7 +191,7 @@ def test_mistakes(in_process, tmp_path, words, why):
 
 
 def services(pid):
-    """The processes that tell the metrics of this launcher."""
+    """Return the processes that serve the metrics of this launcher."""
     found = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie

@@ -1,4 +1,4 @@
-"""--notify on one machine: a command that is told of events, and what it may do to a job."""
+"""--notify on one machine: a command that receives events, and its effect on a job."""
 
 from __future__ import annotations
 

@@ -638,8 +638,10 @@ class TestHelp:
 
 
 def test_the_parser_is_light():
-    """It answers --help, and runs on every node before anything else. What a function imports, it
-    imports when it is called: for a mistake."""
+    """The parser answers --help, and runs on every node before anything else.
+
+    Imports inside functions do not count: they are made for a mistake only.
+    """
     folder = Path(__file__).parents[2] / "launcher" / "hpclaunch" / "cli"
     found = set()
     for name in ("options", "parser", "values"):

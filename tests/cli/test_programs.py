@@ -122,7 +122,7 @@ def test_an_interrupt_while_the_script_is_read(tmp_path):
 
 
 def is_reading(pid):
-    """Whether it waits in read(2) of its standard input."""
+    """Return True if the process waits in read(2) of its standard input."""
     with open(f"/proc/{pid}/syscall") as f:
         return f.read().split()[:2] == ["0", "0x0"]
 

@@ -42,7 +42,7 @@ def sbatch(cwd, monkeypatch, capfd):
 
 @pytest.fixture
 def printed(sbatch):
-    """What the command prints when all is well."""
+    """Return a function that runs the command without an error and returns its output."""
 
     def printed(*args):
         code, out, err = sbatch(*args)
@@ -122,7 +122,7 @@ def test_a_job_that_continues_without_a_node_is_not_ended_by_slurm(printed, opti
     ],
 )
 def test_a_container_has_its_own_python(printed, option, last):
-    """And perhaps the script, too."""
+    """The container may have the script, too."""
     options = ["--profile", "engaging", "--cpus-per-task", 1, option, "an image.sif"]
     text = printed(*options, "--modules", "apptainer", "inside.py")
     *_, modules, launch = text.splitlines()

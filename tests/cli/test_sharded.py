@@ -1,4 +1,4 @@
-"""Models in parts, by the scripts that users start from: cut anew, they go on where they were."""
+"""Sharded models, by the scripts that users start from: they are resharded, and continue."""
 
 import re
 from pathlib import Path

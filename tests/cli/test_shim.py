@@ -57,7 +57,10 @@ def cwd(tmp_path):
 
 
 def with_path(*directories, **changes):
-    """Of a user with these directories before the others, hpclaunch's and torch's last."""
+    """Return the environment of a user with these directories first in PATH.
+
+    Those of hpclaunch and torch come last.
+    """
     path = os.pathsep.join(map(str, (*directories, BIN, "/usr/local/bin", "/usr/bin", "/bin")))
     return environment(PATH=path, **changes)
 
@@ -78,7 +81,7 @@ def finish(process, given=""):
 
 
 def run(*command, cwd, directories=(SHIM,), env=None, before=(), **changes):
-    """Of a program that is found in PATH, as a shell finds it."""
+    """Run a program that is found in PATH, as a shell finds it."""
     env = with_path(*directories, **changes) if env is None else env
     return finish(start(*before, *command, cwd=cwd, env=env))
 
@@ -295,7 +298,7 @@ def test_without_pythonpath_python_is_not_replaced(cwd):
 
 
 def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
-    """Its torch is the user's: hpclaunch may be in an installation of its own."""
+    """The interpreter's torch is the user's: hpclaunch may be in an installation of its own."""
     other = cwd / "other env"
     venv.create(other, symlinks=True, with_pip=False)
     python = str(other / "bin" / "python")
@@ -318,7 +321,7 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
 
 
 def test_hpclaunch_takes_these_for_no_other_interpreter(cwd):
-    """Its workers are forked from one that has torch, as ever."""
+    """The workers are forked from a process that has torch, as usual."""
     script(cwd, "import torch, os; print('HPCLAUNCH_STORE' in os.environ)")
     for words, named in ((["hpclaunch", "python3", "-u"], ""), (["torchrun"], "python")):
         path = f"{SHIM}:{LIGHT_TORCH}"
@@ -620,7 +623,7 @@ dist.destroy_process_group()
 
 
 def test_torchx(tmp_path):
-    """Its dist.ddp starts torchrun by bash, reads the console line by line, and the error file."""
+    """TorchX's dist.ddp starts torchrun by bash, and reads console lines and the error file."""
     script(tmp_path, TRAIN)
     torchx = [TORCHX, "run", "-s", "local_cwd", "-cfg", f"log_dir={tmp_path}/logs"]
     component = ["dist.ddp", "-j", "1x2", "--script", "train.py"]

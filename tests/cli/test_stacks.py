@@ -1,4 +1,4 @@
-"""hpclaunch stacks: where the workers are, which go on as if nobody had asked."""
+"""hpclaunch stacks: the places where workers are, which continue undisturbed."""
 
 import os
 import re
@@ -45,8 +45,10 @@ class Waiting:
         self.process = start("--nproc", number, *command, cwd=directory)
 
     def shown(self, *args):
-        """Of this launch: there may be others on this machine. Without what the kernel calls the
-        place where a process waits, if it does."""
+        """Return the stacks of this launch: there may be others on this machine.
+
+        The kernel's name for the place where a process waits is removed.
+        """
         done = hpclaunch("stacks", *args, cwd=self.directory)
         if done.returncode:
             return ""
@@ -59,7 +61,7 @@ class Waiting:
         return until(lambda: text in (said := self.shown(*args)) and said, pause=0.3)
 
     def pid(self, name):
-        """Of the only process of that name below the fork server."""
+        """Return the pid of the only process of that name below the fork server."""
         (pid,) = [p for p in fork_server(self.process)[1:] if name in command_of(p)]
         return pid
 
@@ -116,7 +118,7 @@ def test_steps_and_phases(tmp_path):
 
 
 def test_all_processes_of_a_worker(tmp_path):
-    """Those that it has forked answer as well, and are not mixed up."""
+    """Processes that the worker has forked answer as well, and are not mixed up."""
     child = "import os\npid = os.fork()\nif not pid:\n    def loading(): os.read(r, 1)\n"
     child += "    r, w = os.pipe()\n    loading()\n"
     train = script(tmp_path, child + WAITING + "os.kill(pid, 9)\n")
@@ -132,7 +134,7 @@ def test_all_processes_of_a_worker(tmp_path):
 
 
 def test_a_worker_that_is_stopped(tmp_path):
-    """It is not asked: it would answer when it goes on."""
+    """A stopped worker is not asked: it would answer when it continues."""
     train = script(tmp_path, WAITING)
     with waiting(tmp_path, 1, train) as launch:
         launch.until_shown(RESTING)
@@ -171,7 +173,7 @@ def test_stacks_are_not_kept(tmp_path):
     with waiting(tmp_path, 1, train) as launch:
         launch.until_shown(RESTING)
         server = fork_server(launch.process)[0]
-        # What was shown may be the only other launch's, which has the same text.
+        # The text may come from another launch, which has the same.
         (file,) = until(lambda: files_of_stacks(server))
         os.truncate(file, 3 << 20)
         launch.until_shown(RESTING)

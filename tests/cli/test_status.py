@@ -176,7 +176,7 @@ def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
 
 
 def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
-    """And one that is there is seen beside it."""
+    """A running agent is listed beside it."""
     with waiting(tmp_path) as one, waiting(tmp_path) as other:
         one.until_status(runs)
         other.until_status(runs)
@@ -245,7 +245,7 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
 
 
 def test_the_log_directory_of_a_launch_that_runs(tmp_path):
-    """What its head has written a while ago is not all that is known."""
+    """The running launch answers as well: the head's file may be old."""
     with waiting(tmp_path) as run:
         launch = run.until_status(runs)
         earlier = {**launch, "time": launch["time"] - 40, "old": None}
@@ -309,7 +309,7 @@ print(len(names), *(len(each.result()) for each in asked))
 
 
 def watched(name, cwd, wanted, term, command=("status", "--watch")):
-    """What is shown on a terminal of 0 x 0, until the wanted text is."""
+    """Return what is shown on a terminal of 0 x 0, once the wanted text is."""
     watching, terminal = os.openpty()  # as the kernel makes it
     with subprocess.Popen(
         [HPCLAUNCH, *command, name],

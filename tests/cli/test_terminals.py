@@ -50,7 +50,7 @@ class Screen:
         os.write(self.end, data)
 
     def read(self):
-        """What is there; of one that is written to for ever, a good part."""
+        """Read what is there, or a good part of it if the terminal is written to for ever."""
         for _ in range(1000):
             if not select.select([self.end], [], [], 0.02)[0]:
                 return
@@ -134,7 +134,7 @@ CHOICES = {  # options: stdout and stderr of ranks 0 and 1
 
 @pytest.mark.parametrize("options", CHOICES)
 def test_what_is_not_shown_as_it_is_has_none(launch, tmp_path, options):
-    """As under torchrun, where it goes to a file or through a pipe."""
+    """Output to a file or through a pipe has no terminal, as under torchrun."""
     assert launch(REPORT, "--nproc=2", *options).over() == 0
     for rank, (out, err) in enumerate(CHOICES[options]):
         size = f" ({ROWS}, {COLUMNS})" if out or err else ""
@@ -227,7 +227,10 @@ for n in range(100_000):
 
 
 def complete(text):
-    """What a counting worker wrote: no line is missing; the last one may be unfinished."""
+    """Return the number of whole lines of a counting worker.
+
+    Assert that no line is missing; the last one may be unfinished.
+    """
     lines = text.decode().split("\n")
     assert lines[:-1] == [str(n) for n in range(len(lines) - 1)]
     return len(lines) - 1
@@ -311,7 +314,7 @@ def visible(shown):
 
 @pytest.mark.torch
 def test_a_live_line_says_what_the_job_waits_for(launch):
-    """It mixes with no message and no output, and is gone in the end."""
+    """The live line mixes with no message and no output, and is removed in the end."""
     screen = launch(WAITS, "--nproc=2")
     screen.shows(b"2 ranks: first step (")
     (screen.cwd / "go").touch()

@@ -216,7 +216,7 @@ def renewed(journal):
 
 @pytest.mark.torch
 def test_what_a_script_imports_is_there_when_it_starts_again(run):
-    """What its text shows at once, the rest at the restart."""
+    """Imports that the script's text shows are there at once, the rest at the restart."""
     said, _, journal = run(LEARNS.format(STEPS + UNTIL_LEARNED))
     assert said == ["0 True False"] * 2 + ["1 True True"] * 2
     assert len(renewed(journal)) == 2
@@ -260,6 +260,6 @@ print(round(step(torch.ones(1000)).item()))
 @pytest.mark.skipif("locale" in entered, reason="torch.compile reads files of torch in UTF-8")
 @pytest.mark.skipif("tmpdir" in entered, reason="torch.compile does not quote TMPDIR for g++")
 def test_torch_compile(run, tmp_path):
-    """Its processes and threads are those of a worker that was forked."""
+    """The processes and threads of torch.compile are those of a forked worker."""
     said, messages, _ = run(COMPILES, env={"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"})
     assert said == ["1000", "1000"], messages

@@ -1,6 +1,6 @@
 """The commands that a document shows in its ```console blocks, and what it says they print.
 
-    $ command              a command; `> ` goes on with it
+    $ command              a command; `> ` continues it
     what it prints         matches when only long numbers (ids, ports, times) and fractions differ
     ...                    any lines, or none; within a line, the rest of it or a part
 

@@ -1,5 +1,5 @@
-"""What the documents say is true: files and sections that they name are there, every page can be
-found, and the commands and options that they show are understood."""
+"""The documents are right: files and sections that they name exist, every page can be found, and
+the commands and options that they show are understood."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 @pages(without=("docs/options.md",))
 def test_options_in_tables_exist(page: Path) -> None:
-    """And where the options are a command's own, the table has them all."""
+    """A table of a command's own options has them all."""
     rows = "".join(TABLE.findall(page.read_text())).splitlines()
     named = {
         option

@@ -39,7 +39,7 @@ def page(name: str) -> str:
 
 
 def value(found: Any, field: str) -> Any:
-    """What `found` has there, of the first element of each list."""
+    """Return the value of a field in `found`, from the first element of each list."""
     for name in field.split("."):
         found = found[name.removesuffix("[]")]
         found = found[0] if name.endswith("[]") else found

@@ -1,4 +1,4 @@
-"""What a script can start from: processes of every start method, pools, threads, programs."""
+"""Everything that a script can start: processes of every start method, pools, threads, programs."""
 
 import concurrent.futures
 import json

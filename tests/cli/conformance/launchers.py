@@ -1,6 +1,6 @@
-"""The same words under an interpreter, torchrun and hpclaunch: one machine, nothing in between.
+"""The same command under an interpreter, torchrun and hpclaunch: one machine, nothing in between.
 
-All start in the same directory with the same files, so that what they tell is compared as it is.
+All start in the same directory with the same files, so that reports can be compared unchanged.
 """
 
 import json
@@ -33,7 +33,7 @@ def text(path):
 
 
 def by_hand(rank, world):
-    """What torchrun would tell a worker whose user has set nothing of it."""
+    """Return the variables that torchrun would set for a worker whose user has set none of them."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -58,8 +58,11 @@ def by_hand(rank, world):
 
 
 class Launchers:
-    """`words` are those after the launcher's options; `outside` has what the runs leave. Scripts
-    write their facts into the directory `reports`."""
+    """The launchers of one comparison, which run the same command.
+
+    Each method takes the words after the launcher's options. The runs leave their logs in
+    `outside`, and scripts write their facts into the directory `reports`.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class Launchers:
             self.env["PYTHONPATH"] = os.pathsep.join(paths)  # the tests' own behind the user's
 
     def python(self, *words, workers=1):
-        """The reference: an interpreter for each rank, told by hand what torchrun would tell."""
+        """Run the reference: an interpreter for each rank, with torchrun's variables."""
         if words[0] == sys.executable:  # as hpclaunch takes it off
             words = words[1:]
         starts = [
@@ -115,7 +118,7 @@ class Launchers:
         return self._finished(launched.returncode, out, err, workers)
 
     def forked(self, *words):
-        """What hpclaunch must not be: see forking.py."""
+        """Run the words as hpclaunch must not do it: see forking.py."""
         command = [sys.executable, FILES / "forking.py", *words]
         code = self._start(command, "forked", by_hand(0, 1)).wait(LIMIT)
         out, err = (self.outside / f"forked.{name}" for name in ("out", "err"))
