@@ -213,7 +213,7 @@ def test_a_dead_agent_without_a_place_is_confirmed(agents):
 
 @pytest.mark.starts
 def test_an_agent_takes_the_place_that_it_is_given(agents):
-    """The agent then reports with the index of that place; others reach it and find its death notice."""
+    """The agent reports with the index of that place; others reach it and find its death notice."""
     places = tuple(Place(i, i, f"m{i}") for i in range(3))
     where = Allocation("71.0", agents.identity, places, 1, (HERE, 0), has_place=False)
     head, other = agents.start(0), agents.add(where)

@@ -2,10 +2,10 @@
 
 Each case runs the same command under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` reports several hundred facts of its
-process; all of them must be equal, but for those that docs/inside-workers.md names. Warm workers are forked from a
-process that has torch. In most cases this is a package of the same name and shape, for both; in
-those marked `torch` it is the real one. torch.compile, which takes many seconds, is in
-test_warm_start.py.
+process; all of them must be equal, but for those that docs/inside-workers.md names. Warm workers
+are forked from a process that has torch. In most cases this is a package of the same name and
+shape, for both; in those marked `torch` it is the real one. torch.compile, which takes many
+seconds, is in test_warm_start.py.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Hosts with a restricted /proc: only processes in some containers, only one's own on some nodes."""
+"""Restricted /proc: only processes in some containers, or only one's own on some nodes."""
 
 import os
 import re

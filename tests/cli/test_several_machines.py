@@ -74,8 +74,8 @@ def test_numbered_machines_lose_a_worker(tmp_path):
 
 @pytest.mark.skipif("descriptors" in entered, reason="no process may have as many connections")
 def test_strangers_crowd_at_the_port(tmp_path):
-    """There are more strangers than a process may have open files. A member joins after them, and
-    the job restarts while more of them connect."""
+    """More strangers connect than a shell lets a process have open files. A member joins after them,
+    and the job restarts while more of them connect."""
     path = script(tmp_path, LIGHT)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
     common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=100"]

@@ -260,6 +260,6 @@ print(round(step(torch.ones(1000)).item()))
 @pytest.mark.skipif("locale" in entered, reason="torch.compile reads files of torch in UTF-8")
 @pytest.mark.skipif("tmpdir" in entered, reason="torch.compile does not quote TMPDIR for g++")
 def test_torch_compile(run, tmp_path):
-    """The processes and threads of torch.compile are those of a forked worker."""
+    """A forked worker has the processes and threads that torch.compile starts."""
     said, messages, _ = run(COMPILES, env={"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"})
     assert said == ["1000", "1000"], messages

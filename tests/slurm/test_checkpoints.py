@@ -145,7 +145,7 @@ def test_a_head_that_cannot_search_checkpoints_is_replaced(
 def test_a_member_has_five_processes_beside_its_workers(
     cluster: Cluster, launch: Launch, saved: Path
 ) -> None:
-    """The member's search for checkpoints has ended. The node of the head has seven, with rank 0."""
+    """The member's search for checkpoints has ended. The head's node, with rank 0, has seven."""
     options = ("--nproc", 1, "--checkpoint-dir", saved)
     script = (SCRIPTS / "tell.py", "--until", "go")
     job = launch(*options, *script, nodes=2, timing={"agent.resuming.IDLE": 1.0})
