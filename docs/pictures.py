@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _worker(logs: Path, rank: int) -> int:
-    """The pid of the newest one of this rank."""
+    """Return the pid of the newest worker of this rank."""
     entries = map(json.loads, (logs / "journal.jsonl").read_text().splitlines())
     started = (entry["with"] for entry in entries if entry.get("note") == "started")
     return [each["pid"] for each in started if each["rank"] == rank][-1]

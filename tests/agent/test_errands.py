@@ -46,7 +46,7 @@ def errands():
 
 @pytest.fixture
 def py_spy(tmp_path, monkeypatch):
-    """A stand-in for py-spy in PATH, whose text a test may change."""
+    """Return a stand-in for py-spy in PATH, whose text a test may change."""
     program = tmp_path / "py-spy"
     program.write_text('#!/bin/sh\necho "of $4"\n')
     program.chmod(0o755)
@@ -283,7 +283,7 @@ def completed(number):
 
 @pytest.fixture
 def taken(errands, py_spy, monkeypatch):
-    """A list of complete evidence; `add` starts to complete more."""
+    """Return a list of complete evidence; `add` starts to complete more."""
 
     class Evidences(list):
         def add(self, number):

@@ -129,12 +129,12 @@ def living(pids):
 
 
 def family(process):
-    """The pids of a launcher and everything below it."""
+    """Return the pids of a launcher and everything below it."""
     return [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
 
 
 def command_of(pid):
-    """The words of a process; none if it has just ended."""
+    """Return the words of a process; none if it has just ended."""
     try:
         return psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -142,7 +142,7 @@ def command_of(pid):
 
 
 def fork_server(process):
-    """The launcher's own, with all that it has started."""
+    """Return the pid of the launcher's fork server, and those of all processes below it."""
     children = psutil.Process(process.pid).children()
     (server,) = [p for p in children if "worker.fork_server" in " ".join(command_of(p.pid))]
     return [server.pid, *(p.pid for p in server.children(recursive=True))]

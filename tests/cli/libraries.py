@@ -38,7 +38,7 @@ def square(number):
 
 
 def plain(thing):
-    """Without its address."""
+    """Return the text of a thing without its address."""
     return str(thing).partition(" at 0x")[0]
 
 
@@ -88,7 +88,7 @@ def facts():
 
 
 def use():
-    """A little of each, and what comes out of it."""
+    """Return the results of a little use of each library."""
     import io
     import multiprocessing
 

@@ -69,13 +69,13 @@ class Shell:
         assert self.process.wait(LIMIT) == -signal.SIGHUP
 
     def survives(self, signum):
-        """After a signal that comes to nobody; one that does not wait would have come first."""
+        """Send a signal that is ignored; the message about SIGUSR1 shows that it has arrived."""
         self.agent.send_signal(signum)
         self.agent.send_signal(signal.SIGUSR1)
         until(lambda: "SIGUSR1 not passed on to rank 0, 1" in self.wrote("err"))
 
     def ended(self):
-        """With this exit code."""
+        """Return the exit code, after SIGTERM."""
         self.agent.send_signal(signal.SIGTERM)
         code = int(until(lambda: self.wrote("code").strip()))
         assert until(lambda: not living(self.pids))

@@ -343,7 +343,7 @@ def test_what_is_passed_does_not_outlive_a_caller_that_is_killed(tmp_path):
 
 
 def test_a_function_of_the_main_program(tmp_path, monkeypatch):
-    """With the names that it uses, for other processes of the worker, too."""
+    """The names that it uses are there, also in other processes of the worker."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "main.py"
     program.write_text("""\
@@ -451,7 +451,7 @@ def test_names_that_it_has_and_has_not():
 
 
 def test_its_types_are_known(tmp_path):
-    """To a type checker of who uses it."""
+    """A type checker knows them in a user's program."""
     program = tmp_path / "uses.py"
     program.write_text(
         "import hpclaunch\n"

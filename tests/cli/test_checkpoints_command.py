@@ -49,7 +49,7 @@ def test_the_table(tmp_path):
 
 
 def _named(directory):
-    """A directory in which this one is called `saved`."""
+    """Return a directory in which this one is called `saved`."""
     (directory.parent / "saved").symlink_to(directory)
     return directory.parent
 

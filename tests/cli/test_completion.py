@@ -20,7 +20,7 @@ def needs(shell):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A directory with a script for each shell, and something to complete."""
+    """Return a directory with a script for each shell, and something to complete."""
     directory = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
         (directory / shell).write_text(completion.script(build_parser({}), shell))

@@ -195,7 +195,7 @@ def test_facts_of_a_warm_start(trained):
 
 @pytest.mark.torch
 def test_what_torchrun_changes(plain):
-    """So that a reader of ALLOWED sees what a script was never promised."""
+    """A reader of ALLOWED sees what torchrun never promised a script, either."""
     for python, torchrun in zip(plain["python"].facts, plain["torchrun"].facts, strict=True):
         assert sorted(differences(python, torchrun).keys() - OLDER) == sorted(TORCHRUNS)
 
@@ -370,7 +370,7 @@ prepare()
 
 
 def test_a_worker_that_becomes_a_new_interpreter(here, tmp_path):
-    """Because it sets a variable that torch has read. Nothing is left of the warm one."""
+    """The script sets a variable that torch has read. Nothing is left of the warm process."""
     script = place(here, "train.py", start="warm")
     script.write_text(BEGINS_ANEW + script.read_text())
     launchers = Launchers(here, tmp_path / "left", start="warm")
@@ -481,7 +481,10 @@ sys.meta_path.insert(0, Hook())
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory):
-    """One that looks into the user's own site-packages, which those of the tests need not do."""
+    """Return an interpreter that looks into the user's own site-packages.
+
+    The tests' interpreter need not do so.
+    """
     venv = tmp_path_factory.mktemp("interpreter") / "venv"
     make = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", venv]
     subprocess.run(make, check=True)

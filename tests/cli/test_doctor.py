@@ -64,7 +64,7 @@ def doctor(cwd, env, *args, **more):
 
 
 def words(text):
-    """Without the breaks of lines in a cell."""
+    """Return the text without the line breaks in a cell."""
     return " ".join(text.split())
 
 
@@ -305,7 +305,7 @@ ELSEWHERE = (1022, 1023)  # CPUs that no machine has
 
 
 def row(said, check):
-    """The words of one row, "" where there is none."""
+    """Return the words of one row, "" where there is none."""
     rows = re.split(r"(?m)^(?:ok|warn|FAIL) +", said)[1:]
     return next((words(r.removeprefix(check)) for r in rows if r.startswith(f"{check} ")), "")
 

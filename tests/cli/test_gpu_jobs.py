@@ -61,7 +61,7 @@ class Machine:
         return [json.loads(p.read_text()) for p in sorted(self.directory.glob(pattern))]
 
     def helper(self, module):
-        """The launcher's own process of this module, once it is there."""
+        """Return the launcher's process of this module, once it is there."""
 
         def found():
             children = psutil.Process(self.process.pid).children()
@@ -144,7 +144,7 @@ def test_a_killed_watcher_is_replaced_at_once(machine):
 
 @pytest.mark.parametrize("health", ["on", "off"])
 def test_the_gpus_stay_open_from_the_survey_on(machine, health):
-    """Else the driver would initialise them again, for the watcher and in each round."""
+    """Otherwise the driver would initialise them again, for the watcher and in each round."""
     machine.launch("--nproc=1", f"--health={health}")
     machine.workers(1)
     opened = psutil.Process(machine.process.pid).open_files()
@@ -154,7 +154,7 @@ def test_the_gpus_stay_open_from_the_survey_on(machine, health):
 
 @pytest.mark.parametrize("module", ["worker.mps_keeper", "system.gpus.gpu_watcher"])
 def test_a_stopped_keeper_or_watcher_continues(machine, module):
-    """Also before the next round, which waits for their answers."""
+    """The next round waits for their answers."""
     machine.launch("--nproc=2")
     workers = machine.workers(2)
     helper = machine.helper(f"hpclaunch.{module}")

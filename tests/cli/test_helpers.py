@@ -170,7 +170,7 @@ def test_the_time_in_which_the_launcher_does_not_run_does_not_count(tmp_path):
 
 
 def test_helpers_that_are_killed_are_replaced(tmp_path):
-    """At once, and not when they are needed: the worker waits for each successor."""
+    """Helpers are replaced at once, and not when needed: the worker waits for each successor."""
     launch = Launch(tmp_path, "training", signal.SIGKILL)
     code, _, err = launch.ends()
     assert code == 0, err

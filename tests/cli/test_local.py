@@ -109,7 +109,7 @@ def test_arguments_reach_the_script_verbatim(tmp_path):
 
 
 def test_resuming(tmp_path):
-    """From the second start on, and with arguments for a script that knows nothing of us."""
+    """A script that does not know hpclaunch gets arguments, from the second start."""
     body = (
         "import os, saving, sys\n"
         "print(sys.argv[1:], os.environ['HPCLAUNCH_CHECKPOINT'])\n"

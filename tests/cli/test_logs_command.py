@@ -212,7 +212,7 @@ def test_of_a_job_that_was_started_again(tmp_path):
 
 
 def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
-    """The log directory of a launch whose facts were written so many seconds ago."""
+    """Return the log directory of a launch whose facts were written so many seconds ago."""
     (directory / "round-0").mkdir(parents=True)
     (directory / "round-0" / "rank-0.out").write_text("a line\n")
     (directory / "launch.lock").touch()

@@ -20,7 +20,7 @@ def sets(file):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current directory, with a function that writes files below it."""
+    """Return the current directory, with a function that writes files below it."""
     monkeypatch.chdir(tmp_path)
 
     def write(files):

@@ -94,7 +94,7 @@ def test_a_job_that_is_scraped_while_it_runs(tmp_path):
 
 
 def test_every_metric_of_the_dashboard_and_of_the_page_is_there(tmp_path):
-    """But for those that need a GPU, Slurm or checkpoints, which the page says."""
+    """Exceptions are those that need a GPU, Slurm or checkpoints, as the page says."""
     port = free_port()
     with stepping(tmp_path, "--metrics", port, "--metrics-ranks") as run:
         there = set(with_steps(port))

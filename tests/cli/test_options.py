@@ -170,7 +170,7 @@ def optional(torch_options):
 
 @pytest.fixture(scope="module")
 def torchs(optional, torchs_answer, table):
-    """Every spelling that torch's parser knows, or that of a later torch."""
+    """Return every spelling that torch's parser knows, or that of a later torch."""
     here = version(torchs_answer["torch"])
     later = {name for name, row in table.items() if row[5] and version(row[5]) > here} - OURS
     own = {name for option in optional for name in option["names"]}
@@ -204,7 +204,7 @@ def help_text(monkeypatch):
 
 
 def ours():
-    """The spellings with dashes of each of our options, by dest."""
+    """Return the spellings with dashes of each of our options, by dest."""
     found = {}
     for name, action in build_parser({})._known.items():
         found.setdefault(action.dest, []).append(name)
@@ -212,7 +212,7 @@ def ours():
 
 
 def written(default):
-    """A default as the table has it."""
+    """Return a default as the table has it."""
     if default is None or default == "" or default == () or default == []:
         return "none"
     if default is False:

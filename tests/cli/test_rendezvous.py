@@ -46,7 +46,7 @@ def test_ranks_meet_in_every_way(launched):
 
 
 def test_groups_that_end_right_after_a_collective(launched):
-    """With torch 2.13 about every fourth hangs, if nothing is done about it."""
+    """About one in four hangs with torch 2.13 if the launcher does not prevent it."""
     _, done = launched
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("came to the end\n") == 2

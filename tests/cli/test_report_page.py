@@ -199,7 +199,7 @@ def test_512_ranks_and_10000_events_are_less_than_a_megabyte():
 
 
 def test_a_log_directory(tmp_path):
-    """With what a node that was lost has left of its file."""
+    """The file of a lost node is incomplete."""
     launch, histories = a_launch()
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o700)

@@ -74,7 +74,7 @@ def test_numbered_machines_lose_a_worker(tmp_path):
 
 @pytest.mark.skipif("descriptors" in entered, reason="no process may have as many connections")
 def test_strangers_crowd_at_the_port(tmp_path):
-    """More strangers connect than a shell lets a process have open files. A member joins after them,
+    """More strangers connect than a shell allows open files. A member joins after them,
     and the job restarts while more of them connect."""
     path = script(tmp_path, LIGHT)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]

@@ -14,7 +14,10 @@ WORKERS = Path(__file__).parents[2] / "workers"
 
 
 def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tuple[float, str]:
-    """After so many steps, on so many ranks; and what was printed. The last step is saved, too."""
+    """Return the loss after so many steps on so many ranks, and the output.
+
+    The last step is saved, too.
+    """
     program = (WORKERS / script, "--dir", "saved", "--steps", steps, "--save-every", 3)
     done = hpclaunch(
         *("--nproc", workers, "--checkpoint-dir", "saved", *program, *how.split()),

@@ -92,7 +92,7 @@ def report(cwd, rank=0):
 
 
 def is_hpclaunch(done, cwd):
-    """By what its worker saw; the user's options are for no launch below it."""
+    """Return True if hpclaunch ran the worker, which must not see the user's options."""
     assert done.returncode == 0, done.stderr
     names = report(cwd)["environ"]
     (cwd / "told-0").unlink()
@@ -179,7 +179,7 @@ def test_a_wheel_has_a_program_that_can_be_executed(installed, cwd):
 
 
 def echo(directory, name):
-    """A program that shows how it was started."""
+    """Return a program that shows how it was started."""
     directory.mkdir(exist_ok=True)
     return script(directory, '#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n', name).chmod(0o755)
 
@@ -243,7 +243,7 @@ def test_a_call_of_torchs_launcher_is_taken_over(tmp_path, words, module, rest):
 
 
 def test_torchrun_finds_the_hpclaunch_that_it_belongs_to(tmp_path):
-    """In bin/ of its installation, also by links and with spaces, else in PATH, else it says so."""
+    """The installation's bin/ comes before PATH, also by links and with spaces."""
     prefix = tmp_path / "a prefix"
     own = prefix / "lib" / "python3.11" / "site-packages" / "hpclaunch" / "shims"
     shutil.copytree(SHIM, own)
@@ -352,7 +352,7 @@ def test_other_pythons_are_as_without_it(tmp_path):
 
 
 def side_by_side(torchruns, *words, cwd, module=RUN, given="", environment_of=with_path, **changes):
-    """The same call of both, each in its own copy of the directory: torch's own is a fork."""
+    """Run the same call of both, each in its own copy of the directory: torch's own is a fork."""
     processes = []
     changes = {"PET_MAX_RESTARTS": "0", **changes}
     command = ["torchrun"] if module == RUN else ["python", "-m", module]
@@ -461,7 +461,7 @@ main()
 
 
 def test_what_ended_a_worker_is_handed_on(torchruns, cwd):
-    """To whoever gave the launcher a file for that, as torchx does."""
+    """The launcher writes it to the file that its own starter named, as torchx does."""
     script(cwd, RECORDED, "recorded.py")
     words = ["--nproc-per-node=2", f"{cwd}/recorded.py"]
     found = []

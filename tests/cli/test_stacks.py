@@ -216,7 +216,7 @@ def test_of_a_variable_that_is_not_set(tmp_path):
 
 
 def of_job(directory, squeue, srun):
-    """The command with stand-ins for Slurm's, as shell scripts."""
+    """Return the command with stand-ins for Slurm's, as shell scripts."""
     for name, text in (("squeue", squeue), ("srun", srun)):
         script(directory, f"#!/bin/sh\n{text}\n", name).chmod(0o755)
     env = {"PATH": f"{directory}:/bin:/usr/bin"}

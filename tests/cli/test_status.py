@@ -62,13 +62,13 @@ class Stepping:
         self.process = start(*words, cwd=directory, environ=environ, timing=timing)
 
     def listed(self):
-        """This launch, as `status --json` has it; there may be others on this machine."""
+        """Return this launch, as `status --json` has it; there may be others on this machine."""
         done = hpclaunch("status", "--json", cwd=self.directory)
         launches = json.loads(done.stdout) if done.returncode == 0 else []
         return next((each for each in launches if each["pid"] == self.process.pid), None)
 
     def status(self):
-        """The same, asked without a process."""
+        """Return the same as `listed`, without starting a process."""
         for directory in self.directory.glob("hpclaunch-logs/*"):
             with contextlib.suppress(NoLaunchError):
                 return json.loads(packing.to_json(find(directory.name, {}).only))
@@ -84,7 +84,7 @@ class Stepping:
 
 
 def waiting(directory, *options, timing=None):
-    """One that makes no steps, and so is there sooner."""
+    """Return a launch that makes no steps, and so is there sooner."""
     return stepping(directory, "--cold", *options, text=WAITING, timing=timing)
 
 
@@ -282,7 +282,7 @@ def test_a_file_of_that_name_of_another_user_is_not_run(tmp_path, how):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_is_not_answered(tmp_path):
-    """Neither by the command, nor when it asks the socket itself."""
+    """Neither the command nor the socket itself answers another user."""
     asking = f"""
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -338,7 +338,7 @@ def test_a_terminal_without_a_size_shows_the_last_line(tmp_path):
 
 
 def test_a_terminal_without_a_cursor_that_moves_shows_plain_lines(tmp_path):
-    """Such as that of an editor."""
+    """An editor's terminal is one of these."""
     with waiting(tmp_path) as run:
         name = run.until_status(runs)["name"]
         line = f"{name}: running for ".encode()

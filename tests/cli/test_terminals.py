@@ -67,7 +67,7 @@ class Screen:
         until(found)
 
     def over(self):
-        """The exit code."""
+        """Return the exit code."""
 
         def ended():
             self.read()
@@ -82,13 +82,13 @@ class Screen:
 
 
 def of_workers(shown):
-    """Without live lines, and what is said of the load of this machine."""
+    """Return what is shown without live lines and messages about the load of this machine."""
     shown = re.sub(rb"\r\x1b\[K[^\r\n]*\(\d+ s\)|\r\x1b\[K", b"", shown)
     return re.sub(rb"hpclaunch: on \S+: load: .*\r\n", b"", shown).replace(b"\r\n", b"\n")
 
 
 def become_foreground():
-    """On the terminal that is our standard input, as a shell has it for a command."""
+    """Take the terminal that is our standard input, as a shell has it for a command."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -307,7 +307,7 @@ ERASE = b"\r\x1b[K"
 
 
 def visible(shown):
-    """The lines that stay on the terminal, without those about the load of this machine."""
+    """Return the lines that stay on the terminal, without those about the load of this machine."""
     lines = [line.rpartition(ERASE)[2] for line in shown.split(b"\r\n")]
     return [line for line in lines if b": load: " not in line]
 

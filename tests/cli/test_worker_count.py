@@ -83,7 +83,7 @@ def test_no_torch_of_the_working_directory_is_imported(asked):
 
 
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
-    """The messages of the head at the start."""
+    """Return the messages of the head at the start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(gpus))
     script(tmp_path, "")

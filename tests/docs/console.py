@@ -27,7 +27,7 @@ class Step:
 
 
 def sections(path: Path) -> dict[str, list[Step]]:
-    """The steps below every heading that has any."""
+    """Return the steps below every heading that has any."""
     found: dict[str, list[Step]] = {}
     for part in re.split(r"^## ", path.read_text(), flags=re.MULTILINE):
         title, _, body = part.partition("\n")

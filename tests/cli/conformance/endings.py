@@ -160,7 +160,7 @@ def terminated():
 
 
 def interrupted():
-    """By the signal itself: it has Python's own handler."""
+    """Send the signal itself, which has Python's own handler."""
     os.kill(os.getpid(), signal.SIGINT)
 
 

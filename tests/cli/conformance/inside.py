@@ -21,7 +21,7 @@ PASSED_OVER = ("__main__", "__mp_main__", "_hpclaunch")
 
 
 def made_by(function):
-    """The files with the code of a function, and of those that it wraps."""
+    """Return the files with the code of a function, and of those that it wraps."""
     files = []
     while function is not None:
         code = getattr(function, "__code__", None)

@@ -107,7 +107,7 @@ class Launchers:
         return self._finished(code, out, err, workers)
 
     def torchrun(self, torchruns, *words, workers=1):
-        """By `torchruns`, which has imported it."""
+        """Run the words by `torchruns`, which has imported torchrun."""
         logs = self.outside / "torchrun"
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id", RUN_ID]
         options = ["--nproc-per-node", workers, "--redirects=3", "--log-dir", logs, *rendezvous]
@@ -125,7 +125,7 @@ class Launchers:
         return self._finished(code, out, err, 1)
 
     def _start(self, command, name, env=None):
-        """To files, as a worker's output goes under hpclaunch."""
+        """Start a command whose output goes to files, as a worker's does under hpclaunch."""
         out, err = (self.outside / f"{name}.{stream}" for stream in ("out", "err"))
         with open(out, "ab") as stdout, open(err, "ab") as stderr:
             return subprocess.Popen(

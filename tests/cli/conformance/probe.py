@@ -54,13 +54,13 @@ def fact(name, value):
 
 
 def each(name, items):
-    """One fact per item, of a mapping or of names."""
+    """Record one fact per item of a mapping or of names."""
     for item in items:
         fact(f"{name}.{item}", items[item] if isinstance(items, dict) else True)
 
 
 def kind(value):
-    """A type's or a function's full name, which has no address in it."""
+    """Return the full name of a type or a function, which has no address in it."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
