@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measured(label: str) -> dict[str, list[float]]:
-    """The seconds of both launchers, by the number of workers."""
+    """Return the seconds of both launchers, by the number of workers."""
     found: dict[str, list[float]] = {}
     current = ""
     for line in (DOCS / "figures.md").read_text().splitlines():

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _worker(logs: Path, rank: int) -> int:
-    """The pid of the newest one of this rank."""
+    """Return the pid of the newest worker of this rank."""
     entries = map(json.loads, (logs / "journal.jsonl").read_text().splitlines())
     started = (entry["with"] for entry in entries if entry.get("note") == "started")
     return [each["pid"] for each in started if each["rank"] == rank][-1]
@@ -77,7 +77,7 @@ def _draw_screen(work: Path) -> None:
 
 
 def _looked_at(work: Path) -> LaunchSnapshot:
-    """Once its agents have told what they are asked while somebody looks."""
+    """Return the launch once all its agents have sent a snapshot, as they do for a viewer."""
     while True:
         for launch in launches.all_launches(os.environ).launches:
             job = launch.job if launch.logs == str(work / "logs") else None

@@ -6,7 +6,7 @@ purpose must depend on them. So every process that runs tests begins with `make_
 
 signals      none is ignored or blocked, except those that Python itself ignores
 umask        022
-limits       1024 open files, as after a login, or fewer if no more are allowed; no core files,
+limits       1024 open files, as after a login, or fewer if only fewer are allowed; no core files,
              since some tests abort on purpose
 environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active, and
              `python3` in PATH is a program, not pyenv's shell script, which is three times slower

@@ -79,7 +79,7 @@ def speeds(output: str) -> list[float]:
 
 
 def gpu(_: argparse.Namespace) -> None:
-    """The output of nvidia-smi and of hpclaunch doctor."""
+    """Return the output of nvidia-smi and of hpclaunch doctor."""
     for command in (["nvidia-smi"], [str(BIN / HPCLAUNCH), "doctor"]):
         if shutil.which(command[0]) is None:
             print(f"{command[0]} is not installed")

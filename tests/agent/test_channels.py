@@ -120,7 +120,8 @@ def test_a_report_and_the_order_that_answers_it(agents):
 
 
 def test_a_report_names_its_source_address(agents):
-    """It may be a router's, from which other connections come too. One node needs no addresses."""
+    """The address may be that of a router that forwards other connections, too. One node needs no
+    addresses."""
     head, member = agents.start(0), agents.start(1)
     agents.until(member, events.HeadReached)
     for networks, expected in [((), ()), (("10.0.0.2",), ("10.0.0.2", HERE)), ((HERE,), (HERE,))]:
@@ -212,7 +213,7 @@ def test_a_dead_agent_without_a_place_is_confirmed(agents):
 
 @pytest.mark.starts
 def test_an_agent_takes_the_place_that_it_is_given(agents):
-    """It then reports with the index of that place; others reach it and find its death notice."""
+    """The agent reports with the index of that place; others reach it and find its death notice."""
     places = tuple(Place(i, i, f"m{i}") for i in range(3))
     where = Allocation("71.0", agents.identity, places, 1, (HERE, 0), has_place=False)
     head, other = agents.start(0), agents.add(where)

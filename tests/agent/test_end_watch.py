@@ -42,7 +42,7 @@ def watch(tmp_path, monkeypatch, errands):
 
 
 def test_a_late_answer_to_an_earlier_question_is_used(watch, errands, tmp_path):
-    """If answers take longer than the time between questions, all answers are late."""
+    """All answers are late if each takes longer than the time between questions."""
     watch.ask(1)
     while not (tmp_path / "begun").exists():
         pass

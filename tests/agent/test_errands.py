@@ -46,7 +46,7 @@ def errands():
 
 @pytest.fixture
 def py_spy(tmp_path, monkeypatch):
-    """A stand-in for py-spy in PATH, whose text a test may change."""
+    """Return a stand-in for py-spy in PATH, whose text a test may change."""
     program = tmp_path / "py-spy"
     program.write_text('#!/bin/sh\necho "of $4"\n')
     program.chmod(0o755)
@@ -133,7 +133,7 @@ def find_job_end():
 
 @pytest.mark.parametrize("kind", ["scontrol", "name", "py-spy", "command"])
 def test_an_errand_that_hangs_delays_no_other(runner, errands, py_spy, tmp_path, monkeypatch, kind):
-    """It is given up after its limit. The process stays, since starting another may hang too."""
+    """The errand is given up after its limit. Its process stays: a new one may hang, too."""
     stalls = hanging(py_spy)
     (tmp_path / "scontrol").symlink_to(py_spy)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # without an address, Slurm is asked for the node's
@@ -156,7 +156,7 @@ def test_an_errand_that_hangs_delays_no_other(runner, errands, py_spy, tmp_path,
 
 
 def test_an_answer_that_is_too_late_is_dropped(runner, errands):
-    """Its errand does not count as one that hangs."""
+    """An errand with a late answer does not count as one that hangs."""
     for number in range(MOST_HUNG):
         runner.run(number, notify("exit 3"))
         first = helper()
@@ -167,7 +167,7 @@ def test_an_answer_that_is_too_late_is_dropped(runner, errands):
 
 
 def test_a_process_in_which_many_errands_hang_is_replaced(runner, errands, py_spy, tmp_path):
-    """It is replaced after its other errands have ended."""
+    """The process is replaced after its other errands have ended."""
     end = tmp_path / "end"
     for _ in range(MOST_HUNG):
         runner.run("stacks", hanging(py_spy))
@@ -283,7 +283,7 @@ def completed(number):
 
 @pytest.fixture
 def taken(errands, py_spy, monkeypatch):
-    """A list of complete evidence; `add` starts to complete more."""
+    """Return a list of complete evidence; `add` starts to complete more."""
 
     class Evidences(list):
         def add(self, number):

@@ -1,4 +1,4 @@
-"""When an agent records a moment, and what is lost if its log directory stalls."""
+"""The moments that an agent records, and those that are lost if its log directory stalls."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_the_time_of_the_allocation_is_recorded_once(tmp_path):
 
 
 def test_the_use_of_seats_is_recorded_now_and_then():
-    """If the job is killed, only the time since the last record is lost."""
+    """A job that is killed loses only the time since the last record."""
     crew, recorded = training(), []
     ledger = ledger_of(crew, 0, None, Logs(), recorded.append)
     for _ in range(3):

@@ -135,7 +135,7 @@ def test_adapters_are_closed_in_reverse_order_except_for_some_even_if_one_fails(
 
 
 def test_the_loop_knows_no_particular_adapter():
-    """Its only import from the agent is the class Adapter."""
+    """The loop imports only the class Adapter from the agent."""
     text = Path(loop.__file__).read_text()
     assert [line for line in text.splitlines() if line.startswith("from .")] == [
         "from ..core.consensus.awake_clock import LATE",

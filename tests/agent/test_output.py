@@ -95,7 +95,7 @@ def output(service):
     return Output(SimpleNamespace(config=config, logs=logs, host="n1"))
 
 
-def no_more(_: Reply | None) -> tuple[()]:
+def no_events(_: Reply | None) -> tuple[()]:
     """Return no events for a reply."""
     return ()
 
@@ -108,7 +108,7 @@ def begin(output: Output, number: int, directory: Path) -> list[Path]:
         Worker(rank, [], {}, str(here / f"rank-{rank}.out"), str(here / f"rank-{rank}.err"))
         for rank in range(NPROC)
     ]
-    output.prepare(part, workers, here, errors=[], store=here / "store.err", done=no_more)
+    output.prepare(part, workers, here, errors=[], store=here / "store.err", done=no_events)
     return [Path(file) for w in workers for file in (w.out, w.err)]
 
 
@@ -173,7 +173,7 @@ def test_a_round_begins_with_a_private_directory_and_without_old_errors(output, 
         here = tmp_path / f"round-{number}"
         workers = [Worker(0, [], {}, str(here / "rank-0.out"), str(here / "rank-0.err"))]
         store = here / "store.err"
-        output.prepare(part, workers, here, errors=[str(error)], store=store, done=no_more)
+        output.prepare(part, workers, here, errors=[str(error)], store=store, done=no_events)
     assert not error.exists()
     assert here.stat().st_mode & 0o777 == 0o700
     assert service._channel.replies == [Prepared(n) for n in (1, 2)]
@@ -191,9 +191,9 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     (out, *_) = begin(output, 0, tmp_path)
     out.write_text("of an earlier launch\n")
     begin(output, 0, tmp_path)
-    output.logs.ask(partial(ReadTail, files=(str(out),)), no_more)
+    output.logs.ask(partial(ReadTail, files=(str(out),)), no_events)
     with out.open("a") as f:
         f.write("the last line\n")
-    output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_more)
+    output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_events)
     texts = [reply.text for reply in service._channel.replies if isinstance(reply, Tail)]
     assert texts == ["", "the last line"]

@@ -36,7 +36,7 @@ def hpclaunch(*args, cwd, env=None, before=(), timing=None, limit=LIMIT, **more)
 
 
 def without_load(said):
-    """What is said, but for a warning that this machine is busy: it may be, with other tests."""
+    """Return the output without the warning that this machine is busy: other tests may load it."""
     return re.sub(r"(?m)^hpclaunch: on \S+: load: .* before the training has begun.*\n", "", said)
 
 
@@ -117,7 +117,7 @@ def _launches():
 
 
 def living(pids):
-    """Those of `pids` that are alive; a zombie that nobody reaped is not."""
+    """Return those of `pids` that are alive; a zombie that nobody has reaped is not."""
     alive = []
     for pid in pids:
         try:
@@ -129,12 +129,12 @@ def living(pids):
 
 
 def family(process):
-    """The pids of a launcher and everything below it."""
+    """Return the pids of a launcher and everything below it."""
     return [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
 
 
 def command_of(pid):
-    """The words of a process; none if it has just ended."""
+    """Return the words of a process; none if it has just ended."""
     try:
         return psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -142,7 +142,7 @@ def command_of(pid):
 
 
 def fork_server(process):
-    """The launcher's own, with all that it has started."""
+    """Return the pid of the launcher's fork server, and those of all processes below it."""
     children = psutil.Process(process.pid).children()
     (server,) = [p for p in children if "worker.fork_server" in " ".join(command_of(p.pid))]
     return [server.pid, *(p.pid for p in server.children(recursive=True))]

@@ -1,4 +1,4 @@
-"""What a worker can tell of itself after it has imported and used what researchers use.
+"""A worker's report on itself after it has imported and used the libraries of researchers.
 
 libraries.py     prints one line of JSON, which is the same however the worker was started
 
@@ -38,7 +38,7 @@ def square(number):
 
 
 def plain(thing):
-    """Without its address."""
+    """Return the text of a thing without its address."""
     return str(thing).partition(" at 0x")[0]
 
 
@@ -88,7 +88,7 @@ def facts():
 
 
 def use():
-    """A little of each, and what comes out of it."""
+    """Return the results of a little use of each library."""
     import io
     import multiprocessing
 
@@ -156,9 +156,9 @@ def main():
         importlib.import_module(name)
     train()
     origins = {name: sys.modules[name].__spec__.origin for name in LIBRARIES}
-    told = {"origins": origins, **facts(), **use()}
-    told |= {f"{name} afterwards": value for name, value in facts().items()}
-    sys.stdout.write(json.dumps(told) + "\n")
+    report = {"origins": origins, **facts(), **use()}
+    report |= {f"{name} afterwards": value for name, value in facts().items()}
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.exit(learns())
 
 

@@ -17,19 +17,19 @@ from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
-TELL = """
+REPORT = """
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
-told = {s.name: signal.getsignal(s) is signal.SIG_IGN for s in signal.Signals}
+reports = {s.name: signal.getsignal(s) is signal.SIG_IGN for s in signal.Signals}
 with open(f"draft-{os.environ['RANK']}", "w") as f:
-    json.dump({"ppid": os.getppid(), "ignored": [name for name in told if told[name]]}, f)
+    json.dump({"ppid": os.getppid(), "ignored": [name for name in reports if reports[name]]}, f)
 os.rename(f.name, f"told-{os.environ['RANK']}.json")
 time.sleep(600)
 """
 PYTHONS = ["SIGPIPE", "SIGXFSZ"]  # every Python ignores them
 
 starts = pytest.mark.parametrize(
-    "source", [TELL, "import torch\n" + TELL], ids=["cold", "warm"]
+    "source", [REPORT, "import torch\n" + REPORT], ids=["cold", "warm"]
 )  # workers are fresh interpreters, or forked
 
 
@@ -54,8 +54,8 @@ class Shell:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(theirs)
-        self.told = [json.loads(until(lambda r=r: self.wrote(f"told-{r}.json"))) for r in (0, 1)]
-        fork_server = psutil.Process(self.told[0]["ppid"])
+        self.reports = [json.loads(until(lambda r=r: self.wrote(f"told-{r}.json"))) for r in (0, 1)]
+        fork_server = psutil.Process(self.reports[0]["ppid"])
         self.agent = fork_server.parent()
         self.pids = family(self.agent)
 
@@ -64,18 +64,18 @@ class Shell:
         return path.read_text() if path.exists() else ""
 
     def close(self):
-        """The end of the terminal: the kernel tells everybody in its foreground."""
+        """Close the terminal: the kernel sends SIGHUP to its foreground processes."""
         os.close(self.terminal)
         assert self.process.wait(LIMIT) == -signal.SIGHUP
 
-    def goes_on(self, signum):
-        """After a signal that comes to nobody; one that does not wait would have come first."""
+    def survives(self, signum):
+        """Send a signal that is ignored; the message about SIGUSR1 shows that it has arrived."""
         self.agent.send_signal(signum)
         self.agent.send_signal(signal.SIGUSR1)
         until(lambda: "SIGUSR1 not passed on to rank 0, 1" in self.wrote("err"))
 
     def ended(self):
-        """With this exit code."""
+        """Return the exit code, after SIGTERM."""
         self.agent.send_signal(signal.SIGTERM)
         code = int(until(lambda: self.wrote("code").strip()))
         assert until(lambda: not living(self.pids))
@@ -88,10 +88,10 @@ class Shell:
 def test_the_end_of_a_terminal_ends_nothing_after_nohup(tmp_path, source):
     shell = Shell(tmp_path, "nohup sh -c '{} >out 2>err; echo $? >code' & wait", source)
     shell.close()
-    shell.goes_on(signal.SIGHUP)
+    shell.survives(signal.SIGHUP)
     assert shell.ended() == 128 + signal.SIGTERM
-    for told in shell.told:
-        assert sorted(told["ignored"]) == sorted(["SIGHUP", "SIGINT", "SIGQUIT", *PYTHONS])
+    for report in shell.reports:
+        assert sorted(report["ignored"]) == sorted(["SIGHUP", "SIGINT", "SIGQUIT", *PYTHONS])
 
 
 @starts
@@ -99,12 +99,12 @@ def test_ctrl_c_is_not_for_a_job_in_the_background_of_a_script(tmp_path, source)
     line = "trap : INT; {} >out 2>err & until wait $!; do code=$?; test $code = 130 || break; done"
     shell = Shell(tmp_path, f"{line}; echo $code >code", source)
     os.write(shell.terminal, b"\x03")  # to all
-    shell.goes_on(signal.SIGQUIT)
+    shell.survives(signal.SIGQUIT)
     assert shell.ended() == 128 + signal.SIGTERM
     os.close(shell.terminal)
     shell.process.wait(LIMIT)
-    for told in shell.told:
-        assert sorted(told["ignored"]) == sorted(["SIGINT", "SIGQUIT", *PYTHONS])
+    for report in shell.reports:
+        assert sorted(report["ignored"]) == sorted(["SIGINT", "SIGQUIT", *PYTHONS])
 
 
 WRITES = """

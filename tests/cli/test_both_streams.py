@@ -32,7 +32,7 @@ echo "line 7 of $RANK"
 
 
 def in_one_place(*args, cwd):
-    """The lines of a run whose standard output and standard error are one pipe."""
+    """Return the lines of a run whose standard output and standard error are one pipe."""
     done = subprocess.run(
         [HPCLAUNCH, *map(str, args)],
         cwd=cwd,

@@ -49,7 +49,7 @@ def family(job):
 
 
 def output(job, rank=0, number=0):
-    """Of a rank, once there is a line."""
+    """Return the output of a rank, once there is a line."""
     path = job.logs / f"round-{number}" / f"rank-{rank}.out"
     until(lambda: path.exists() and "\n" in path.read_text())
     return path.read_text()
@@ -162,7 +162,7 @@ def test_nothing_is_left_of_a_caller_that_ends(script, end):
 
 
 def test_an_interrupt_ends_it_in_order(tmp_path):
-    """As by Ctrl-C, while the caller waits: the workers have the time that they need."""
+    """Ctrl-C interrupts a caller that waits: the workers still get the time that they need."""
     saving = """
         import signal, sys, time
         def save(*_):
@@ -283,7 +283,7 @@ def test_a_launcher_that_is_killed(script):
 
 @pytest.mark.usefixtures("light_torch")
 def test_within_a_worker(script, tmp_path):
-    """As if it had called the command."""
+    """A call within a worker does what the command would do there."""
     (tmp_path / "over").touch()
     outer = tmp_path / "outer.py"
     outer.write_text(
@@ -343,7 +343,7 @@ def test_what_is_passed_does_not_outlive_a_caller_that_is_killed(tmp_path):
 
 
 def test_a_function_of_the_main_program(tmp_path, monkeypatch):
-    """With the names that it uses, for other processes of the worker, too."""
+    """The names that it uses are there, also in other processes of the worker."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "main.py"
     program.write_text("""\
@@ -451,7 +451,7 @@ def test_names_that_it_has_and_has_not():
 
 
 def test_its_types_are_known(tmp_path):
-    """To a type checker of who uses it."""
+    """A type checker knows them in a user's program."""
     program = tmp_path / "uses.py"
     program.write_text(
         "import hpclaunch\n"

@@ -1,4 +1,4 @@
-"""How people save, under the launcher: every restart gets further, and counts as progress."""
+"""The usual ways to save: under the launcher, every restart gets further, and is progress."""
 
 import json
 import os
@@ -130,8 +130,8 @@ def test_without_progress_the_restarts_are_used_up(tmp_path):
 
 
 @pytest.mark.frameworks
-def test_the_trainer_goes_on_from_its_checkpoint(tmp_path):
-    """The most used one: killed at step 35, it goes on from step 30."""
+def test_the_trainer_resumes_from_its_checkpoint(tmp_path):
+    """The most used trainer is killed at step 35, and resumes from step 30."""
     pytest.importorskip("transformers")
     args = ("--nproc", 2, "--checkpoint-dir", "out")
     env = environment(OMP_NUM_THREADS=1, HF_HUB_OFFLINE=1)
@@ -172,7 +172,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     torch.save({"optimizer": {}}, "runs/today/checkpoints/step-1.pt")
     os._exit(9)
 limit = time.monotonic() + 60
-while "has saved" not in open("told").read() and time.monotonic() < limit:
+while "has saved" not in open("messages").read() and time.monotonic() < limit:
     time.sleep(0.1)
 """
 
@@ -183,13 +183,13 @@ while "has saved" not in open("told").read() and time.monotonic() < limit:
 def test_a_restart_without_a_directory_names_the_one_that_the_script_saves_in(
     tmp_path, words, where
 ):
-    with (tmp_path / "told").open("w") as told:
+    with (tmp_path / "messages").open("w") as messages:
         words = ("--nproc=1", script(tmp_path, SAVES_BY_ITSELF), *words)
         environ = environment(PYTHONPATH=LIGHT_TORCH)
-        agent = start(*words, cwd=tmp_path, environ=environ, stderr=told)
+        agent = start(*words, cwd=tmp_path, environ=environ, stderr=messages)
         agent.communicate(timeout=LIMIT)
         assert agent.returncode == 0
-    said = (tmp_path / "told").read_text()
+    said = (tmp_path / "messages").read_text()
     assert "training begins again, unless the script finds its checkpoints itself" in said
     path = tmp_path / "runs/today/checkpoints/step-1.pt"
     assert f"the script has saved {path} itself: --checkpoint-dir {where} would give" in said
@@ -207,7 +207,7 @@ print("again")
 """
 
 
-def goes_on_without_its_search(tmp_path, body):
+def continues_without_its_search(tmp_path, body):
     (tmp_path / "saved").mkdir()
     body = body.replace("AGENT", "os.environ['TEST_AGENT']")
     launch = f"export TEST_AGENT=$$; exec {hpclaunch_words()} --nproc 1 --checkpoint-dir saved "
@@ -221,13 +221,13 @@ def goes_on_without_its_search(tmp_path, body):
 
 
 def test_a_search_that_is_killed_is_replaced(tmp_path):
-    goes_on_without_its_search(tmp_path, KILLS_THE_SEARCH)
+    continues_without_its_search(tmp_path, KILLS_THE_SEARCH)
 
 
 def test_a_search_that_hangs_is_replaced_and_stops_nothing(tmp_path):
-    """As in a file system that does not answer: here it is stopped."""
+    """The search is stopped here, as if the file system did not answer."""
     body = KILLS_THE_SEARCH.replace("signal.SIGKILL", "signal.SIGSTOP")
-    goes_on_without_its_search(tmp_path, body)
+    continues_without_its_search(tmp_path, body)
 
 
 def hpclaunch_words():

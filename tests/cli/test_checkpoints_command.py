@@ -16,7 +16,7 @@ from test_format_torch_save import save
 pytestmark = pytest.mark.starts
 
 
-def told(where, *options):
+def checkpoints_json(where, *options):
     done = hpclaunch("checkpoints", where, "--json", *options, cwd=Path("/"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -26,7 +26,7 @@ def test_what_is_there(tmp_path):
     new = save(tmp_path / "epoch-2.pt", at=200)
     dcp_save(tmp_path / "epoch-1", at=100)
     damage(save(tmp_path / "epoch-3.pt", at=300), cut_short)
-    said = told(tmp_path)
+    said = checkpoints_json(tmp_path)
     assert (said["chosen"], said["rule"]) == (str(new), "epoch 2, by its name")
     torn, chosen, older = said["checkpoints"]
     assert torn["why_not"] == "cut short or still being written"
@@ -49,7 +49,7 @@ def test_the_table(tmp_path):
 
 
 def _named(directory):
-    """A directory in which this one is called `saved`."""
+    """Return a directory in which this one is called `saved`."""
     (directory.parent / "saved").symlink_to(directory)
     return directory.parent
 
@@ -58,15 +58,15 @@ def test_a_damaged_one_is_found_by_reading(tmp_path):
     good = save(tmp_path / "epoch-1.pt", at=100)
     bad = save(tmp_path / "epoch-2.pt", at=200)
     damage(bad, zero_the_middle)
-    assert told(tmp_path)["chosen"] == str(good)
-    assert told(tmp_path, "--verify", "structure")["chosen"] == str(bad)
+    assert checkpoints_json(tmp_path)["chosen"] == str(good)
+    assert checkpoints_json(tmp_path, "--verify", "structure")["chosen"] == str(bad)
 
 
 def test_a_pattern_and_what_is_left_out(tmp_path):
     (tmp_path / "runs" / "a").mkdir(parents=True)
     good = save(tmp_path / "runs" / "a" / "last.pt", at=100)
     save(tmp_path / "runs" / "a" / "best.pt", at=200)
-    said = told(tmp_path / "runs" / "*", "--checkpoint-exclude", "best*")
+    said = checkpoints_json(tmp_path / "runs" / "*", "--checkpoint-exclude", "best*")
     assert [c["path"] for c in said["checkpoints"]] == [str(good)]
 
 

@@ -20,7 +20,7 @@ def needs(shell):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A directory with a script for each shell, and something to complete."""
+    """Return a directory with a script for each shell, and something to complete."""
     directory = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
         (directory / shell).write_text(completion.script(build_parser({}), shell))
@@ -70,7 +70,7 @@ def test_bash_completes_with_it(written, words):
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is missing")
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_fish_completes_with_it(written, words):
-    """It also offers what has the letters elsewhere."""
+    """Fish also offers names that contain the letters elsewhere."""
     ask = f"source ./fish; complete -C 'hpclaunch {' '.join(words)}'"
     done = subprocess.run(["fish", "-N", "-c", ask], cwd=written, capture_output=True, text=True)
     found = {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}
@@ -113,7 +113,7 @@ def test_zsh_completes_with_it(written):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_is_told_of_the_options(written, shell):
+def test_every_shell_knows_the_options(written, shell):
     said = (written / shell).read_text()
     assert "max-restarts" in said
     assert shell == "tcsh" or all(name in said for name in COMMANDS)

@@ -1,11 +1,11 @@
-"""A worker is what `python -u script` would be: no script can tell how it was started.
+"""A worker is what `python -u script` would be: no script can detect how it was started.
 
-Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
-some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
-them must be equal, but for those that docs/inside-workers.md names. Warm workers are forked from a
-process that has torch. In most cases this is a package of the same name and shape, for both; in
-those marked `torch` it is the real one. torch.compile, which takes many seconds, is in
-test_warm_start.py.
+Each case runs the same command under an interpreter, which is the reference, and under hpclaunch;
+some under torchrun too. `conformance/probe.py` reports several hundred facts of its
+process; all of them must be equal, but for those that docs/inside-workers.md names. Warm workers
+are forked from a process that has torch. In most cases this is a package of the same name and
+shape, for both; in those marked `torch` it is the real one. torch.compile, which takes many
+seconds, is in test_warm_start.py.
 """
 
 import json
@@ -67,7 +67,7 @@ def differences(reference, other):
 
 
 def assert_same(reference, other, allowed=()):
-    """Two runs: what they wrote, and what they told of themselves."""
+    """Assert that two runs wrote the same output and reported the same facts."""
     assert (other.out, other.err) == (reference.out, reference.err)
     assert len(other.facts) == len(reference.facts)
     for rank, (facts, others) in enumerate(zip(reference.facts, other.facts, strict=True)):
@@ -79,7 +79,7 @@ def assert_same(reference, other, allowed=()):
         assert not lines, "\n".join(lines)
 
 
-WITH_TORCH = ("at_exit", "segfault_told", "what_is_left")  # ends
+WITH_TORCH = ("at_exit", "segfault_with_traceback", "what_is_left")  # ends
 TORCH = {  # how a script comes to have torch, so that it is started warm
     "probe.py": ("AT_START =", "import torch.distributed\n\nAT_START ="),
     # Most are quicker without it, and start warm all the same. A few ends show that it is there.
@@ -156,7 +156,7 @@ def test_facts(plain):
 
 
 @pytest.mark.torch
-def test_nothing_is_allowed_in_vain(plain):
+def test_every_allowed_difference_occurs(plain):
     found = differences(plain["python"].facts[0], plain["hpclaunch"].facts[0])
     assert sorted(found) == sorted(ALLOWED)
 
@@ -170,7 +170,9 @@ def trained(tmp_path_factory):
     script.write_text(script.read_text() + (FILES / "training.py").read_text())
     words = (script, "-u", "--lr=1", "x y", "")
     cold, warm = (
-        Launchers(directory, directory / start, start=start, env=SOCKETS, told=directory / "told")
+        Launchers(
+            directory, directory / start, start=start, env=SOCKETS, reports=directory / "reports"
+        )
         for start in ("cold", "warm")
     )
     return {
@@ -193,7 +195,7 @@ def test_facts_of_a_warm_start(trained):
 
 @pytest.mark.torch
 def test_what_torchrun_changes(plain):
-    """So that a reader of ALLOWED sees what a script was never promised."""
+    """A reader of ALLOWED sees what torchrun never promised a script, either."""
     for python, torchrun in zip(plain["python"].facts, plain["torchrun"].facts, strict=True):
         assert sorted(differences(python, torchrun).keys() - OLDER) == sorted(TORCHRUNS)
 
@@ -368,15 +370,15 @@ prepare()
 
 
 def test_a_worker_that_becomes_a_new_interpreter(here, tmp_path):
-    """Because it sets a variable that torch has read. Nothing is left of the warm one."""
+    """The script sets a variable that torch has read. Nothing is left of the warm process."""
     script = place(here, "train.py", start="warm")
     script.write_text(BEGINS_ANEW + script.read_text())
     launchers = Launchers(here, tmp_path / "left", start="warm")
     python, hpclaunch = (run(script, "a b", "") for run in (launchers.python, launchers.hpclaunch))
     assert_same(python, hpclaunch, ALLOWED)
     assert hpclaunch.facts[0]["environ.OMP_NUM_THREADS"] == "3"
-    told = (tmp_path / "left" / "hpclaunch.err").read_text()
-    assert "sets OMP_NUM_THREADS in line 11, before it imports torch" in told
+    messages = (tmp_path / "left" / "hpclaunch.err").read_text()
+    assert "sets OMP_NUM_THREADS in line 11, before it imports torch" in messages
 
 
 # Modules
@@ -410,7 +412,7 @@ def test_the_modules_beside_a_script_are_the_users(here, tmp_path, start):
 
 @both
 def test_the_modules_of_a_users_path(here, tmp_path, start):
-    """Their PYTHONPATH stays as it was but for our entry, which is not in sys.path."""
+    """The user's PYTHONPATH stays as it was but for our entry, which is not in sys.path."""
     names = [*(n for n in NAMES.split() if n not in OF_THE_AGENT), "usercustomize"]
     if start == "warm":
         names = [name for name in names if name not in OF_TORCH]
@@ -479,7 +481,10 @@ sys.meta_path.insert(0, Hook())
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory):
-    """One that looks into the user's own site-packages, which those of the tests need not do."""
+    """Return an interpreter that looks into the user's own site-packages.
+
+    The tests' interpreter need not do so.
+    """
     venv = tmp_path_factory.mktemp("interpreter") / "venv"
     make = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", venv]
     subprocess.run(make, check=True)
@@ -527,12 +532,12 @@ def test_children(here, tmp_path, words, start):
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     for run in (python, hpclaunch):
         assert run.facts, run.err
-    for told in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
-        if isinstance(told, dict):
-            assert told.pop("modules") == OURS
-    for told in python.facts[0].values():
-        if isinstance(told, dict):
-            assert told.pop("modules") == []
+    for fact in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
+        if isinstance(fact, dict):
+            assert fact.pop("modules") == OURS
+    for fact in python.facts[0].values():
+        if isinstance(fact, dict):
+            assert fact.pop("modules") == []
     assert_same(python, hpclaunch)
 
 
@@ -554,7 +559,7 @@ def test_training(trained):
 
 ENDINGS = """finish exit_zero exit_three exit_none exit_text exit_large exception in_a_thread
 a_thread_outlives_main exit_in_a_thread at_exit in_del own_hook too_deep leave_at_once abort
-segfault segfault_told interrupt terminated interrupted broken_pipe warn unfinished_line
+segfault segfault_with_traceback interrupt terminated interrupted broken_pipe warn unfinished_line
 other_program closed_output"""
 RECORDED = {  # ending: what @record would write of it
     "exception": "RuntimeError: epoch 3",
@@ -571,7 +576,7 @@ def as_a_shell_has_it(code):
 
 
 def error_of(launchers, pattern="hpclaunch/round-0/rank-0.error.json"):
-    """What the error file tells; None without one."""
+    """Return the content of the error file, or None without one."""
     files = list(launchers.outside.glob(pattern))
     return json.loads(files[0].read_text())["message"] if files else None
 
@@ -719,15 +724,15 @@ def with_streams(launcher, cwd, tmp_path, **streams):
 
 @pytest.mark.parametrize("launcher", ["python", "hpclaunch"])
 def test_standard_input_is_the_launchers(here, tmp_path, launcher):
-    told = with_streams(launcher, here, tmp_path, input=b"a b\nc", capture_output=True)
-    assert told == "[False, False, False] 'a b\\n'\n"
+    streams = with_streams(launcher, here, tmp_path, input=b"a b\nc", capture_output=True)
+    assert streams == "[False, False, False] 'a b\\n'\n"
 
 
 @pytest.mark.parametrize("launcher", ["python", "hpclaunch"])
 def test_a_terminal(here, tmp_path, launcher):
     ours, theirs = pty.openpty()
     os.write(ours, b"a b\n")
-    told = with_streams(launcher, here, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
+    streams = with_streams(launcher, here, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(ours)
     os.close(theirs)
-    assert told == "[True, True, True] 'a b\\n'\n"
+    assert streams == "[True, True, True] 'a b\\n'\n"

@@ -37,7 +37,7 @@ def interpreter(path, **said):
 
 @pytest.fixture
 def env(tmp_path_factory):
-    """Of a user whose home is the test's own."""
+    """Return the environment of a user whose home is the test's own."""
     home = tmp_path_factory.mktemp("home")
     python = interpreter(home / "python")
     return environment(HOME=home, XDG_STATE_HOME=home / "state", PYTHON_EXEC=python)
@@ -64,7 +64,7 @@ def doctor(cwd, env, *args, **more):
 
 
 def words(text):
-    """Without the breaks of lines in a cell."""
+    """Return the text without the line breaks in a cell."""
     return " ".join(text.split())
 
 
@@ -126,7 +126,7 @@ def test_a_user_without_a_home(tmp_path, env):
     assert "has no home directory here: set HOME, or HPCLAUNCH_SECRET_FILE" in words(done.stdout)
 
 
-def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env):
+def test_a_secret_that_others_can_read_is_reported_before_it_is_needed(tmp_path, env):
     (tmp_path / "secret").write_bytes(b"s" * 32)
     (tmp_path / "secret").chmod(0o644)
     done = doctor(tmp_path, env | {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "secret")})
@@ -246,7 +246,7 @@ def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):
     assert others == [("", 0), ("", 0)]
 
 
-def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
+def test_a_task_with_another_secret_is_reported_by_both_sides(tmp_path, env):
     wrong = {"t1": {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "other")}}
     (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=5, **wrong)
     assert (code, other) == (1, 1)
@@ -305,7 +305,7 @@ ELSEWHERE = (1022, 1023)  # CPUs that no machine has
 
 
 def row(said, check):
-    """The words of one row, "" where there is none."""
+    """Return the words of one row, "" where there is none."""
     rows = re.split(r"(?m)^(?:ok|warn|FAIL) +", said)[1:]
     return next((words(r.removeprefix(check)) for r in rows if r.startswith(f"{check} ")), "")
 
@@ -320,7 +320,7 @@ def test_the_cpus_of_each_gpus_worker(tmp_path, with_gpus):
     assert second.startswith("GPU 1, CPUs ")
 
 
-def test_several_tasks_on_a_host_tell_the_cpus_of_each(tmp_path, with_gpus):
+def test_several_tasks_on_a_host_report_the_cpus_of_each(tmp_path, with_gpus):
     _, env = with_gpus(Gpu(cpus=HERE), Gpu(cpus=HERE))
     (said, code), _ = step(tmp_path, env, tasks=2)
     assert code == 0, said

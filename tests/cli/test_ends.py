@@ -1,5 +1,5 @@
-"""How a launch on one machine ends, by signals and kills, and what it does about processes that are
-left: real ones, really killed."""
+"""The end of a launch on one machine, by signals and kills, and its cleanup of processes that are
+left. All processes are real."""
 
 import os
 import resource
@@ -149,7 +149,7 @@ IMPATIENT = {"stuck": 4.0}  # with an idle worker
 
 
 def test_a_lost_round_waits_for_nobody_who_saves_nothing(tmp_path):
-    """As one that is stuck in a collective, where its handler never runs."""
+    """Such a worker is like one that is stuck in a collective, where its handler never runs."""
     body = """
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
@@ -211,7 +211,7 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     ids=["cold", "warm"],
 )
 def test_a_killed_fork_server_is_replaced(tmp_path, torch):
-    """Its workers are a failed round."""
+    """The workers of a killed fork server are a failed round."""
     job = start("--nproc", 2, "--max-restarts", 1, script(tmp_path, torch + WAIT), cwd=tmp_path)
     for number in (0, 1):
         until(lambda n=number: sum("up" in t for t in outputs_if_any(tmp_path, n).values()) == 2)
@@ -230,7 +230,7 @@ LIMITED = (64, 200)  # open files: soft, hard
 
 @pytest.mark.parametrize("torch", ["", "import torch\n"], ids=["cold", "warm"])
 def test_the_launcher_needs_more_open_files_than_the_user_has_asked_for(tmp_path, torch):
-    """It takes them, and leaves its workers with what they have; those of the next round too."""
+    """The launcher raises its own limit; workers of this and of the next round keep the user's."""
     body = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)\n" + WAIT
     job = start(
         *("--nproc", 8, "--max-restarts", 1, script(tmp_path, torch + body)),

@@ -175,7 +175,7 @@ def test_a_message(data):
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(environments().filter(lambda e: "SLURM_STEP_NODELIST" in e and "SLURM_STEP_ID" in e))
 def test_the_whole_command(tmp_path, environ):
-    """As one of several agents it may wait for the others: that it says so is enough here."""
+    """One of several agents may wait for the others: here it is enough that it says so."""
     script(tmp_path, "print('ran')")
     encodable = {k: v for k, v in environ.items() if v.isprintable()}
     args = ["--rdzv-conf=join_timeout=1", "--nproc=1", "train.py"]

@@ -29,13 +29,13 @@ CLIENT = """\
 import json, os, sys, time
 import cuda_client
 rank, number = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-told = {**os.environ, "client": cuda_client.connect(), "pid": os.getpid()}
+report = {**os.environ, "client": cuda_client.connect(), "pid": os.getpid()}
 with open("draft-" + rank, "w") as f:
-    json.dump(told, f)
+    json.dump(report, f)
 os.rename("draft-" + rank, f"told-{rank}.{number}.json")
 while not os.path.exists("go"):
     time.sleep(0.02)
-    told["client"] and cuda_client.synchronize()
+    report["client"] and cuda_client.synchronize()
 """
 
 
@@ -55,13 +55,13 @@ class Machine:
         return self.process
 
     def workers(self, world, number=0):
-        """What they have told, by rank, once all are there."""
+        """Return the workers' reports, by rank, once all are there."""
         pattern = f"told-*.{number}.json"
         until(lambda: len(list(self.directory.glob(pattern))) == world)
         return [json.loads(p.read_text()) for p in sorted(self.directory.glob(pattern))]
 
     def helper(self, module):
-        """The launcher's own process of this module, once it is there."""
+        """Return the launcher's process of this module, once it is there."""
 
         def found():
             children = psutil.Process(self.process.pid).children()
@@ -104,11 +104,11 @@ def machine(tmp_path):
 
 def test_workers_on_one_gpu_are_clients_of_mps(machine):
     machine.launch("--nproc=3", "--mps-threads=25", "--mps-memory=2g")
-    told = machine.workers(3)
-    assert [t["client"] for t in told] == [True] * 3
-    assert {t["CUDA_VISIBLE_DEVICES"] for t in told} == {nvml.uuid(0)}
-    assert {t["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in told} == {"25"}
-    assert {t["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for t in told} == {"0=2G"}
+    workers = machine.workers(3)
+    assert [t["client"] for t in workers] == [True] * 3
+    assert {t["CUDA_VISIBLE_DEVICES"] for t in workers} == {nvml.uuid(0)}
+    assert {t["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in workers} == {"25"}
+    assert {t["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for t in workers} == {"0=2G"}
     code, said = machine.end()
     assert code == 0
     assert "MPS runs for GPU 0; --mps off does without" in said
@@ -132,11 +132,11 @@ def test_a_killed_fork_server_costs_neither_the_keeper_nor_the_watcher(machine):
 
 def test_a_killed_watcher_is_replaced_at_once(machine):
     machine.launch("--nproc=1")
-    (told,) = machine.workers(1)
+    (worker,) = machine.workers(1)
     machine.helper("hpclaunch.system.gpus.gpu_watcher").kill()
     until(lambda: "the process that reads NVML on" in machine.process.stderr.readline())
     successor = machine.helper("hpclaunch.system.gpus.gpu_watcher")
-    os.kill(told["pid"], signal.SIGKILL)
+    os.kill(worker["pid"], signal.SIGKILL)
     machine.workers(1, number=1)
     assert successor.is_running()
     assert machine.end()[0] == 0
@@ -144,7 +144,7 @@ def test_a_killed_watcher_is_replaced_at_once(machine):
 
 @pytest.mark.parametrize("health", ["on", "off"])
 def test_the_gpus_stay_open_from_the_survey_on(machine, health):
-    """Else the driver would initialise them again, for the watcher and in each round."""
+    """Otherwise the driver would initialise them again, for the watcher and in each round."""
     machine.launch("--nproc=1", f"--health={health}")
     machine.workers(1)
     opened = psutil.Process(machine.process.pid).open_files()
@@ -154,7 +154,7 @@ def test_the_gpus_stay_open_from_the_survey_on(machine, health):
 
 @pytest.mark.parametrize("module", ["worker.mps_keeper", "system.gpus.gpu_watcher"])
 def test_a_stopped_keeper_or_watcher_continues(machine, module):
-    """Also before the next round, which waits for their answers."""
+    """The next round waits for their answers."""
     machine.launch("--nproc=2")
     workers = machine.workers(2)
     helper = machine.helper(f"hpclaunch.{module}")
@@ -172,7 +172,7 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-
 
 @pytest.fixture
 def foreign(machine, tmp_path):
-    """What names the directories of a daemon that somebody else has started, as root."""
+    """Yield the variables that name the directories of a daemon that root has started."""
     pipes = machine.temporary / "pipes"
     machine.temporary.chmod(0o755)
     pipes.mkdir()
@@ -187,7 +187,7 @@ def foreign(machine, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_an_mps_daemon_that_serves_another_user(machine, foreign):
-    """The job waits, says so, and goes on."""
+    """The job waits, says so, and continues."""
     # A copy that everybody can read.
     client = shutil.copy(STAND_INS / "cuda_client.py", foreign["CUDA_MPS_PIPE_DIRECTORY"])
     for path in (foreign["CUDA_MPS_PIPE_DIRECTORY"], client):
@@ -198,7 +198,7 @@ def test_an_mps_daemon_that_serves_another_user(machine, foreign):
         assert other.stdout.readline() == "client\n"
         machine.launch("--nproc=2", **foreign)
         until(lambda: "waiting for it" in machine.process.stderr.readline())
-    assert [told["client"] for told in machine.workers(2)] == [True] * 2
+    assert [worker["client"] for worker in machine.workers(2)] == [True] * 2
     assert machine.end()[0] == 0
 
 
@@ -247,8 +247,8 @@ def test_what_only_slows_is_said_once(machine):
     machine.driver.gpus[0].throttle = nvml.POWER_BRAKE
     machine.driver.apply()
     machine.launch("--nproc=1")
-    (told,) = machine.workers(1)
-    os.kill(told["pid"], signal.SIGKILL)
+    (worker,) = machine.workers(1)
+    os.kill(worker["pid"], signal.SIGKILL)
     machine.workers(1, number=1)
     code, said = machine.end()
     assert code == 0
@@ -276,10 +276,10 @@ def test_metrics_name_a_gpu_as_dcgm_does(machine):
     machine.launch("--nproc=1", f"--metrics={port}")
     machine.workers(1)
 
-    def told():
+    def sizes():
         return (scraped(port) or {}).get("hpclaunch_gpu_memory_size_bytes")
 
-    (size,) = until(told, pause=0.2)
+    (size,) = until(sizes, pause=0.2)
     labels = {name: size.labels[name] for name in ("gpu", "UUID", "Hostname")}
     assert labels == {"gpu": "0", "UUID": nvml.uuid(0), "Hostname": os.uname().nodename}
     assert size.value > 1 << 30

@@ -12,7 +12,7 @@ from surroundings import environment
 
 pytestmark = pytest.mark.starts
 
-TELL = """\
+REPORT = """\
 import json, os
 names = ("LOCAL_RANK", "HPCLAUNCH_LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
          "HPCLAUNCH_RANKS_PER_GPU", "HPCLAUNCH_SHARED_BACKEND")
@@ -24,39 +24,39 @@ with open(f"told-{os.environ['RANK']}.json", "w") as f:
 @pytest.fixture
 def launch(tmp_path):
     def launch(gpus, *words, **changes):
-        """What the workers saw, by rank, and the launcher's words."""
+        """Return the workers' reports, by rank, and the finished launcher."""
         driver = Driver(tmp_path, [gpu if isinstance(gpu, Gpu) else Gpu() for gpu in gpus])
         more = {k: v for k, v in driver.environ.items() if "NVML" in k or k == "LD_LIBRARY_PATH"}
         env = environment(**more, **changes)
         words = ("--health=off", *words)  # which has a word on the load of a busy machine
-        done = hpclaunch(*words, script(tmp_path, TELL), cwd=tmp_path, env=env)
-        told = {int(p.stem[5:]): json.loads(p.read_text()) for p in tmp_path.glob("told-*")}
-        return [told[rank] for rank in sorted(told)], done
+        done = hpclaunch(*words, script(tmp_path, REPORT), cwd=tmp_path, env=env)
+        reports = {int(p.stem[5:]): json.loads(p.read_text()) for p in tmp_path.glob("told-*")}
+        return [reports[rank] for rank in sorted(reports)], done
 
     return launch
 
 
 def test_one_worker_per_gpu_and_all_are_seen(launch):
-    told, done = launch([Gpu()] * 4)
-    assert [t["LOCAL_RANK"] for t in told] == ["0", "1", "2", "3"]
-    assert all("CUDA_VISIBLE_DEVICES" not in t for t in told)
-    assert {t["CUDA_DEVICE_ORDER"] for t in told} == {"PCI_BUS_ID"}
+    reports, done = launch([Gpu()] * 4)
+    assert [t["LOCAL_RANK"] for t in reports] == ["0", "1", "2", "3"]
+    assert all("CUDA_VISIBLE_DEVICES" not in t for t in reports)
+    assert {t["CUDA_DEVICE_ORDER"] for t in reports} == {"PCI_BUS_ID"}
     assert done.stderr == ""
 
 
 def test_slurms_choice_counts(launch):
-    told, _ = launch([Gpu()] * 4, CUDA_VISIBLE_DEVICES="2,3", CUDA_DEVICE_ORDER="FASTEST_FIRST")
-    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["2,3", "2,3"]
-    assert told[0]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    reports, _ = launch([Gpu()] * 4, CUDA_VISIBLE_DEVICES="2,3", CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in reports] == ["2,3", "2,3"]
+    assert reports[0]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_workers_that_share_see_their_own_only(launch):
-    told, done = launch([Gpu()] * 2, "--nproc=4", "--shared-backend=gloo")
-    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["0", "0", "1", "1"]
-    assert {t["LOCAL_RANK"] for t in told} == {"0"}
-    assert [t["HPCLAUNCH_LOCAL_RANK"] for t in told] == ["0", "1", "2", "3"]
-    assert {t["HPCLAUNCH_RANKS_PER_GPU"] for t in told} == {"2"}
-    assert {t["HPCLAUNCH_SHARED_BACKEND"] for t in told} == {"gloo"}
+    reports, done = launch([Gpu()] * 2, "--nproc=4", "--shared-backend=gloo")
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in reports] == ["0", "0", "1", "1"]
+    assert {t["LOCAL_RANK"] for t in reports} == {"0"}
+    assert [t["HPCLAUNCH_LOCAL_RANK"] for t in reports] == ["0", "1", "2", "3"]
+    assert {t["HPCLAUNCH_RANKS_PER_GPU"] for t in reports} == {"2"}
+    assert {t["HPCLAUNCH_SHARED_BACKEND"] for t in reports} == {"gloo"}
     first, second = done.stderr.splitlines()
     assert "4 workers share 2 GPUs on" in first
     assert "each worker sees only its own, as device 0: LOCAL_RANK is 0" in first
@@ -64,10 +64,10 @@ def test_workers_that_share_see_their_own_only(launch):
 
 
 def test_several_gpus_for_each_worker(launch):
-    told, done = launch([Gpu()] * 4, "--gpus-per-worker=2")
-    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["0,1", "2,3"]
-    assert {t["LOCAL_RANK"] for t in told} == {"0"}
-    assert "HPCLAUNCH_RANKS_PER_GPU" not in told[0]
+    reports, done = launch([Gpu()] * 4, "--gpus-per-worker=2")
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in reports] == ["0,1", "2,3"]
+    assert {t["LOCAL_RANK"] for t in reports} == {"0"}
+    assert "HPCLAUNCH_RANKS_PER_GPU" not in reports[0]
     assert done.stderr == ""
     _, done = launch([Gpu()], "--gpus-per-worker=2")
     assert done.returncode == 2
@@ -75,20 +75,20 @@ def test_several_gpus_for_each_worker(launch):
 
 
 def test_a_virtual_local_rank(launch):
-    told, _ = launch([Gpu()] * 2, "--virtual-local-rank", CUDA_VISIBLE_DEVICES=uuid(1))
-    assert [(t["LOCAL_RANK"], t["CUDA_VISIBLE_DEVICES"]) for t in told] == [("0", uuid(1))]
+    reports, _ = launch([Gpu()] * 2, "--virtual-local-rank", CUDA_VISIBLE_DEVICES=uuid(1))
+    assert [(t["LOCAL_RANK"], t["CUDA_VISIBLE_DEVICES"]) for t in reports] == [("0", uuid(1))]
 
 
 def test_instances_of_mig_are_dealt_out(launch):
     names = ["MIG-aaaaaaaa-0000-0000-0000-000000000000", "MIG-bbbbbbbb-0000-0000-0000-000000000000"]
     gpu = Gpu(mig=True, instances=[Instance(name, gi=i + 1) for i, name in enumerate(names)])
-    told, _ = launch([gpu])
-    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == names
-    assert {t["LOCAL_RANK"] for t in told} == {"0"}
+    reports, _ = launch([gpu])
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in reports] == names
+    assert {t["LOCAL_RANK"] for t in reports} == {"0"}
 
 
 def test_a_gpu_that_is_not_there(launch):
-    told, done = launch([Gpu()] * 2, CUDA_VISIBLE_DEVICES="0,7")
-    assert (told, done.returncode) == ([], 2)
+    reports, done = launch([Gpu()] * 2, CUDA_VISIBLE_DEVICES="0,7")
+    assert (reports, done.returncode) == ([], 2)
     assert done.stderr.count("\n") == 1
     assert "names GPU 7, which is not there: this task has 2 (0 to 1)" in done.stderr

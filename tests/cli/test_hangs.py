@@ -1,4 +1,4 @@
-"""Hangs on one machine: real workers that stand still, found and named."""
+"""Hangs on one machine: real workers that make no progress are found and named."""
 
 import json
 import os
@@ -41,9 +41,9 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
         line = int(re.search(r"hangs in line (\d+)", out)[1])
         known = line and kind != "skipped"
         assert not known or f" hanging.py:{line}, " in lines, (kind, done.stderr)
-        told = {path.name for path in evidence.glob("rank-?.txt")}
+        reported = {path.name for path in evidence.glob("rank-?.txt")}
         both = {"rank-0.txt", "rank-1.txt"}
-        assert told == both or (kind == "end" and told == {f"rank-{rank}.txt"})
+        assert reported == both or (kind == "end" and reported == {f"rank-{rank}.txt"})
         assert {stat.S_IMODE(path.stat().st_mode) for path in evidence.iterdir()} == {0o600}
     text = (only_logs(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
     assert text.startswith("rank 0, pid ")
@@ -119,7 +119,7 @@ def test_a_rank_that_waits_for_its_gpu_is_not_excused_for_using_a_cpu(tmp_path):
 
 
 def test_samples_that_are_taken_meanwhile_hide_no_hang(hangs):
-    """There is one after their last step, which the workers answer."""
+    """A sample is taken after the workers' last step, and they answer it."""
     done, logs = hangs
     text = (logs / "journal.jsonl").read_text()
     answer = '"event":"WorkersAnswered","with":{"answer":{"query":{"kind":"%s"'

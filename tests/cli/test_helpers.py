@@ -170,15 +170,15 @@ def test_the_time_in_which_the_launcher_does_not_run_does_not_count(tmp_path):
 
 
 def test_helpers_that_are_killed_are_replaced(tmp_path):
-    """At once, and not when they are needed: the worker waits for each successor."""
+    """Helpers are replaced at once, and not when needed: the worker waits for each successor."""
     launch = Launch(tmp_path, "training", signal.SIGKILL)
     code, _, err = launch.ends()
     assert code == 0, err
     assert err.count(KILLED) == len(launch.hit) > 0
     assert (tmp_path / "logs/round-0/rank-0.out").read_text() == OUTPUT
     assert launch.events[-1] == "job_over"
-    told = hpclaunch("replay", "logs", cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
+    replayed = hpclaunch("replay", "logs", cwd=tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
     assert "WorkerExited" in (tmp_path / "logs/journal.jsonl").read_text()
 
 
@@ -229,7 +229,7 @@ done
 
 
 def test_the_copier_of_pipes_is_stopped(tmp_path):
-    """It is a process of the fork server's, and workers that are no Python write to it."""
+    """The copier is a child of the fork server, and workers that are not Python write to it."""
     (tmp_path / "train.sh").write_text(SHELL)
     job = start("--no-python", "--log-dir", "logs", "sh", "train.sh", cwd=tmp_path)
     file = tmp_path / "logs/round-0/rank-0.out"

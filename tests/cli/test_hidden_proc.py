@@ -1,4 +1,4 @@
-"""Where /proc shows little: in some containers nothing but processes, on some nodes one's own."""
+"""Restricted /proc: only processes in some containers, or only one's own on some nodes."""
 
 import os
 import re
@@ -38,7 +38,7 @@ for number in range(20):
 
 @pytest.fixture
 def cwd():
-    """A directory that other users can reach."""
+    """Yield a directory that other users can reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chown(directory, USER, USER)
         yield Path(directory)
@@ -46,7 +46,7 @@ def cwd():
 
 @pytest.fixture(params=SHOWS.values(), ids=SHOWS)
 def hidden(request):
-    """The words before a command that runs there, as another user than root."""
+    """Return the words before a command that runs there, as another user than root."""
     mount = f'mount -t proc -o {request.param} proc /proc && exec "$@"'
     words = ["unshare", "--mount", "sh", "-c", mount, "sh"]
     if os.geteuid() or subprocess.run([*words, "true"], capture_output=True).returncode:

@@ -27,7 +27,7 @@ SOMETIMES = {"status.Threads", "numpy.random.seed"}
 
 @pytest.fixture(scope="module")
 def runs(torchruns, tmp_path_factory):
-    """What a rank saw under each launcher."""
+    """Return the facts that a rank saw under each launcher."""
     directory = tmp_path_factory.mktemp("inside")
     (directory / "train.py").write_text((FILES / "inside.py").read_text())
 
@@ -45,7 +45,7 @@ def runs(torchruns, tmp_path_factory):
 
 
 def differences(runs, start, moment):
-    """The names of the facts that differ from those under torchrun, as the page has them.
+    """Return the names of the facts that differ from those under torchrun, as the page has them.
 
     What a template imports for the script is there early: until the script has imported it, too,
     only what is hpclaunch's own counts.
@@ -65,7 +65,7 @@ def differences(runs, start, moment):
 
 
 def here(names):
-    """The names with the descriptors that the limit of open files allows here."""
+    """Return the names with the descriptors that the limit of open files allows here."""
     highest = max(n for n in HIGH if n < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     numbers = {"fd.900": f"fd.{highest}", "fd.901": f"fd.{highest + 1}"}
     return {numbers.get(name, name) for name in names if not name.startswith(SEEN_ELSEWHERE)}
@@ -101,7 +101,7 @@ def test_a_warm_worker_has_what_the_page_names(runs):
 
 
 def test_the_page_names_every_variable():
-    """Those of Slurm and of torchrun are on other pages."""
+    """Variables of Slurm and of torchrun are on other pages."""
     ours = {name for name in OWN if name.startswith("HPCLAUNCH_")}
     assert sorted(ours - variables()) == []
 

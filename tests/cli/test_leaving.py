@@ -91,7 +91,10 @@ def test_the_scripts_to_start_from(tmp_path, name, args):
 
 
 def saves_in_its_handler(directory, *script, **more):
-    """And what it saves comes out as it has to, which the script sees itself."""
+    """Assert that a script saves in its handler and leaves, and that it resumes from what it saved.
+
+    The script itself checks that the result is right.
+    """
     left_after_notice(launched(directory, *script, HOLD=HELD_AFTER, **more), directory)
     assert "resuming from" in ended(launched(directory, *script, **more))
 

@@ -16,8 +16,11 @@ SCRIPT = Path(__file__).with_name("libraries.py")
 
 @pytest.fixture(scope="module")
 def launched(frameworks, tmp_path_factory):
-    """{how: what each of two workers has told}, and what was passed over. The second round of the
-    warm launch is forked from a template that has imported what the first one has."""
+    """Return {how: the reports of two workers}, and the imports that were passed over.
+
+    The second round of the warm launch is forked from a template that has imported the same as the
+    first.
+    """
     directory = tmp_path_factory.mktemp("libraries")
     shutil.copy(SCRIPT, directory / "train.py")
     more = {"MPLCONFIGDIR": directory / "mpl", "WANDB_MODE": "offline"}
@@ -45,7 +48,7 @@ def test_a_worker_is_as_a_cold_one(launched, number):
 
 
 def test_most_of_it_is_imported_in_advance(launched):
-    """What is not is named in the journal, with the reason."""
+    """A module that is not imported in advance is named in the journal, with the reason."""
     _, passed = launched
     left = {entry["module"].partition(".")[0] for entry in passed}
     assert not left & {"*", "scipy", "pandas", "sklearn", "datasets"}, passed

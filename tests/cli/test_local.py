@@ -68,14 +68,14 @@ def test_restarts_exhausted(tmp_path):
     assert "    | rank 1 of 2 restarts 1" in text
 
 
-@pytest.mark.parametrize(("code", "told"), [("sys.exit(7)", 7), ("1/0", 1), ("os.abort()", 134)])
-def test_the_exit_code_is_the_causes_own(tmp_path, code, told):
+@pytest.mark.parametrize(("code", "status"), [("sys.exit(7)", 7), ("1/0", 1), ("os.abort()", 134)])
+def test_the_exit_code_is_the_causes_own(tmp_path, code, status):
     body = (
         f"import os, sys\nif os.environ['RANK'] == '1':\n    {code}\nimport time; time.sleep(600)"
     )
     args = ["--nproc", 2, "--max-restarts", 0, "--grace", 1, script(tmp_path, body)]
     done = hpclaunch(*args, cwd=tmp_path)
-    assert done.returncode == told
+    assert done.returncode == status
     assert "no restarts were allowed (--max-restarts 0)" in done.stderr
     if code == "1/0":
         assert "    | ZeroDivisionError: division by zero" in done.stderr
@@ -109,7 +109,7 @@ def test_arguments_reach_the_script_verbatim(tmp_path):
 
 
 def test_resuming(tmp_path):
-    """From the second start on, and with arguments for a script that knows nothing of us."""
+    """A script that does not know hpclaunch gets arguments, from the second start."""
     body = (
         "import os, saving, sys\n"
         "print(sys.argv[1:], os.environ['HPCLAUNCH_CHECKPOINT'])\n"
@@ -165,15 +165,15 @@ def test_a_console_that_has_gone_ends_nothing(tmp_path):
     assert outputs(tmp_path)["rank-0.out"].splitlines()[-1] == "29"
 
 
-def test_the_journal_tells_the_story(tmp_path):
+def test_the_journal_records_what_happened(tmp_path):
     hpclaunch("--nproc", 1, "--max-restarts", 1, script(tmp_path, "1/0"), cwd=tmp_path)
     entries = journal(tmp_path)
-    told = [e.get("event") or e.get("effect") or e.get("note") for e in entries]
-    assert told[:2] == ["core", "Started"]
-    assert told.count("StartWorkers") == 2
-    assert told.count("started") == 2
-    assert told.count("WorkerExited") == 2
-    assert told[-2:] == ["Exit", "position"]
+    names = [e.get("event") or e.get("effect") or e.get("note") for e in entries]
+    assert names[:2] == ["core", "Started"]
+    assert names.count("StartWorkers") == 2
+    assert names.count("started") == 2
+    assert names.count("WorkerExited") == 2
+    assert names[-2:] == ["Exit", "position"]
     assert [e["now"] for e in entries] == sorted(e["now"] for e in entries)
     assert only_logs(tmp_path).stat().st_mode & 0o777 == 0o700
     assert (only_logs(tmp_path) / "journal.jsonl").stat().st_mode & 0o777 == 0o600
@@ -202,7 +202,7 @@ def test_a_log_directory_of_the_users_choice(tmp_path):
 
 @pytest.mark.usefixtures("light_torch")
 def test_the_words_of_an_earlier_launch_explain_nothing(tmp_path):
-    """They are in the same file, and it is not the same failure twice."""
+    """Both launches write to the same file, but their failures are not the same."""
     options = ["--nproc", 1, "--log-dir", "mine", "--max-restarts", 1]
     done = hpclaunch(*options, script(tmp_path, "import nowhere"), cwd=tmp_path)
     assert "restart" not in done.stderr  # which would not help
@@ -301,7 +301,7 @@ def test_what_tee_begins_its_lines_with(tmp_path, by):
 
 
 def test_the_process_that_shows_the_output_is_killed(tmp_path):
-    """Another one goes on, and the workers notice nothing."""
+    """Another process takes over, and the workers notice nothing."""
     path = script(tmp_path, "import time\nfor i in range(30): print('line', i); time.sleep(0.1)\n")
     agent = start("--nproc=1", path, cwd=tmp_path)
     assert agent.stdout.readline() == "line 0\n"

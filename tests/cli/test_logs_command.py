@@ -26,7 +26,7 @@ from surroundings import environment
 
 pytestmark = pytest.mark.starts
 
-TELLS = """
+PRINTS = """
 import os, sys, time
 rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 print(f"begin {rank}", flush=True)
@@ -44,7 +44,7 @@ def logs(cwd, *args):
     return hpclaunch("logs", *args, cwd=cwd)
 
 
-def told(said):
+def parsed(said):
     """(rank, text) of each line, and the lines of rounds as they are."""
     matches = ((line, LINE.fullmatch(line)) for line in said.splitlines())
     return [(int(m[1]), m[2]) if m else line for line, m in matches]
@@ -70,11 +70,11 @@ class Follower:
 
     def over(self):
         _, said = self.process.communicate(timeout=LIMIT)
-        return self.process.returncode, said, told(self.file.read_text())
+        return self.process.returncode, said, parsed(self.file.read_text())
 
 
 def test_two_rounds_while_they_run_and_after(tmp_path):
-    launch = start("--nproc", 2, "-r", 3, script(tmp_path, TELLS), cwd=tmp_path)
+    launch = start("--nproc", 2, "-r", 3, script(tmp_path, PRINTS), cwd=tmp_path)
     until(lambda: list(tmp_path.glob("hpclaunch-logs/*/round-0/rank-1.out")))
     follower = Follower(tmp_path)
     for shown in ("begin 0", "begin 1"):
@@ -102,10 +102,10 @@ def test_two_rounds_while_they_run_and_after(tmp_path):
     assert second.index((1, "end 1")) < second.index((0, "end 0"))
     after = logs(tmp_path)
     assert (after.returncode, after.stderr) == (0, "")
-    assert told(after.stdout) == lines
-    errors = told(logs(tmp_path, "--stderr", "--rank", 1).stdout)
+    assert parsed(after.stdout) == lines
+    errors = parsed(logs(tmp_path, "--stderr", "--rank", 1).stdout)
     assert [line for line in errors if not isinstance(line, str)] == [(1, "error of 1")] * 2
-    found = told(logs(tmp_path, "--grep", "^END [01]|^end 0").stdout)
+    found = parsed(logs(tmp_path, "--grep", "^END [01]|^end 0").stdout)
     assert [line for line in found if not isinstance(line, str)] == [(0, "end 0")] * 2
     assert logs(tmp_path, "--grep", "nothing").stdout == ""
     (index,) = tmp_path.glob("hpclaunch-logs/*/round-0/index-agent-0.txt")
@@ -113,7 +113,7 @@ def test_two_rounds_while_they_run_and_after(tmp_path):
 
 
 def test_of_a_launch_that_was_killed(tmp_path):
-    """And of one whose log service was killed, and replaced."""
+    """The logs stay readable, also if the log service was killed and replaced."""
     body = "import time\nfor n in range(100_000): print(n, flush=True); time.sleep(0.01)"
     launch = start("--log-dir", "logs", "-r", 3, script(tmp_path, body), cwd=tmp_path)
     out, index = (tmp_path / "logs" / "round-0" / n for n in ("rank-0.out", "index-agent-0.txt"))
@@ -134,7 +134,7 @@ def test_of_a_launch_that_was_killed(tmp_path):
     pids = family(launch)
     end(launch, signal.SIGKILL)
     until(lambda: not living(pids))
-    lines = told(logs(tmp_path, "logs").stdout)
+    lines = parsed(logs(tmp_path, "logs").stdout)
     assert [line[1] for line in lines if not isinstance(line, str)] == out.read_text().splitlines()
 
 
@@ -212,7 +212,7 @@ def test_of_a_job_that_was_started_again(tmp_path):
 
 
 def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
-    """The log directory of a launch whose facts were written so many seconds ago."""
+    """Return the log directory of a launch whose facts were written so many seconds ago."""
     (directory / "round-0").mkdir(parents=True)
     (directory / "round-0" / "rank-0.out").write_text("a line\n")
     (directory / "launch.lock").touch()

@@ -1,4 +1,4 @@
-"""Which programs get a template, from a short look at their text."""
+"""The choice of programs that get a template, from a short look at their text."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def sets(file):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current directory, with a function that writes files below it."""
+    """Return the current directory, with a function that writes files below it."""
     monkeypatch.chdir(tmp_path)
 
     def write(files):
@@ -82,7 +82,7 @@ def test_the_first_line_may_be_another_languages(here):
 
 
 def test_what_can_be_read_only_once(here):
-    """It is left to the worker, which could not begin anew."""
+    """A file that can be read only once is left to the worker, which could not read it again."""
     os.mkfifo("pipe")
     assert look("pipe") == (True, "pipe can be read only once")
     assert look("/dev/null") == (True, "/dev/null can be read only once")

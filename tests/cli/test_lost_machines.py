@@ -43,7 +43,7 @@ ENDS = "Without Slurm, a job ends with its first machine"
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "in any order"])
 def test_the_job_ends_with_its_first_machine(tmp_path, numbered):
-    """As under torchrun. Each of the others says why."""
+    """The job ends as under torchrun, and each of the other machines says why."""
     agents, _ = three_machines(tmp_path, numbered=numbered)
     agents[0].kill()
     agents[0].communicate()
@@ -54,7 +54,7 @@ def test_the_job_ends_with_its_first_machine(tmp_path, numbered):
         assert f"{lost}. {ENDS}" in said.splitlines()[-1]
 
 
-def test_the_first_machine_goes_on_without_the_others(tmp_path):
+def test_the_first_machine_continues_without_the_others(tmp_path):
     """Nobody else can lead, so it needs no half of them."""
     agents, _ = three_machines(tmp_path, numbered=True)
     for agent in agents[1:]:

@@ -55,7 +55,7 @@ def value(metrics, name, **labels):
 
 
 def with_steps(port):
-    """The metrics, once the workers make steps and tell of them."""
+    """Return the metrics, once the workers report steps."""
 
     def look():
         found = scraped(port)
@@ -71,7 +71,7 @@ def test_a_job_that_is_scraped_while_it_runs(tmp_path):
     port = free_port()
     with stepping(tmp_path, "--nproc", 2, "--metrics", port, "--metrics-ranks") as run:
         metrics = with_steps(port)
-        launch = run.told()
+        launch = run.status()
         for samples in metrics.values():
             for sample in samples:
                 assert sample.labels["hpc_job"] == sample.labels["launch"] == launch["name"]
@@ -94,7 +94,7 @@ def test_a_job_that_is_scraped_while_it_runs(tmp_path):
 
 
 def test_every_metric_of_the_dashboard_and_of_the_page_is_there(tmp_path):
-    """But for those that need a GPU, Slurm or checkpoints, which the page says."""
+    """Exceptions are those that need a GPU, Slurm or checkpoints, as the page says."""
     port = free_port()
     with stepping(tmp_path, "--metrics", port, "--metrics-ranks") as run:
         there = set(with_steps(port))
@@ -119,21 +119,21 @@ def test_a_port_that_is_taken_is_no_reason_not_to_train(tmp_path):
             lines = iter(run.process.stderr.readline, "")
             said = next(line for line in lines if line.startswith("hpclaunch: no metrics of "))
             assert said.endswith(f" for now: port {port} of 127.0.0.1: Address already in use\n")
-            run.until_told(runs)
+            run.until_status(runs)
             code, _, err = run.ends()
             assert code == 0, err
             assert "no metrics" not in err
 
 
 def test_a_file(tmp_path):
-    """It is there while the job runs, and has the end of it afterwards."""
+    """The file is there while the job runs, and shows the end of the job afterwards."""
     with waiting(tmp_path, "--metrics", "job.prom") as run:
         file = tmp_path / "job.prom"
         until(file.exists)
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
         running = by_name(older(file.read_text()))
         assert value(running, "over") == 0
-        logs = run.until_told(runs)["logs"]
+        logs = run.until_status(runs)["logs"]
         assert run.ends()[0] == 0
     over = by_name(older(file.read_text()))
     assert (value(over, "over"), value(over, "exit_code")) == (1, 0)
@@ -151,7 +151,7 @@ def test_a_directory_is_kept_in_order(tmp_path):
         if name != "hpclaunch-new.0-0.prom":
             os.utime(directory / name, (1e9, 1e9))
     with waiting(tmp_path, "--metrics", f"{directory}/") as run:
-        name = run.until_told(runs)["name"]
+        name = run.until_status(runs)["name"]
         mine = directory / f"hpclaunch-{name}-0.prom"
         until(mine.exists)
         assert run.ends()[0] == 0
@@ -191,7 +191,7 @@ def test_mistakes(in_process, tmp_path, words, why):
 
 
 def services(pid):
-    """The processes that tell the metrics of this launcher."""
+    """Return the processes that serve the metrics of this launcher."""
     found = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
@@ -200,7 +200,7 @@ def services(pid):
     return found
 
 
-def test_the_process_that_tells_them_is_replaced_and_dies_with_its_agent(tmp_path):
+def test_the_process_that_serves_them_is_replaced_and_dies_with_its_agent(tmp_path):
     port = free_port()
     with waiting(tmp_path, "--metrics", port) as run:
         until(lambda: scraped(port), pause=0.2)
@@ -208,7 +208,7 @@ def test_the_process_that_tells_them_is_replaced_and_dies_with_its_agent(tmp_pat
         service.kill()
         (other,) = until(lambda: [s for s in services(run.process.pid) if s.pid != service.pid])
         until(lambda: scraped(port), pause=0.2)
-        assert run.told()["job"]["round"] == 0
+        assert run.status()["job"]["round"] == 0
         run.process.kill()
         run.process.communicate()
         until(lambda: not psutil.pid_exists(other.pid) or other.status() == "zombie")
@@ -216,7 +216,7 @@ def test_the_process_that_tells_them_is_replaced_and_dies_with_its_agent(tmp_pat
 
 def test_without_the_option_there_is_no_such_process(tmp_path):
     with waiting(tmp_path) as run:
-        run.until_told(runs)
+        run.until_status(runs)
         assert services(run.process.pid) == []
         assert run.ends()[0] == 0
 

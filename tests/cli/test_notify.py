@@ -1,4 +1,4 @@
-"""--notify on one machine: a command that is told of events, and what it may do to a job."""
+"""--notify on one machine: a command that receives events, and its effect on a job."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def test_a_job_that_fails_once(tmp_path):
     done = hpclaunch("--cold", "--notify", "cat >> events", "--nproc", 2, job, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "--notify" not in done.stderr
-    told = events(tmp_path)
-    assert [event["event"] for event in told] == [
+    reported = events(tmp_path)
+    assert [event["event"] for event in reported] == [
         "round_began",
         "round_ended",
         "round_began",
         "job_over",
     ]
-    for event in told:
+    for event in reported:
         assert event["format"] == 1
         assert event["job"].startswith("local-")
         assert event["slurm_id"] == ""
         assert event["host"]
         assert event["time"] > 1.7e9
         assert event["text"]
-    _, ended, _, over = told
+    _, ended, _, over = reported
     assert ended["cause"] == "exception"
     assert ended["detail"] == "ValueError: a bad batch"
     assert ended["text"] in done.stderr
@@ -74,8 +74,8 @@ def test_a_command_that_hangs_holds_up_neither_training_nor_the_end_for_long(tmp
     command = "echo $$ >> pids; sleep 1000"
     timing = {"agent.notifying.END_LIMIT": 1.0}
     with waiting(tmp_path, "--notify", command, timing=timing) as run:
-        run.until_told(runs)
-        assert run.told()["job"]["round"] == 0
+        run.until_status(runs)
+        assert run.status()["job"]["round"] == 0
         code, _, err = run.ends()
         assert code == 0
         assert "the command of --notify took longer than 1 s at the end of the job" in err
@@ -99,7 +99,7 @@ def test_a_command_dies_with_its_launcher(tmp_path):
 
 def test_without_the_option_there_is_no_such_process(tmp_path):
     with waiting(tmp_path) as run:
-        run.until_told(runs)
+        run.until_status(runs)
         children = psutil.Process(run.process.pid).children()
         assert not [c for c in children if "hpclaunch.agent.errand_service" in c.cmdline()]
         assert run.ends()[0] == 0

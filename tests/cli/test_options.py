@@ -53,9 +53,9 @@ options = [
 ]
 for lines in sys.stdin:
     parsed = [parse(line) for line in json.loads(lines)]
-    told = {"torch": torch.__version__, "options": options, "parsed": parsed}
-    told["help"] = parser.format_help()
-    print(json.dumps(told), flush=True)
+    answer = {"torch": torch.__version__, "options": options, "parsed": parsed}
+    answer["help"] = parser.format_help()
+    print(json.dumps(answer), flush=True)
 """
 
 # Torchrun's parser removes a `--` that is next to the script, unless there was one before it.
@@ -154,13 +154,13 @@ def ask_torch(starts):
 
 
 @pytest.fixture(scope="module")
-def told_by_torch(ask_torch):
+def torchs_answer(ask_torch):
     return ask_torch()
 
 
 @pytest.fixture(scope="module")
-def torch_options(told_by_torch):
-    return told_by_torch["options"]
+def torch_options(torchs_answer):
+    return torchs_answer["options"]
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +169,9 @@ def optional(torch_options):
 
 
 @pytest.fixture(scope="module")
-def torchs(optional, told_by_torch, table):
-    """Every spelling that torch's parser knows, or that of a later torch."""
-    here = version(told_by_torch["torch"])
+def torchs(optional, torchs_answer, table):
+    """Return every spelling that torch's parser knows, or that of a later torch."""
+    here = version(torchs_answer["torch"])
     later = {name for name, row in table.items() if row[5] and version(row[5]) > here} - OURS
     own = {name for option in optional for name in option["names"]}
     assert own.isdisjoint(later), f"{TABLE.name} has these as those of a later torch"
@@ -204,7 +204,7 @@ def help_text(monkeypatch):
 
 
 def ours():
-    """The spellings with dashes of each of our options, by dest."""
+    """Return the spellings with dashes of each of our options, by dest."""
     found = {}
     for name, action in build_parser({})._known.items():
         found.setdefault(action.dest, []).append(name)
@@ -212,7 +212,7 @@ def ours():
 
 
 def written(default):
-    """A default as the table has it."""
+    """Return a default as the table has it."""
     if default is None or default == "" or default == () or default == []:
         return "none"
     if default is False:
@@ -226,8 +226,8 @@ def written(default):
 class TestBesideTorch:
     """A new torch with a new option fails here, and is named."""
 
-    def test_torchruns_help_names_no_other(self, told_by_torch, table):
-        heads = re.findall(r"^  (-.+?)(?:  |$)", told_by_torch["help"], re.MULTILINE)
+    def test_torchruns_help_names_no_other(self, torchs_answer, table):
+        heads = re.findall(r"^  (-.+?)(?:  |$)", torchs_answer["help"], re.MULTILINE)
         named = {name for head in heads for name in re.findall(r"(?<![\w-])--?[a-z_-]+", head)}
         assert len(named) > 40
         assert not named - table.keys(), f"options of this torchrun that {TABLE.name} lacks"
@@ -638,8 +638,10 @@ class TestHelp:
 
 
 def test_the_parser_is_light():
-    """It answers --help, and runs on every node before anything else. What a function imports, it
-    imports when it is called: for a mistake."""
+    """The parser answers --help, and runs on every node before anything else.
+
+    Imports inside functions do not count: they are made for a mistake only.
+    """
     folder = Path(__file__).parents[2] / "launcher" / "hpclaunch" / "cli"
     found = set()
     for name in ("options", "parser", "values"):

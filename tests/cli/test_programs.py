@@ -14,7 +14,7 @@ from surroundings import LIGHT_TORCH, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
-TELL = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
+REPORT = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
 
 
 def both(done, *expected):
@@ -26,14 +26,14 @@ def test_a_module(tmp_path):
     package = tmp_path / "mine"
     package.mkdir()
     (package / "__init__.py").touch()
-    script(package, TELL)
+    script(package, REPORT)
     done = hpclaunch("--nproc", 2, "-m", "mine.train", "--lr", "1", cwd=tmp_path)
     both(done, "0 __main__ ['--lr', '1']", "1 __main__ ['--lr', '1']")
 
 
 @pytest.mark.parametrize("before", [["python"], ["python3", "-u"], [sys.executable, "-X", "dev"]])
 def test_a_leading_python_is_taken_off(tmp_path, before):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     done = hpclaunch("--nproc", 1, *before, "train.py", "-u", "x y", cwd=tmp_path)
     both(done, "0 __main__ ['-u', 'x y']")
     assert f"{before[0]} before the script is not needed" in done.stderr
@@ -41,15 +41,15 @@ def test_a_leading_python_is_taken_off(tmp_path, before):
 
 def test_a_leading_python_that_is_not_there(tmp_path):
     """The workers' own is meant: Debian has no `python`, and some clusters no python3.9."""
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     env = environment(PATH=tmp_path)
     both(hpclaunch("--nproc=1", "python2.9", "train.py", cwd=tmp_path, env=env), "0 __main__ []")
 
 
 def test_a_leading_python_with_a_module_or_a_command(tmp_path):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     both(hpclaunch("--nproc=1", "python", "-m", "train", "a", cwd=tmp_path), "0 __main__ ['a']")
-    both(hpclaunch("--nproc=1", "python", "-c", TELL, "a", cwd=tmp_path), "0 __main__ ['a']")
+    both(hpclaunch("--nproc=1", "python", "-c", REPORT, "a", cwd=tmp_path), "0 __main__ ['a']")
 
 
 WHOLE = """\
@@ -122,13 +122,13 @@ def test_an_interrupt_while_the_script_is_read(tmp_path):
 
 
 def is_reading(pid):
-    """Whether it waits in read(2) of its standard input."""
+    """Return True if the process waits in read(2) of its standard input."""
     with open(f"/proc/{pid}/syscall") as f:
         return f.read().split()[:2] == ["0", "0x0"]
 
 
 def test_a_script_that_is_called_python(tmp_path):
-    script(tmp_path, TELL, "python.py")
+    script(tmp_path, REPORT, "python.py")
     both(hpclaunch("--nproc=1", "python.py", cwd=tmp_path), "0 __main__ []")
 
 
@@ -144,12 +144,12 @@ FOR_BOTH = {
 
 @pytest.mark.parametrize("start", FOR_BOTH.values(), ids=FOR_BOTH)
 def test_a_script_with_another_first_line_than_python(tmp_path, start):
-    both(hpclaunch("--nproc=1", script(tmp_path, start + TELL), cwd=tmp_path), "0 __main__ []")
+    both(hpclaunch("--nproc=1", script(tmp_path, start + REPORT), cwd=tmp_path), "0 __main__ []")
 
 
 def test_an_archive_that_a_shell_can_start(tmp_path):
     with zipfile.ZipFile(tmp_path / "train.pex", "w") as archive:
-        archive.writestr("__main__.py", TELL)
+        archive.writestr("__main__.py", REPORT)
     content = b'#!/bin/sh\nexec python3 "$0" "$@"\nexit\n' + (tmp_path / "train.pex").read_bytes()
     (tmp_path / "train.pex").write_bytes(content)
     both(hpclaunch("--nproc=1", "train.pex", cwd=tmp_path), "0 __main__ []")
@@ -162,13 +162,13 @@ def test_a_program_that_is_not_python(tmp_path):
 
 
 def test_a_shell_script_that_starts_python(tmp_path):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     script(tmp_path, '#!/bin/bash\nexec python3 train.py "$@"\n', "run.sh").chmod(0o755)
     both(hpclaunch("--nproc=1", "--no-python", "./run.sh", "a", cwd=tmp_path), "0 __main__ ['a']")
 
 
 def test_run_path(tmp_path):
-    path = script(tmp_path, TELL)
+    path = script(tmp_path, REPORT)
     both(
         hpclaunch("--nproc=1", "--run-path", path, "-m", "a", cwd=tmp_path),
         "0 __main__ ['-m', 'a']",
@@ -176,13 +176,13 @@ def test_run_path(tmp_path):
 
 
 def test_the_local_rank_in_an_argument(tmp_path):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     done = hpclaunch("--nproc=2", "train.py", "cuda:${local_rank}", "$HOME", cwd=tmp_path)
     both(done, "0 __main__ ['cuda:0', '$HOME']", "1 __main__ ['cuda:1', '$HOME']")
 
 
 def test_the_package_is_the_command(tmp_path):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     command = (sys.executable, "-m")
     done = hpclaunch("--nproc", 1, "train.py", cwd=tmp_path)
     again = subprocess.run(
@@ -196,14 +196,14 @@ def test_the_package_is_the_command(tmp_path):
 
 
 def test_a_script_by_the_name_of_a_command(tmp_path):
-    script(tmp_path, TELL, "doctor")
+    script(tmp_path, REPORT, "doctor")
     both(hpclaunch("doctor", "a", cwd=tmp_path), "0 __main__ ['a']")
 
 
 def test_one_worker_where_there_is_no_gpu(tmp_path):
     if os.path.exists("/proc/driver/nvidia"):
         pytest.skip("there is a GPU here")
-    both(hpclaunch(script(tmp_path, TELL), cwd=tmp_path), "0 __main__ []")
+    both(hpclaunch(script(tmp_path, REPORT), cwd=tmp_path), "0 __main__ []")
 
 
 @pytest.mark.parametrize("visible", [None, "4,5"])
@@ -223,7 +223,7 @@ def test_a_virtual_local_rank(tmp_path, visible):
 
 def test_a_virtual_local_rank_without_a_gpu_for_it(tmp_path):
     env = environment(CUDA_VISIBLE_DEVICES="0")
-    args = ["--nproc=2", "--virtual-local-rank", script(tmp_path, TELL)]
+    args = ["--nproc=2", "--virtual-local-rank", script(tmp_path, REPORT)]
     done = hpclaunch(*args, cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert "local rank 1 has no GPU" in done.stderr

@@ -41,12 +41,12 @@ def test_ranks_meet_in_every_way(launched):
     assert done.returncode == 0, done.stderr
     assert "rank 1 on " in done.stderr
     assert "was killed by SIGKILL; restart 1 of 3" in done.stderr
-    told = re.findall(r"^(\w+), round (\d): rank (\d) of 2 has met all$", done.stdout, re.M)
-    assert sorted(told) == sorted((start, r, rank) for r in "01" for rank in "01")
+    printed = re.findall(r"^(\w+), round (\d): rank (\d) of 2 has met all$", done.stdout, re.M)
+    assert sorted(printed) == sorted((start, r, rank) for r in "01" for rank in "01")
 
 
 def test_groups_that_end_right_after_a_collective(launched):
-    """With torch 2.13 about every fourth hangs, if nothing is done about it."""
+    """About one in four hangs with torch 2.13 if the launcher does not prevent it."""
     _, done = launched
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("came to the end\n") == 2

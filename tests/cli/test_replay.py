@@ -33,7 +33,7 @@ def replayed(in_process):
 
 @pytest.fixture(scope="module")
 def logs(starts, tmp_path_factory):
-    """Of a job of two workers, one of which was killed."""
+    """Return the logs of a job of two workers, one of which was killed."""
     cwd = tmp_path_factory.mktemp("job")
     done = hpclaunch(*("--nproc", 2, "--log-dir", "logs", script(cwd, FAILS)), cwd=cwd)
     assert done.returncode == 0, done.stderr
@@ -220,7 +220,7 @@ def test_a_pager_may_leave(logs):
 
 @pytest.mark.starts
 def test_all_agents_of_a_job_one_of_which_was_killed(replayed, tmp_path):
-    """Its journal ends with it; the head's goes on."""
+    """The killed agent's journal ends with it; the head's continues."""
     env = environment(HPCLAUNCH_SECRET_FILE=os.fspath(tmp_path / "secret"))
     path = script(tmp_path, "import time\ntime.sleep(600)")
     options = ["--nnodes", "1:2", "--health", "off", "--master-addr", "127.0.0.1"]

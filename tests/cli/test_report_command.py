@@ -60,14 +60,16 @@ def test_a_failure_and_a_restart(in_process, tmp_path):
     named = in_process("report", f"hpclaunch-logs/{logs.name}", cwd=tmp_path)
     assert named.stdout == said.stdout
     assert in_process("report", logs.name, cwd=tmp_path).stdout == said.stdout
-    told = json.loads(in_process("report", "--json", cwd=tmp_path).stdout)
-    assert sum(told["seconds"].values()) == pytest.approx(told["end"] - told["begin"], rel=0.01)
-    assert told["seats"] == 1
-    assert told["seconds"]["training"] > 1.0
-    assert lines_of(said.stdout)["training"] == pytest.approx(told["seconds"]["training"], abs=0.01)
+    facts = json.loads(in_process("report", "--json", cwd=tmp_path).stdout)
+    assert sum(facts["seconds"].values()) == pytest.approx(facts["end"] - facts["begin"], rel=0.01)
+    assert facts["seats"] == 1
+    assert facts["seconds"]["training"] > 1.0
+    assert lines_of(said.stdout)["training"] == pytest.approx(
+        facts["seconds"]["training"], abs=0.01
+    )
     files = [*logs.glob("facts*.jsonl"), logs / "report.json"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    assert json.loads((logs / "report.json").read_text()) == told
+    assert json.loads((logs / "report.json").read_text()) == facts
 
 
 def test_a_report_that_fails_does_not_hide_why_the_job_did(tmp_path):

@@ -191,7 +191,7 @@ def test_hostile_text_is_only_text(tab, tmp_path):
 
 
 def test_512_ranks_and_10000_events_are_less_than_a_megabyte():
-    """Of failures, checkpoints and rounds."""
+    """The events are failures, checkpoints and rounds."""
     launch, histories = a_launch(nodes=64, per_node=8, rounds=100, moments=100, gpus=True)
     written = html(a_page(launch, histories))
     assert len(written.encode()) < 1_000_000
@@ -199,7 +199,7 @@ def test_512_ranks_and_10000_events_are_less_than_a_megabyte():
 
 
 def test_a_log_directory(tmp_path):
-    """With what a node that was lost has left of its file."""
+    """The file of a lost node is incomplete."""
     launch, histories = a_launch()
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o700)
@@ -217,7 +217,7 @@ def test_a_log_directory(tmp_path):
     assert "default-src 'none'" in shown
 
 
-# In its second round it goes on until there is something to draw.
+# Its second round continues until there is something to draw.
 TRAINS = """
 import glob, itertools, os, signal, sys, time, torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))], lr=0.1)
@@ -245,7 +245,7 @@ for step in itertools.count(begin):
 OFTEN = {"core.member.moments.YOUNGEST": 0.5, "agent.history_keeping.ASKS": 4.0}
 
 
-def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
+def test_a_real_job_that_is_killed_and_restarted(tab, tmp_path):
     (tmp_path / "saved").mkdir()
     options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", "saved")
     env = environment(PYTHONPATH=LIGHT_TORCH)

@@ -17,7 +17,7 @@ BEGIN = 1.7e9  # 2023-11-14 22:13:20
 
 @pytest.mark.parametrize(("lasted", "when"), [(1000.0, "22:21:40"), (200_000.0, "Nov 16 02:00:00")])
 def test_when_a_round_ended(lasted, when):
-    """With its day, if that could be another one."""
+    """The day is shown if it could be another one."""
     middle, last = BEGIN + lasted / 2, BEGIN + lasted
     trained = LedgerEntry(BEGIN, last, 1.0, {Category.TRAINING: lasted}, 0, (BEGIN, last))
     end = RoundEnded(0, middle, middle, (EndReason.GROWTH,))

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
 GOLDEN = Path(__file__).parent / "golden"
 SAVED = ["--checkpoint-dir", "saved"]
 CHAIN = ["--chain", "72", "--", *SAVED]
-TELLS = "import json, sys; print(json.dumps(sys.argv[1:]))"
+PRINTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "$(id)", "a\n#SBATCH --nodes=9", "*", "\\", "", "é"]
 
 
@@ -42,7 +42,7 @@ def sbatch(cwd, monkeypatch, capfd):
 
 @pytest.fixture
 def printed(sbatch):
-    """What the command prints when all is well."""
+    """Return a function that runs the command without an error and returns its output."""
 
     def printed(*args):
         code, out, err = sbatch(*args)
@@ -105,7 +105,7 @@ def test_all_that_can_be_asked_for(cwd, printed):
         (["--nnodes", "1:1"], False),
     ],
 )
-def test_a_job_that_goes_on_without_a_node_is_not_ended_by_slurm(printed, options, no_kill):
+def test_a_job_that_continues_without_a_node_is_not_ended_by_slurm(printed, options, no_kill):
     text = printed(*options, "train.py")
     assert ("#SBATCH --no-kill" in text) == ("srun --no-kill" in text) == no_kill
 
@@ -122,7 +122,7 @@ def test_a_job_that_goes_on_without_a_node_is_not_ended_by_slurm(printed, option
     ],
 )
 def test_a_container_has_its_own_python(printed, option, last):
-    """And perhaps the script, too."""
+    """The container may have the script, too."""
     options = ["--profile", "engaging", "--cpus-per-task", 1, option, "an image.sif"]
     text = printed(*options, "--modules", "apptainer", "inside.py")
     *_, modules, launch = text.splitlines()
@@ -166,7 +166,7 @@ def test_words_reach_the_launcher_as_they_are(cwd, printed):
     """Through the shell of the job, which is bash."""
     for name, does in {
         "srun": 'exec "$@"',
-        "hpclaunch": f"exec {sys.executable} -X utf8 -c '{TELLS}' \"$@\"",
+        "hpclaunch": f"exec {sys.executable} -X utf8 -c '{PRINTS}' \"$@\"",
     }.items():
         (cwd / "bin").mkdir(exist_ok=True)
         (cwd / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")

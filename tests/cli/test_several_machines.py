@@ -74,8 +74,8 @@ def test_numbered_machines_lose_a_worker(tmp_path):
 
 @pytest.mark.skipif("descriptors" in entered, reason="no process may have as many connections")
 def test_strangers_crowd_at_the_port(tmp_path):
-    """There are more of them than a shell lets a process have open files. A member joins after
-    they have come, and there is a restart while they go on coming."""
+    """More strangers connect than a shell allows open files. A member joins after them,
+    and the job restarts while more of them connect."""
     path = script(tmp_path, LIGHT)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
     common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=100"]
@@ -88,7 +88,7 @@ def test_strangers_crowd_at_the_port(tmp_path):
 
 
 def test_a_stranger_has_the_port_already(tmp_path):
-    """What it says is not believed, and the head takes another of its ports."""
+    """The stranger's answer is not believed, and the head takes another of its ports."""
     with talker(MALFORMED) as port:
         common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d"]
         common += [f"--rdzv-endpoint=localhost:{port}", script(tmp_path, LIGHT)]
@@ -135,8 +135,8 @@ def test_a_machine_without_the_script_names_it(tmp_path):
     assert "Traceback" not in head + member
 
 
-def test_a_machine_with_another_secret_is_told_why(tmp_path):
-    """And the head hears of it, too."""
+def test_a_machine_with_another_secret_learns_why(tmp_path):
+    """The head reports the other secret, too."""
     common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d"]
     common.append(f"--rdzv-endpoint=127.0.0.1:{(port := free_port())}")
     path = script(tmp_path, "")
@@ -155,7 +155,7 @@ def test_a_machine_with_another_secret_is_told_why(tmp_path):
 
 
 def test_nobody_at_the_endpoint(tmp_path):
-    """What was found out is part of the last word."""
+    """The last message includes what was found out."""
     args = [
         "--nnodes=2",
         "--node-rank=1",

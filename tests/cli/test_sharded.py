@@ -1,4 +1,4 @@
-"""Models in parts, by the scripts that users start from: cut anew, they go on where they were."""
+"""Sharded models, by the scripts that users start from: they are resharded, and continue."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,10 @@ WORKERS = Path(__file__).parents[2] / "workers"
 
 
 def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tuple[float, str]:
-    """After so many steps, on so many ranks; and what was printed. The last step is saved, too."""
+    """Return the loss after so many steps on so many ranks, and the output.
+
+    The last step is saved, too.
+    """
     program = (WORKERS / script, "--dir", "saved", "--steps", steps, "--save-every", 3)
     done = hpclaunch(
         *("--nproc", workers, "--checkpoint-dir", "saved", *program, *how.split()),
@@ -34,7 +37,7 @@ def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tu
         ("pipeline.py", (2, "--schedule gpipe"), (2, "--schedule interleaved"), (1, "")),
     ],
 )
-def test_cut_anew_it_goes_on(script, first, then, at_once, tmp_path):
+def test_resharded_it_continues(script, first, then, at_once, tmp_path):
     for name in ("in two goes", "at once"):
         (tmp_path / name).mkdir()
     loss(tmp_path / "in two goes", script, first[0], 2, first[1])

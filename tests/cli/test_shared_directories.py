@@ -36,7 +36,7 @@ def project():
 
 
 def by_another(command, project):
-    """A shell command of another user. Returns whether it succeeded."""
+    """Run a shell command as another user, and return whether it succeeded."""
     shell = ["sh", "-c", f"umask 000; {command}"]
     done = subprocess.run(shell, cwd=project, user=NOBODY, group=NOBODY, extra_groups=())
     return done.returncode == 0
@@ -143,7 +143,7 @@ def test_a_link_in_place_of_a_log_ends_the_job_with_a_word(project, name):
 
 @with_others
 def test_a_directory_of_another_user_in_place_of_a_rounds(project):
-    """One that the owner of the log directory has let everybody write in."""
+    """The owner of the log directory has let everybody write in it."""
     opened(project / "logs")
     victim = project / "authorized_keys"
     victim.write_text("mine")
@@ -157,7 +157,7 @@ def test_a_directory_of_another_user_in_place_of_a_rounds(project):
 @with_others
 @pytest.mark.parametrize("how", ["--cold", "--preload=json"])
 def test_an_error_is_not_written_through_a_link(project, how):
-    """One that comes while the worker runs."""
+    """The link appears while the worker runs."""
     opened(project / "logs")
     opened(project / "logs" / "round-0")
     victim = project / "authorized_keys"
@@ -196,7 +196,7 @@ for number in range(60):
 
 
 def on_a_small_disk(project, temporary):
-    """A launch whose log directory takes no more files in its second round."""
+    """Return a launch whose log directory takes no more files in its second round."""
     (project / "full").mkdir()
     mount = 'mount -t tmpfs -o size=1m,nr_inodes=40 none full && exec "$@"'
     return hpclaunch(

@@ -29,7 +29,7 @@ BIN = HPCLAUNCH.parent  # of hpclaunch, of torch's own torchrun, and of an inter
 ROOT = Path(hpclaunch.__file__).parents[2]
 RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
 
-TELL = """
+REPORT = """
 import json, os, signal, sys, time
 wants = sys.argv[1:]
 words = ["rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *wants]
@@ -52,12 +52,15 @@ for want in wants:
 
 @pytest.fixture
 def cwd(tmp_path):
-    script(tmp_path, TELL)
+    script(tmp_path, REPORT)
     return tmp_path
 
 
 def with_path(*directories, **changes):
-    """Of a user with these directories before the others, hpclaunch's and torch's last."""
+    """Return the environment of a user with these directories first in PATH.
+
+    Those of hpclaunch and torch come last.
+    """
     path = os.pathsep.join(map(str, (*directories, BIN, "/usr/local/bin", "/usr/bin", "/bin")))
     return environment(PATH=path, **changes)
 
@@ -78,20 +81,20 @@ def finish(process, given=""):
 
 
 def run(*command, cwd, directories=(SHIM,), env=None, before=(), **changes):
-    """Of a program that is found in PATH, as a shell finds it."""
+    """Run a program that is found in PATH, as a shell finds it."""
     env = with_path(*directories, **changes) if env is None else env
     return finish(start(*before, *command, cwd=cwd, env=env))
 
 
-def told(cwd, rank=0):
+def report(cwd, rank=0):
     with open(cwd / f"told-{rank}") as f:
         return json.load(f)
 
 
 def is_hpclaunch(done, cwd):
-    """By what its worker saw; the user's options are for no launch below it."""
+    """Return True if hpclaunch ran the worker, which must not see the user's options."""
     assert done.returncode == 0, done.stderr
-    names = told(cwd)["environ"]
+    names = report(cwd)["environ"]
     (cwd / "told-0").unlink()
     assert shim.OPTIONS not in names
     return "HPCLAUNCH_STORE" in names
@@ -168,7 +171,7 @@ def test_a_wheel_has_a_program_that_can_be_executed(installed, cwd):
     assert directory.is_relative_to(prefix)
     # It finds the hpclaunch of its own installation, although there is another one in PATH.
     done = run("torchrun", "train.py", "environment", cwd=cwd, directories=[directory])
-    assert told(cwd)["environ"]["PYTHONPATH"].startswith(str(directory.parent))
+    assert report(cwd)["environ"]["PYTHONPATH"].startswith(str(directory.parent))
     assert is_hpclaunch(done, cwd)
 
 
@@ -176,7 +179,7 @@ def test_a_wheel_has_a_program_that_can_be_executed(installed, cwd):
 
 
 def echo(directory, name):
-    """A program that shows how it was started."""
+    """Return a program that shows how it was started."""
     directory.mkdir(exist_ok=True)
     return script(directory, '#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n', name).chmod(0o755)
 
@@ -240,7 +243,7 @@ def test_a_call_of_torchs_launcher_is_taken_over(tmp_path, words, module, rest):
 
 
 def test_torchrun_finds_the_hpclaunch_that_it_belongs_to(tmp_path):
-    """In bin/ of its installation, also by links and with spaces, else in PATH, else it says so."""
+    """The installation's bin/ comes before PATH, also by links and with spaces."""
     prefix = tmp_path / "a prefix"
     own = prefix / "lib" / "python3.11" / "site-packages" / "hpclaunch" / "shims"
     shutil.copytree(SHIM, own)
@@ -295,7 +298,7 @@ def test_without_pythonpath_python_is_not_replaced(cwd):
 
 
 def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
-    """Its torch is the user's: hpclaunch may be in an installation of its own."""
+    """The interpreter's torch is the user's: hpclaunch may be in an installation of its own."""
     other = cwd / "other env"
     venv.create(other, symlinks=True, with_pip=False)
     python = str(other / "bin" / "python")
@@ -312,13 +315,13 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
         words = [python, "-m", RUN] if text == "" else ["torchrun"]
         command = [*words, "train.py", "environment"]
         done = run(*command, cwd=cwd, directories=[SHIM, other / "bin"], PYTHONPATH=SHIM)
-        executable = told(cwd)["executable"]
+        executable = report(cwd)["executable"]
         assert is_hpclaunch(done, cwd)
         assert executable == (sys.executable if way == "none of Python's" else python), way
 
 
 def test_hpclaunch_takes_these_for_no_other_interpreter(cwd):
-    """Its workers are forked from one that has torch, as ever."""
+    """The workers are forked from a process that has torch, as usual."""
     script(cwd, "import torch, os; print('HPCLAUNCH_STORE' in os.environ)")
     for words, named in ((["hpclaunch", "python3", "-u"], ""), (["torchrun"], "python")):
         path = f"{SHIM}:{LIGHT_TORCH}"
@@ -349,14 +352,14 @@ def test_other_pythons_are_as_without_it(tmp_path):
 
 
 def side_by_side(torchruns, *words, cwd, module=RUN, given="", environment_of=with_path, **changes):
-    """The same call of both, each in its own copy of the directory: torch's own is a fork."""
+    """Run the same call of both, each in its own copy of the directory: torch's own is a fork."""
     processes = []
     changes = {"PET_MAX_RESTARTS": "0", **changes}
     command = ["torchrun"] if module == RUN else ["python", "-m", module]
     for directories in ((), (SHIM,)):
         here = cwd / f"both-{len(directories)}"
         here.mkdir()
-        script(here, TELL)
+        script(here, REPORT)
         env = environment_of(*directories, PYTHONPATH="".join(map(str, directories)), **changes)
         if directories:
             process = start(*command, *words, cwd=here, env=env, stdin=subprocess.PIPE)
@@ -434,7 +437,7 @@ def test_the_environment_of_workers(torchruns, cwd):
     torchs, ours = side_by_side(torchruns, *words, cwd=cwd)
     assert (torchs.returncode, ours.returncode) == (0, 0), ours.stderr
     for rank in (0, 1):
-        reference, environ = (told(cwd / f"both-{n}", rank)["environ"] for n in (0, 1))
+        reference, environ = (report(cwd / f"both-{n}", rank)["environ"] for n in (0, 1))
         different = {
             name
             for name in reference.keys() | environ.keys()
@@ -458,7 +461,7 @@ main()
 
 
 def test_what_ended_a_worker_is_handed_on(torchruns, cwd):
-    """To whoever gave the launcher a file for that, as torchx does."""
+    """The launcher writes it to the file that its own starter named, as torchx does."""
     script(cwd, RECORDED, "recorded.py")
     words = ["--nproc-per-node=2", f"{cwd}/recorded.py"]
     found = []
@@ -620,7 +623,7 @@ dist.destroy_process_group()
 
 
 def test_torchx(tmp_path):
-    """Its dist.ddp starts torchrun by bash, reads the console line by line, and the error file."""
+    """TorchX's dist.ddp starts torchrun by bash, and reads console lines and the error file."""
     script(tmp_path, TRAIN)
     torchx = [TORCHX, "run", "-s", "local_cwd", "-cfg", f"log_dir={tmp_path}/logs"]
     component = ["dist.ddp", "-j", "1x2", "--script", "train.py"]

@@ -1,4 +1,4 @@
-"""hpclaunch stacks: where the workers are, which go on as if nobody had asked."""
+"""hpclaunch stacks: the places where workers are, which continue undisturbed."""
 
 import os
 import re
@@ -44,9 +44,11 @@ class Waiting:
         self.fifos = [os.open(path, os.O_RDWR) for path in paths]
         self.process = start("--nproc", number, *command, cwd=directory)
 
-    def told(self, *args):
-        """Of this launch: there may be others on this machine. Without what the kernel calls the
-        place where a process waits, if it does."""
+    def shown(self, *args):
+        """Return the stacks of this launch: there may be others on this machine.
+
+        The kernel's name for the place where a process waits is removed.
+        """
         done = hpclaunch("stacks", *args, cwd=self.directory)
         if done.returncode:
             return ""
@@ -55,11 +57,11 @@ class Waiting:
         text = textwrap.dedent(found[1]) if found else done.stdout
         return re.sub(r"(?m)(; [A-Z]), \w[\w.]*$", r"\1", text)
 
-    def until_told(self, text, *args):
-        return until(lambda: text in (said := self.told(*args)) and said, pause=0.3)
+    def until_shown(self, text, *args):
+        return until(lambda: text in (said := self.shown(*args)) and said, pause=0.3)
 
     def pid(self, name):
-        """Of the only process of that name below the fork server."""
+        """Return the pid of the only process of that name below the fork server."""
         (pid,) = [p for p in fork_server(self.process)[1:] if name in command_of(p)]
         return pid
 
@@ -85,18 +87,18 @@ def waiting(directory, number, *command):
 
 
 @pytest.mark.parametrize("how", [(), ("--cold",)], ids=["warm", "cold"])
-def test_workers_tell_and_go_on(tmp_path, how):
+def test_workers_report_and_continue(tmp_path, how):
     train = script(tmp_path, WAITING)
     with waiting(tmp_path, 4, *how, train, "2") as launch:
-        launch.until_told(f"ranks 0-1,3: {RESTING}\n")
-        said = launch.until_told(HOLDING)
+        launch.until_shown(f"ranks 0-1,3: {RESTING}\n")
+        said = launch.until_shown(HOLDING)
         rank_2 = rf"rank 2 on \S+ \(pid \d+\): {re.escape(HOLDING)}\n"
         assert re.fullmatch(rf"ranks 0-1,3: {re.escape(RESTING)}\n{rank_2}", said)
-        whole = launch.told("--rank", "2")
+        whole = launch.shown("--rank", "2")
         assert re.match(rank_2, whole)
         assert f'    File "{train}", line 11 in holding\n' in re.sub(" +File", "    File", whole)
         assert "resting" not in whole
-        full = launch.told("--full")
+        full = launch.shown("--full")
         assert (full.count("in holding\n"), full.count("in resting\n")) == (1, 3)
         done = hpclaunch("stacks", "--rank", "4711", cwd=tmp_path)
         assert done.returncode == 2
@@ -111,20 +113,20 @@ def test_steps_and_phases(tmp_path):
     begin = "from hpclaunch.progress import phase, step\nstep(1204)\n"
     train = script(tmp_path, begin + 'phase("evaluation")\n' + WAITING)
     with waiting(tmp_path, 1, train) as launch:
-        launch.until_told(": step 1204, phase evaluation, in train.py:10, resting; S\n")
+        launch.until_shown(": step 1204, phase evaluation, in train.py:10, resting; S\n")
         launch.ends_in_order()
 
 
 def test_all_processes_of_a_worker(tmp_path):
-    """Those that it has forked answer as well, and are not mixed up."""
+    """Processes that the worker has forked answer as well, and are not mixed up."""
     child = "import os\npid = os.fork()\nif not pid:\n    def loading(): os.read(r, 1)\n"
     child += "    r, w = os.pipe()\n    loading()\n"
     train = script(tmp_path, child + WAITING + "os.kill(pid, 9)\n")
     with waiting(tmp_path, 1, train) as launch:
-        launch.until_told("in loading\n", "--full")
-        said = launch.until_told("in train.py:13, resting; S\n")
+        launch.until_shown("in loading\n", "--full")
+        said = launch.until_shown("in train.py:13, resting; S\n")
         assert "loading" not in said
-        first, second = launch.told("--full").split("  process ")[1:]
+        first, second = launch.shown("--full").split("  process ")[1:]
         assert "in resting\n" in first
         assert "in resting\n" not in second
         assert "in loading\n" in second
@@ -132,20 +134,20 @@ def test_all_processes_of_a_worker(tmp_path):
 
 
 def test_a_worker_that_is_stopped(tmp_path):
-    """It is not asked: it would answer when it goes on."""
+    """A stopped worker is not asked: it would answer when it continues."""
     train = script(tmp_path, WAITING)
     with waiting(tmp_path, 1, train) as launch:
-        launch.until_told(RESTING)
+        launch.until_shown(RESTING)
         pid = launch.pid(str(train))
         os.kill(pid, signal.SIGSTOP)
-        launch.until_told("stopped, so its stacks are not known; T\n")
+        launch.until_shown("stopped, so its stacks are not known; T\n")
         os.kill(pid, signal.SIGCONT)
-        launch.until_told(RESTING)
+        launch.until_shown(RESTING)
         launch.ends_in_order()
 
 
 @pytest.mark.parametrize("how", ["no Python", "--progress off"])
-def test_workers_that_tell_no_stacks(tmp_path, how):
+def test_workers_that_report_no_stacks(tmp_path, how):
     """A signal would end them."""
     if how == "no Python":
         command = ("--no-python", "sh", "-c", "read x < fifo-0; echo got $x")
@@ -153,8 +155,8 @@ def test_workers_that_tell_no_stacks(tmp_path, how):
         command = ("--progress", "off", script(tmp_path, WAITING))
     with waiting(tmp_path, 1, *command) as launch:
         name = "sh" if how == "no Python" else "python3"
-        launch.until_told(f": in {name}, whose stacks are not known; S\n")
-        assert launch.told("--full").count("process ") == 1
+        launch.until_shown(f": in {name}, whose stacks are not known; S\n")
+        assert launch.shown("--full").count("process ") == 1
         launch.ends_in_order()
 
 
@@ -169,12 +171,12 @@ def test_stacks_are_not_kept(tmp_path):
     """The memory that they take does not grow for ever."""
     train = script(tmp_path, WAITING)
     with waiting(tmp_path, 1, train) as launch:
-        launch.until_told(RESTING)
+        launch.until_shown(RESTING)
         server = fork_server(launch.process)[0]
-        # What was told may be the only other launch's, which has the same text.
+        # The text may come from another launch, which has the same.
         (file,) = until(lambda: files_of_stacks(server))
         os.truncate(file, 3 << 20)
-        launch.until_told(RESTING)
+        launch.until_shown(RESTING)
         assert os.stat(file).st_size < 1 << 20
         launch.ends_in_order()
 
@@ -184,7 +186,7 @@ def test_odd_names(tmp_path):
     rename = 'open("/proc/self/comm", "wb").write(b"\\x1b[31mred\\x07\\r\\n")\n'
     train = script(tmp_path, rename + WAITING, name=odd)
     with waiting(tmp_path, 1, train) as launch:
-        said = launch.until_told("resting; S", "--full")
+        said = launch.until_shown("resting; S", "--full")
         assert "\x1b" not in said
         assert "(?[31mred" in said
         launch.ends_in_order()
@@ -214,7 +216,7 @@ def test_of_a_variable_that_is_not_set(tmp_path):
 
 
 def of_job(directory, squeue, srun):
-    """The command with stand-ins for Slurm's, as shell scripts."""
+    """Return the command with stand-ins for Slurm's, as shell scripts."""
     for name, text in (("squeue", squeue), ("srun", srun)):
         script(directory, f"#!/bin/sh\n{text}\n", name).chmod(0o755)
     env = {"PATH": f"{directory}:/bin:/usr/bin"}

@@ -62,20 +62,20 @@ class Stepping:
         self.process = start(*words, cwd=directory, environ=environ, timing=timing)
 
     def listed(self):
-        """This launch, as `status --json` has it; there may be others on this machine."""
+        """Return this launch, as `status --json` has it; there may be others on this machine."""
         done = hpclaunch("status", "--json", cwd=self.directory)
         launches = json.loads(done.stdout) if done.returncode == 0 else []
         return next((each for each in launches if each["pid"] == self.process.pid), None)
 
-    def told(self):
-        """The same, asked without a process."""
+    def status(self):
+        """Return the same as `listed`, without starting a process."""
         for directory in self.directory.glob("hpclaunch-logs/*"):
             with contextlib.suppress(NoLaunchError):
                 return json.loads(packing.to_json(find(directory.name, {}).only))
         return None
 
-    def until_told(self, condition=lambda launch: launch["job"]["agents"][0]["steps"]):
-        return until(lambda: (launch := self.told()) and condition(launch) and launch, pause=0.1)
+    def until_status(self, condition=lambda launch: launch["job"]["agents"][0]["steps"]):
+        return until(lambda: (launch := self.status()) and condition(launch) and launch, pause=0.1)
 
     def ends(self):
         (self.directory / "over").touch()
@@ -84,7 +84,7 @@ class Stepping:
 
 
 def waiting(directory, *options, timing=None):
-    """One that makes no steps, and so is there sooner."""
+    """Return a launch that makes no steps, and so is there sooner."""
     return stepping(directory, "--cold", *options, text=WAITING, timing=timing)
 
 
@@ -108,7 +108,7 @@ def stepping(directory, *options, **more):
 
 def test_a_launch_on_this_machine(tmp_path):
     with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
-        run.until_told(lambda each: phases(each) == ["step", "step"])
+        run.until_status(lambda each: phases(each) == ["step", "step"])
         launch = run.listed()
         name, job = launch["name"], launch["job"]
         assert re.fullmatch(r"local-[\d-]+", name)
@@ -128,15 +128,15 @@ def test_a_launch_on_this_machine(tmp_path):
 
 def test_restart_notice_and_stop(tmp_path):
     with stepping(tmp_path, "--nproc", 2, "--max-restarts", 0, text=HANDLING) as run:
-        name = run.until_told()["name"]
+        name = run.until_status()["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{name}: notice asked for\n"), done.stderr
         outs = "hpclaunch-logs/*/round-0/rank-*.out"
         until(lambda: sum("noticed" in out.read_text() for out in tmp_path.glob(outs)) == 2)
         hpclaunch("restart", name, cwd=tmp_path)
-        job = run.until_told(lambda each: each["job"]["round"] == 1)["job"]
+        job = run.until_status(lambda each: each["job"]["round"] == 1)["job"]
         assert job["past"][0]["why"] == "the user has asked for a restart"
-        run.until_told(lambda each: each["job"]["agents"][0]["steps"])
+        run.until_status(lambda each: each["job"]["agents"][0]["steps"])
         assert hpclaunch("stop", name, cwd=tmp_path).returncode == 0
         out, err = run.process.communicate(timeout=LIMIT)
         assert run.process.returncode == 143, err
@@ -154,7 +154,7 @@ def test_what_is_not_there(in_process, tmp_path, command):
 
 def test_no_notice_where_it_is_off(tmp_path):
     with waiting(tmp_path, "--notice", "off") as run:
-        name = run.until_told(runs)["name"]
+        name = run.until_status(runs)["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.endswith(f"{name}: its workers get no notice (--notice off)\n")
@@ -163,7 +163,7 @@ def test_no_notice_where_it_is_off(tmp_path):
 
 def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
     with waiting(tmp_path) as run:
-        name = run.until_told(runs)["name"]
+        name = run.until_status(runs)["name"]
         command = [HPCLAUNCH, "status", "--watch", name]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
@@ -176,22 +176,22 @@ def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
 
 
 def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
-    """And one that is there is seen beside it."""
+    """A running agent is listed beside it."""
     with waiting(tmp_path) as one, waiting(tmp_path) as other:
-        one.until_told(runs)
-        other.until_told(runs)
+        one.until_status(runs)
+        other.until_status(runs)
         one.process.send_signal(signal.SIGSTOP)
         assert one.listed() is None
         assert other.listed() is not None
         one.process.send_signal(signal.SIGCONT)
-        assert one.until_told(runs)
+        assert one.until_status(runs)
         assert one.ends()[0] == other.ends()[0] == 0
 
 
 @pytest.mark.parametrize("code", [0, 143], ids=["q", "SIGTERM"])
 def test_top_on_a_terminal(tmp_path, code):
     with waiting(tmp_path, "--nproc", 2) as run:
-        name = run.until_told(runs)["name"]
+        name = run.until_status(runs)["name"]
         ours, theirs = os.openpty()
         before = termios.tcgetattr(theirs)
         os.set_blocking(ours, False)
@@ -227,9 +227,9 @@ def test_top_on_a_terminal(tmp_path, code):
         assert run.ends()[0] == 0
 
 
-def test_the_log_directory_tells_when_nobody_does(tmp_path):
+def test_the_log_directory_answers_when_nobody_does(tmp_path):
     with waiting(tmp_path) as run:
-        launch = run.until_told(runs)
+        launch = run.until_status(runs)
         assert run.ends()[0] == 0
     for name in (launch["name"], launch["logs"]):
         done = hpclaunch("status", name, cwd=tmp_path)
@@ -245,9 +245,9 @@ def test_the_log_directory_tells_when_nobody_does(tmp_path):
 
 
 def test_the_log_directory_of_a_launch_that_runs(tmp_path):
-    """What its head has written a while ago is not all that is known."""
+    """The running launch answers as well: the head's file may be old."""
     with waiting(tmp_path) as run:
-        launch = run.until_told(runs)
+        launch = run.until_status(runs)
         earlier = {**launch, "time": launch["time"] - 40, "old": None}
         with open(os.path.join(launch["logs"], "status.json"), "w") as f:
             json.dump(earlier, f)
@@ -282,7 +282,7 @@ def test_a_file_of_that_name_of_another_user_is_not_run(tmp_path, how):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_is_not_answered(tmp_path):
-    """Neither by the command, nor when it asks the socket itself."""
+    """Neither the command nor the socket itself answers another user."""
     asking = f"""
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -296,20 +296,20 @@ print(len(names), *(len(each.result()) for each in asked))
 """
     words = ("look", "stop", "restart", "notice")
     with waiting(tmp_path) as run:
-        before = run.until_told(runs)
+        before = run.until_status(runs)
         done = subprocess.run(
             [sys.executable, "-c", asking, *words], capture_output=True, text=True, check=True
         )
         number, *answers = done.stdout.split()
         assert int(number) > 0
         assert answers == ["0"] * len(words)
-        after = run.told()
+        after = run.status()
         assert (after["pid"], after["job"]["round"]) == (before["pid"], 0)
         assert run.ends()[0] == 0
 
 
 def watched(name, cwd, wanted, term, command=("status", "--watch")):
-    """What is shown on a terminal of 0 x 0, until the wanted text is."""
+    """Return what is shown on a terminal of 0 x 0, once the wanted text is."""
     watching, terminal = os.openpty()  # as the kernel makes it
     with subprocess.Popen(
         [HPCLAUNCH, *command, name],
@@ -329,18 +329,18 @@ def watched(name, cwd, wanted, term, command=("status", "--watch")):
     return shown
 
 
-def test_a_terminal_that_tells_no_size_shows_the_last_line(tmp_path):
+def test_a_terminal_without_a_size_shows_the_last_line(tmp_path):
     """Some serial lines and containers have one of 0 x 0."""
     with waiting(tmp_path) as run:
-        launch = run.until_told(runs)
+        launch = run.until_status(runs)
         watched(launch["name"], tmp_path, b"   0  ", "xterm")
         assert run.ends()[0] == 0
 
 
 def test_a_terminal_without_a_cursor_that_moves_shows_plain_lines(tmp_path):
-    """Such as that of an editor."""
+    """An editor's terminal is one of these."""
     with waiting(tmp_path) as run:
-        name = run.until_told(runs)["name"]
+        name = run.until_status(runs)["name"]
         line = f"{name}: running for ".encode()
         for command in (("status", "--watch"), ("top",)):
             assert b"\x1b" not in watched(name, tmp_path, line, "dumb", command)

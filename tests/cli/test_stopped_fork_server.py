@@ -129,8 +129,10 @@ def test_while_workers_have_grace(tmp_path, asked):
 
 
 def test_nothing_outlives_a_killed_launcher(tmp_path):
-    """Also if whoever adopts the fork server has its session, as process 1 of a container may: else
-    the kernel lets a stopped process go on whose process group is orphaned."""
+    """The adopter of the fork server may have the same session, as process 1 of a container may.
+
+    Otherwise the kernel continues a stopped process whose process group is orphaned.
+    """
     adopt_orphans()
     job = launch(tmp_path)
     until_up(tmp_path)

@@ -43,7 +43,7 @@ while True:
 @pytest.mark.skipif("descriptors" in entered, reason="no process may have so many sockets")
 @pytest.mark.parametrize("answer", ["silence", "pipe", "2000000000"])
 def test_a_job_beside_sockets_of_another_user(tmp_path, answer):
-    """They are as many as a process may have open, and are called like those of our agents."""
+    """The sockets have names like those of our agents, and are as many as a process may have."""
     process = start("--nproc=1", "--cold", script(tmp_path, WAITS), b"w".hex(), cwd=tmp_path)
     assert process.stdout.readline() == "up\n"
     with impostor(names_like_those_of_agents(900), answer):

@@ -19,11 +19,11 @@ from surroundings import LIGHT_TORCH, environment
 pytestmark = pytest.mark.starts
 
 ROWS, COLUMNS = 17, 93
-TELL = """
+REPORT = """
 import os, sys
-told = [os.isatty(1), os.isatty(2), sys.stdout.isatty(), sys.stderr.isatty()]
+report = [os.isatty(1), os.isatty(2), sys.stdout.isatty(), sys.stderr.isatty()]
 sizes = [os.get_terminal_size(fd) for fd in (1, 2) if os.isatty(fd)]
-print(told, *{(s.lines, s.columns) for s in sizes}, file=open("told-" + os.environ["RANK"], "w"))
+print(report, *{(s.lines, s.columns) for s in sizes}, file=open("told-" + os.environ["RANK"], "w"))
 """
 
 
@@ -50,7 +50,7 @@ class Screen:
         os.write(self.end, data)
 
     def read(self):
-        """What is there; of one that is written to for ever, a good part."""
+        """Read what is there, or a good part of it if the terminal is written to for ever."""
         for _ in range(1000):
             if not select.select([self.end], [], [], 0.02)[0]:
                 return
@@ -67,7 +67,7 @@ class Screen:
         until(found)
 
     def over(self):
-        """The exit code."""
+        """Return the exit code."""
 
         def ended():
             self.read()
@@ -82,13 +82,13 @@ class Screen:
 
 
 def of_workers(shown):
-    """Without live lines, and what is said of the load of this machine."""
+    """Return what is shown without live lines and messages about the load of this machine."""
     shown = re.sub(rb"\r\x1b\[K[^\r\n]*\(\d+ s\)|\r\x1b\[K", b"", shown)
     return re.sub(rb"hpclaunch: on \S+: load: .*\r\n", b"", shown).replace(b"\r\n", b"\n")
 
 
 def become_foreground():
-    """On the terminal that is our standard input, as a shell has it for a command."""
+    """Take the terminal that is our standard input, as a shell has it for a command."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -109,7 +109,7 @@ def launch(tmp_path):
         os.close(screen.end)
 
 
-def told(cwd, rank=0):
+def report(cwd, rank=0):
     return (cwd / f"told-{rank}").read_text().strip()
 
 
@@ -120,8 +120,8 @@ ALL = f"[True, True, True, True] ({ROWS}, {COLUMNS})"
 def test_workers_have_a_terminal_with_its_size(launch, tmp_path, monkeypatch, start):
     monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
     torch = "" if start == "--cold" else "import torch\n"
-    assert launch(torch + TELL, "--nproc=2", start).over() == 0
-    assert [told(tmp_path, rank) for rank in (0, 1)] == [ALL, ALL]
+    assert launch(torch + REPORT, "--nproc=2", start).over() == 0
+    assert [report(tmp_path, rank) for rank in (0, 1)] == [ALL, ALL]
 
 
 CHOICES = {  # options: stdout and stderr of ranks 0 and 1
@@ -134,19 +134,19 @@ CHOICES = {  # options: stdout and stderr of ranks 0 and 1
 
 @pytest.mark.parametrize("options", CHOICES)
 def test_what_is_not_shown_as_it_is_has_none(launch, tmp_path, options):
-    """As under torchrun, where it goes to a file or through a pipe."""
-    assert launch(TELL, "--nproc=2", *options).over() == 0
+    """Output to a file or through a pipe has no terminal, as under torchrun."""
+    assert launch(REPORT, "--nproc=2", *options).over() == 0
     for rank, (out, err) in enumerate(CHOICES[options]):
         size = f" ({ROWS}, {COLUMNS})" if out or err else ""
-        assert told(tmp_path, rank) == f"[{out}, {err}, {out}, {err}]{size}"
+        assert report(tmp_path, rank) == f"[{out}, {err}, {out}, {err}]{size}"
 
 
 def test_one_stream_on_a_terminal(launch, tmp_path):
-    screen = launch(TELL + "print('to the pipe')", "--nproc=1", stdout=subprocess.PIPE)
+    screen = launch(REPORT + "print('to the pipe')", "--nproc=1", stdout=subprocess.PIPE)
     with screen.process.stdout as pipe:
         assert pipe.read() == b"to the pipe\n"
     assert screen.over() == 0
-    assert told(tmp_path) == f"[False, True, False, True] ({ROWS}, {COLUMNS})"
+    assert report(tmp_path) == f"[False, True, False, True] ({ROWS}, {COLUMNS})"
 
 
 def test_the_files_have_every_byte(launch):
@@ -202,7 +202,7 @@ def test_a_breakpoint(launch):
     assert b"the answer is 42\n" in screen.file("rank-0.out")
 
 
-def test_what_a_failed_worker_wrote_last_is_told(launch):
+def test_what_a_failed_worker_wrote_last_is_shown(launch):
     screen = launch("print('almost'); 1/0", "--nproc=1", "--max-restarts=0")
     assert screen.over() == 1
     assert b"    | ZeroDivisionError: division by zero" in screen.shown
@@ -210,10 +210,10 @@ def test_what_a_failed_worker_wrote_last_is_told(launch):
 
 
 def test_every_round_has_its_own(launch, tmp_path):
-    body = TELL + "print('x' * 70000)\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    body = REPORT + "print('x' * 70000)\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
     screen = launch(body, "--nproc=1")
     assert screen.over() == 0
-    assert told(tmp_path) == ALL
+    assert report(tmp_path) == ALL
     for number in (0, 1):
         assert screen.file("rank-0.out", number) == b"x" * 70000 + b"\n"
 
@@ -227,7 +227,10 @@ for n in range(100_000):
 
 
 def complete(text):
-    """What a counting worker wrote: no line is missing; the last one may be unfinished."""
+    """Return the number of whole lines of a counting worker.
+
+    Assert that no line is missing; the last one may be unfinished.
+    """
     lines = text.decode().split("\n")
     assert lines[:-1] == [str(n) for n in range(len(lines) - 1)]
     return len(lines) - 1
@@ -304,14 +307,14 @@ ERASE = b"\r\x1b[K"
 
 
 def visible(shown):
-    """The lines that stay on the terminal, without those about the load of this machine."""
+    """Return the lines that stay on the terminal, without those about the load of this machine."""
     lines = [line.rpartition(ERASE)[2] for line in shown.split(b"\r\n")]
     return [line for line in lines if b": load: " not in line]
 
 
 @pytest.mark.torch
 def test_a_live_line_says_what_the_job_waits_for(launch):
-    """It mixes with no message and no output, and is gone in the end."""
+    """The live line mixes with no message and no output, and is removed in the end."""
     screen = launch(WAITS, "--nproc=2")
     screen.shows(b"2 ranks: first step (")
     (screen.cwd / "go").touch()

@@ -243,7 +243,7 @@ def test_a_directory_that_is_gone(tmp_path):
 @pytest.mark.starts
 @pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
 def test_a_command_whose_output_nobody_reads(cwd, words):
-    """As in `hpclaunch checkpoints . | head -1`."""
+    """The reader may have ended, as in `hpclaunch checkpoints . | head -1`."""
     (cwd / "train.py").touch()
     reading, writing = os.pipe()
     os.close(reading)

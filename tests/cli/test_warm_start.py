@@ -16,8 +16,8 @@ from surroundings import LIGHT_TORCH, PRELOADED, entered, environment
 
 pytestmark = pytest.mark.starts
 
-TELL = PRELOADED + "print(preloaded('torch'))\n"
-TRAINS = TELL + "import torch\n"
+REPORT = PRELOADED + "print(preloaded('torch'))\n"
+TRAINS = REPORT + "import torch\n"
 WARM = "import gc; print(gc.get_freeze_count() > 0)\nimport torch\n"
 
 
@@ -50,23 +50,23 @@ THREADS = "import os; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS
 
 @pytest.mark.torch
 def test_a_script_with_torch_finds_it_imported(run):
-    said, told, journal = run(TRAINS + THREADS)
+    said, messages, journal = run(TRAINS + THREADS)
     assert said == ["1 1", "1 1", "True", "True"]
-    assert told == ""
+    assert messages == ""
     assert of_template(journal) == ["ready"]
 
 
 def test_a_script_without_torch_pays_nothing_for_it(run):
-    said, told, journal = run(TELL)
+    said, messages, journal = run(REPORT)
     assert said == ["False", "False"]
-    assert told == ""
+    assert messages == ""
     assert of_template(journal) == []
 
 
 def test_cold_on_request(run):
-    said, told, _ = run(TRAINS, "--cold")
+    said, messages, _ = run(TRAINS, "--cold")
     assert said == ["False", "False"]
-    assert told == ""
+    assert messages == ""
 
 
 COLD = {
@@ -78,28 +78,28 @@ COLD = {
 
 @pytest.mark.parametrize("source", COLD)
 def test_variables_that_come_before_torch(run, source):
-    said, told, _ = run(source + TRAINS)
+    said, messages, _ = run(source + TRAINS)
     assert said == ["False", "False"]
-    assert "hpclaunch: cold start: train.py " + COLD[source] in told
-    assert told.count("\n") == 1
+    assert "hpclaunch: cold start: train.py " + COLD[source] in messages
+    assert messages.count("\n") == 1
 
 
 def test_a_variable_that_a_function_sets_before_torch(run):
     """The worker becomes a new interpreter. It is said once, and the next rounds start cold."""
     source = (
         "import os\ndef prepare():\n    os.environ['OMP_NUM_THREADS'] = '3'\n"
-        f"{TELL}prepare()\nimport torch\n"
+        f"{REPORT}prepare()\nimport torch\n"
         "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
     )
-    said, told, _ = run(source, "--nproc=1")
+    said, messages, _ = run(source, "--nproc=1")
     assert said == ["False", "False", "True"]
     line = "hpclaunch: cold start: train.py sets OMP_NUM_THREADS in line 3, before it imports torch"
-    assert told.count(line) == told.count("cold start") == 1
+    assert messages.count(line) == messages.count("cold start") == 1
 
 
 def test_a_variable_that_torch_never_reads_at_load(run):
-    said, told, _ = run("import os\nos.environ['MASTER_ADDR'] = 'localhost'\n" + TRAINS)
-    assert (said, told) == (["True", "True"], "")
+    said, messages, _ = run("import os\nos.environ['MASTER_ADDR'] = 'localhost'\n" + TRAINS)
+    assert (said, messages) == (["True", "True"], "")
 
 
 @pytest.mark.torch
@@ -112,9 +112,9 @@ def test_another_interpreter(run, tmp_path):
     wrapper = tmp_path / "python-with-tools"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    said, told, _ = run(TRAINS, env={"PYTHON_EXEC": str(wrapper)})
+    said, messages, _ = run(TRAINS, env={"PYTHON_EXEC": str(wrapper)})
     assert said == ["False", "False"]
-    assert f"cold start: {wrapper} is another interpreter" in told
+    assert f"cold start: {wrapper} is another interpreter" in messages
 
 
 SITES = {  # sitecustomize: why workers cannot have it from one process
@@ -133,10 +133,10 @@ def test_a_site_that_is_each_workers_own(run, tmp_path, source):
     library = tmp_path / "library"
     library.mkdir()
     (library / "sitecustomize.py").write_text(source)
-    said, told, _ = run(TRAINS, env={"PYTHONPATH": library})
+    said, messages, _ = run(TRAINS, env={"PYTHONPATH": library})
     assert said == ["False", "False"]
-    assert "hpclaunch: cold start: " in told
-    assert SITES[source] in told
+    assert "hpclaunch: cold start: " in messages
+    assert SITES[source] in messages
 
 
 FINE = [
@@ -158,8 +158,8 @@ def test_a_site_that_all_workers_may_share(run, tmp_path, source):
     library.mkdir()
     (library / "sitecustomize.py").write_text(source)
     shown = "import os; print([os.environ.get(name) for name in ('OMP_NUM_THREADS', 'AGAIN')])\n"
-    warm, told, _ = run(WARM + shown, env={"PYTHONPATH": library})
-    assert told == ""
+    warm, messages, _ = run(WARM + shown, env={"PYTHONPATH": library})
+    assert messages == ""
     assert warm[:2] == ["True", "True"]
     cold, _, _ = run(WARM + shown, "--cold", env={"PYTHONPATH": library})
     assert warm[2:] == cold[2:]
@@ -169,18 +169,18 @@ def test_a_site_that_all_workers_may_share(run, tmp_path, source):
 def test_modules_beside_the_script_come_first(run, tmp_path):
     (tmp_path / "numpy.py").write_text("WHOSE = 'mine'\n")
     source = "import numpy; print(numpy.WHOSE)\ndef later():\n    import torch\n"
-    said, told, _ = run(source)
+    said, messages, _ = run(source)
     assert said == ["mine", "mine"]
-    assert "cold start:" in told
-    assert "numpy.py stands in for the numpy that torch imports" in told
+    assert "cold start:" in messages
+    assert "numpy.py stands in for the numpy that torch imports" in messages
 
 
 def test_preload(run):
     source = PRELOADED + "print([preloaded(m) for m in ('torch', 'wave', 'chunk')])\n"
-    said, told, _ = run(source + TRAINS, "--preload", "wave,nowhere")
+    said, messages, _ = run(source + TRAINS, "--preload", "wave,nowhere")
     assert said == ["True", "True", "[True, True, False]", "[True, True, False]"]
     reason = "passed over, ModuleNotFoundError: No module named 'nowhere'"
-    assert told == f"hpclaunch: --preload nowhere: {reason}\n"
+    assert messages == f"hpclaunch: --preload nowhere: {reason}\n"
 
 
 LEARNS = f"""
@@ -216,7 +216,7 @@ def renewed(journal):
 
 @pytest.mark.torch
 def test_what_a_script_imports_is_there_when_it_starts_again(run):
-    """What its text shows at once, the rest at the restart."""
+    """Imports that the script's text shows are there at once, the rest at the restart."""
     said, _, journal = run(LEARNS.format(STEPS + UNTIL_LEARNED))
     assert said == ["0 True False"] * 2 + ["1 True True"] * 2
     assert len(renewed(journal)) == 2
@@ -260,6 +260,6 @@ print(round(step(torch.ones(1000)).item()))
 @pytest.mark.skipif("locale" in entered, reason="torch.compile reads files of torch in UTF-8")
 @pytest.mark.skipif("tmpdir" in entered, reason="torch.compile does not quote TMPDIR for g++")
 def test_torch_compile(run, tmp_path):
-    """Its processes and threads are those of a worker that was forked."""
-    said, told, _ = run(COMPILES, env={"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"})
-    assert said == ["1000", "1000"], told
+    """A forked worker has the processes and threads that torch.compile starts."""
+    said, messages, _ = run(COMPILES, env={"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"})
+    assert said == ["1000", "1000"], messages

@@ -1,4 +1,4 @@
-"""How many workers a task starts, by what Slurm and the GPUs say."""
+"""The number of workers that a task starts, from Slurm's variables and the GPUs."""
 
 import argparse
 import os
@@ -83,7 +83,7 @@ def test_no_torch_of_the_working_directory_is_imported(asked):
 
 
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
-    """The messages of the head at the start."""
+    """Return the messages of the head at the start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(gpus))
     script(tmp_path, "")
@@ -130,7 +130,7 @@ def test_options_without_effect_are_named_in_one_line(monkeypatch, tmp_path):
 
 @pytest.mark.starts
 def test_a_visible_device_that_is_not_there(monkeypatch, tmp_path):
-    """Without a driver nobody can tell, and nobody complains."""
+    """Nobody knows without a driver, and nobody complains."""
     if os.path.exists("/proc/driver/nvidia"):
         pytest.skip("there is a GPU here")
     env = environment(CUDA_VISIBLE_DEVICES="7")

@@ -1,6 +1,6 @@
 """The commands that a document shows in its ```console blocks, and what it says they print.
 
-    $ command              a command; `> ` goes on with it
+    $ command              a command; `> ` continues it
     what it prints         matches when only long numbers (ids, ports, times) and fractions differ
     ...                    any lines, or none; within a line, the rest of it or a part
 
@@ -27,7 +27,7 @@ class Step:
 
 
 def sections(path: Path) -> dict[str, list[Step]]:
-    """The steps below every heading that has any."""
+    """Return the steps below every heading that has any."""
     found: dict[str, list[Step]] = {}
     for part in re.split(r"^## ", path.read_text(), flags=re.MULTILINE):
         title, _, body = part.partition("\n")

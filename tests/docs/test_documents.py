@@ -1,5 +1,5 @@
-"""What the documents say is true: files and sections that they name are there, every page can be
-found, and the commands and options that they show are understood."""
+"""The documents are right: files and sections that they name exist, every page can be found, and
+the commands and options that they show are understood."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pages(*, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:
 
 
 def commands() -> list[str]:
-    """The launcher's words in every shell block, and of commands within the text."""
+    """Return the launcher's words in every shell block, and of commands within the text."""
     texts = [page.read_text() for page in PAGES]
     blocks = "\n".join(block for text in texts for block in BLOCK.findall(text))
     found = COMMAND.findall(blocks.replace("\\\n", " "))
@@ -70,7 +70,7 @@ def commands() -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The sections of a page, as links name them."""
+    """Return the sections of a page, as links name them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -97,7 +97,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pages()
 def test_links_lead_somewhere(page: Path) -> None:
-    """To a file that exists, and to a section that it has."""
+    """Links name a file that exists, and a section that it has."""
     for path, section in links(page):
         assert path.exists(), f"{name(page)} links to {path}"
         assert not section or section in anchors(path), f"{name(page)} links to {path}#{section}"
@@ -162,7 +162,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 @pages(without=("docs/options.md",))
 def test_options_in_tables_exist(page: Path) -> None:
-    """And where the options are a command's own, the table has them all."""
+    """A table of a command's own options has them all."""
     rows = "".join(TABLE.findall(page.read_text())).splitlines()
     named = {
         option
@@ -177,7 +177,7 @@ def test_options_in_tables_exist(page: Path) -> None:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of each row of a table."""
+    """Return the cells of each row of a table."""
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()

@@ -29,7 +29,7 @@ ROW = re.compile(r"^\| (status|report|checkpoints) \| ([^|]*) \|", re.MULTILINE)
 
 
 def fields(command: str) -> list[str]:
-    """The fields that the page names, such as job.agents[].steps."""
+    """Return the fields that the page names, such as job.agents[].steps."""
     cells = [cell for name, cell in ROW.findall(page("for-agents")) if name == command]
     return re.findall(r"`(.+?)`", " ".join(cells))
 
@@ -39,7 +39,7 @@ def page(name: str) -> str:
 
 
 def value(found: Any, field: str) -> Any:
-    """What `found` has there, of the first element of each list."""
+    """Return the value of a field in `found`, from the first element of each list."""
     for name in field.split("."):
         found = found[name.removesuffix("[]")]
         found = found[0] if name.endswith("[]") else found
@@ -100,5 +100,5 @@ def test_every_exit_code_of_ours_is_in_the_table() -> None:
 
 
 def codes(name: str) -> set[str]:
-    """The exit codes that are the first cell of a row."""
+    """Return the exit codes that are the first cell of a row."""
     return set(re.findall(r"^\| (\d+) \|", page(name), re.MULTILINE))

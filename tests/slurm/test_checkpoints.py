@@ -145,7 +145,7 @@ def test_a_head_that_cannot_search_checkpoints_is_replaced(
 def test_a_member_has_five_processes_beside_its_workers(
     cluster: Cluster, launch: Launch, saved: Path
 ) -> None:
-    """Its search for checkpoints has ended; the node of the head and of rank 0 has seven."""
+    """The member's search for checkpoints has ended. The head's node, with rank 0, has seven."""
     options = ("--nproc", 1, "--checkpoint-dir", saved)
     script = (SCRIPTS / "simple.py", "--until", "go")
     job = launch(*options, *script, nodes=2, timing={"agent.resuming.IDLE": 1.0})

@@ -16,7 +16,7 @@ SIMPLE = SCRIPTS / "simple.py"
 
 @pytest.fixture(scope="module")
 def good(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job with two workers on each of three nodes."""
+    """Return a job with two workers on each of three nodes."""
     body = f"srun {SCRIPTS}/agent.sh --nproc 2 {SIMPLE}"
     with own_jobs(cluster):
         job = cluster.sbatch(body, directory=tmp_path_factory.mktemp("good"))

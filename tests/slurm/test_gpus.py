@@ -148,7 +148,7 @@ def test_without_the_control_daemon_workers_share_time_slices(gpus: Gpus) -> Non
 
 
 def test_workers_that_evade_mps_are_named(gpus: Gpus) -> None:
-    """Their script removes the variable of the pipe directory, and CUDA does not complain."""
+    """The script removes the variable of the pipe directory, and CUDA does not complain."""
     evade = gpus.directory / "evade.py"
     evade.write_text(
         "import os, runpy\nos.environ.pop('CUDA_MPS_PIPE_DIRECTORY')\n"

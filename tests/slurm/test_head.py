@@ -141,7 +141,7 @@ def test_a_head_without_network_is_replaced_and_comes_back(
     assert job.codes == {0: 0, 1: 0, 2: 0}
 
 
-def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: Launch) -> None:
+def test_of_two_halves_the_one_with_the_head_continues(cluster: Cluster, launch: Launch) -> None:
     """The other half waits, says what it waits for, and takes part again when it is back."""
     job = launch("--nproc", 1, "--nnodes", "1:2", SIMPLE, "--until", "go", nodes=2)
     job.wait_for_workers(2)

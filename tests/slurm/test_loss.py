@@ -244,9 +244,7 @@ def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launc
     assert "n3: the head on n1 was lost: it has been silent for" in ended.output
 
 
-def test_an_agent_that_is_stopped_costs_a_round_and_no_more(
-    cluster: Cluster, launch: Launch
-) -> None:
+def test_an_agent_that_is_stopped_costs_one_round_only(cluster: Cluster, launch: Launch) -> None:
     job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
     job.wait_for_workers(3)
     job.forget()

@@ -20,7 +20,7 @@ NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 @pytest.mark.parametrize("title", NAMES)
 def test_on_a_cluster(title: str, cluster: Cluster, tmp_path: Path) -> None:
-    """There are no GPUs, so each node has one worker; c10d's warning about host names is hidden."""
+    """Each node has one worker, without GPUs; c10d's warning about host names is hidden."""
     shutil.copytree(ROOT / "workers", tmp_path / "workers")
     env = cluster.environment(tmp_path) | ONE_THREAD | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 

@@ -36,7 +36,7 @@ def test_ddp_by_a_script_that_starts_its_own_processes(run: Run) -> None:
 
 
 def test_ddp_on_two_nodes_with_the_word_python_left_in(run: Run, tmp_path: Path) -> None:
-    """There is one launcher per task, two per node, and rank 1 is killed."""
+    """Each task has one launcher, each node two tasks, and rank 1 is killed."""
     ended = run("mit/multinode.sh", env=KILLS_RANK_1)
     weights(ended, world=4)
     assert rounds(tmp_path) == 2

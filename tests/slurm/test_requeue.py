@@ -25,7 +25,7 @@ ROUNDS = "hpclaunch-logs/*/round-*"
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The digest of the weights after these steps in one run."""
+    """Return the digest of the weights after these steps in one run."""
     directory = tmp_path_factory.mktemp("undisturbed")
     command = [
         sys.executable,

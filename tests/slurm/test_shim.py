@@ -21,7 +21,7 @@ def submit(cluster: Cluster, directory: Path, command: str, nodes: int = 2) -> J
 
 
 def test_srun_torchrun(cluster: Cluster, tmp_path: Path) -> None:
-    """As with torchrun, the failure of one worker restarts all workers."""
+    """The failure of one worker restarts all workers, as with torchrun."""
     options = "--nnodes=$SLURM_NNODES --nproc-per-node=2 --rdzv-id=$SLURM_JOB_ID"
     meet = "--rdzv-backend=c10d --rdzv-endpoint=$(hostname):29400"
     fail = "--fail '3:now?:kill' --until end"

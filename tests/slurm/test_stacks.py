@@ -39,7 +39,7 @@ while not os.path.exists("over"):
     time.sleep(0.1)
 over.set()
 """
-TOLD = re.compile(
+SHOWN = re.compile(
     r"^ranks 0-1,3: in resting.py:4, resting; .*\n"
     r"rank 2 on n2 \(pid \d+\): in resting.py:7, resting_elsewhere; .*\n",
     re.MULTILINE,
@@ -79,7 +79,7 @@ def test_from_the_login_node_and_within_the_job(
     os.mkfifo(tmp_path / "over")
     job = cluster.sbatch(body, directory=tmp_path, nodes=2, options=OPTIONS)
     look = ["sh", "-c", f"hpclaunch stacks {job.id} || true"]
-    eventually("its stacks", lambda: TOLD.search(cluster.on("ctl", look)), pause=PAUSE)
+    eventually("its stacks", lambda: SHOWN.search(cluster.on("ctl", look)), pause=PAUSE)
 
     whole = cluster.on("ctl", ["hpclaunch", "stacks", str(job.id), "--rank", "2"])
     assert whole.startswith("rank 2 on n2 ")
@@ -94,10 +94,10 @@ def test_from_the_login_node_and_within_the_job(
     ended = job.wait()
     assert ended.code == 0, str(ended)
     whole, here, step = re.split(r"(?m)^(?:here|in a step):\n", ended.output)
-    assert TOLD.search(whole), str(ended)
+    assert SHOWN.search(whole), str(ended)
     assert re.search(r"(?m)^ranks 0-1: in resting\.py:4, resting; ", here), str(ended)
     assert "rank 2" not in here
-    assert TOLD.search(step), str(ended)
+    assert SHOWN.search(step), str(ended)
     assert job.codes == {0: 0, 1: 0}
 
 

@@ -34,7 +34,7 @@ def environments_of(job: Job) -> dict[int, dict[str, str]]:
 
 
 def test_one_task_per_gpu(launch: Launch) -> None:
-    """As in older recipes, each task has one worker, and LOCAL_RANK counts the tasks of a node."""
+    """Each task has one worker, as in older recipes, and LOCAL_RANK counts the tasks of a node."""
     options = ["--ntasks-per-node=2", "--gpus-per-node=2"]
     job = launch(SIMPLE, srun="srun --wait=5 hpclaunch", nodes=2, options=options)
     envs = environments_of(job)

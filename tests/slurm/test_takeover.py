@@ -86,9 +86,9 @@ def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
     def leads() -> bool:
         answers.after.update(scrape(cluster, "n2"))
         trained = answers.after.get(("seat_seconds", "training"), 0.0)
-        goes_on = answers.after.get(("nodes", "running")) == 2
+        is_running = answers.after.get(("nodes", "running")) == 2
         is_all = trained >= answers.before["seat_seconds", "training"]
-        return goes_on and is_all and begun(answers.after)
+        return is_running and is_all and begun(answers.after)
 
     eventually("the metrics of the job on the other node", leads, pause=PAUSE)
     answers.at_lost_head.update(scrape(cluster, "n1"))

@@ -1,4 +1,4 @@
-"""What a script can start from: processes of every start method, pools, threads, programs."""
+"""Everything that a script can start: processes of every start method, pools, threads, programs."""
 
 import concurrent.futures
 import json
@@ -12,13 +12,13 @@ import threading
 LEVEL = "imported"
 
 
-def tell(queue=None):
+def describe(queue=None):
     """Run in a child; a function of __main__, so that the child must find that module again."""
     main = sys.modules["__main__"]
     parent = multiprocessing.parent_process()
-    told = {
+    described = {
         "name": __name__,
-        "function": tell.__module__,
+        "function": describe.__module__,
         "main": getattr(main, "__file__", None),
         "level": LEVEL,
         "argv": sys.argv,
@@ -31,8 +31,8 @@ def tell(queue=None):
         "modules": sorted(n for n in sys.modules if "hpclaunch" in n or "sitecustomize" in n),
     }
     if queue is not None:
-        queue.put(told)
-    return told
+        queue.put(described)
+    return described
 
 
 def main():
@@ -40,15 +40,15 @@ def main():
     for method in ("spawn", "fork", "forkserver"):
         context = multiprocessing.get_context(method)
         queue = context.SimpleQueue()
-        child = context.Process(target=tell, args=(queue,))
+        child = context.Process(target=describe, args=(queue,))
         child.start()
         facts[method] = queue.get()
         child.join()
         facts[f"{method}.code"] = child.exitcode
     with concurrent.futures.ProcessPoolExecutor(1) as pool:
-        facts["pool"] = pool.submit(tell).result()
+        facts["pool"] = pool.submit(describe).result()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        facts["thread"] = pool.submit(tell).result()
+        facts["thread"] = pool.submit(describe).result()
     pid = os.fork()
     if not pid:
         os._exit(7)

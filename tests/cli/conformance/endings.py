@@ -146,7 +146,7 @@ def segfault():
     ctypes.string_at(0)
 
 
-def segfault_told():
+def segfault_with_traceback():
     faulthandler.enable()
     ctypes.string_at(0)
 
@@ -160,7 +160,7 @@ def terminated():
 
 
 def interrupted():
-    """By the signal itself: it has Python's own handler."""
+    """Send the signal itself, which has Python's own handler."""
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -1,4 +1,4 @@
-"""What is inside of a process that trains: its threads, descriptors, mappings, hooks and functions.
+"""The inside of a process that trains: its threads, descriptors, mappings, hooks and functions.
 
 It looks three times: first, once it has imported torch, and after some steps of an optimizer. The
 names of the facts are those of probe.py and docs/inside-workers.md. "Functions" are apart: they
@@ -21,7 +21,7 @@ PASSED_OVER = ("__main__", "__mp_main__", "_hpclaunch")
 
 
 def made_by(function):
-    """The files with the code of a function, and of those that it wraps."""
+    """Return the files with the code of a function, and of those that it wraps."""
     files = []
     while function is not None:
         code = getattr(function, "__code__", None)
@@ -35,8 +35,8 @@ def kind(value):
 
 
 def functions():
-    """Those of Python by their own names, since modules take them from each other. Of all other
-    attributes the types."""
+    """Return what each attribute of each module is: functions of Python by their own names, since
+    modules import them from each other, and all other attributes by their types."""
     found = {}
 
     def add(name, value):

@@ -1,6 +1,6 @@
-"""The same words under an interpreter, torchrun and hpclaunch: one machine, nothing in between.
+"""The same command under an interpreter, torchrun and hpclaunch: one machine, nothing in between.
 
-All start in the same directory with the same files, so that what they tell is compared as it is.
+All start in the same directory with the same files, so that reports can be compared unchanged.
 """
 
 import json
@@ -33,7 +33,7 @@ def text(path):
 
 
 def by_hand(rank, world):
-    """What torchrun would tell a worker whose user has set nothing of it."""
+    """Return the variables that torchrun would set for a worker whose user has set none of them."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -58,24 +58,35 @@ def by_hand(rank, world):
 
 
 class Launchers:
-    """`words` are those after the launcher's options; `outside` has what the runs leave. Scripts
-    write their facts into the directory `told`."""
+    """The launchers of one comparison, which run the same command.
+
+    Each method takes the words after the launcher's options. The runs leave their logs in
+    `outside`, and scripts write their facts into the directory `reports`.
+    """
 
     def __init__(
-        self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable, told=None
+        self,
+        cwd,
+        outside,
+        *,
+        start="cold",
+        env=None,
+        before=(),
+        program=sys.executable,
+        reports=None,
     ):
         self.start = ["--cold"] if start == "cold" else []
         self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
-        self.told = told or outside / "told"
-        for directory in (outside, self.told):
+        self.reports = reports or outside / "reports"
+        for directory in (outside, self.reports):
             directory.mkdir(parents=True, exist_ok=True)
-        known, env = environment(CONFORMANCE_OUT=self.told), env or {}
+        known, env = environment(CONFORMANCE_OUT=self.reports), env or {}
         self.env = known | env
         if paths := [each["PYTHONPATH"] for each in (env, known) if each.get("PYTHONPATH")]:
             self.env["PYTHONPATH"] = os.pathsep.join(paths)  # the tests' own behind the user's
 
     def python(self, *words, workers=1):
-        """The reference: an interpreter for each rank, told by hand what torchrun would tell."""
+        """Run the reference: an interpreter for each rank, with torchrun's variables."""
         if words[0] == sys.executable:  # as hpclaunch takes it off
             words = words[1:]
         starts = [
@@ -96,7 +107,7 @@ class Launchers:
         return self._finished(code, out, err, workers)
 
     def torchrun(self, torchruns, *words, workers=1):
-        """By `torchruns`, which has imported it."""
+        """Run the words by `torchruns`, which has imported torchrun."""
         logs = self.outside / "torchrun"
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id", RUN_ID]
         options = ["--nproc-per-node", workers, "--redirects=3", "--log-dir", logs, *rendezvous]
@@ -107,14 +118,14 @@ class Launchers:
         return self._finished(launched.returncode, out, err, workers)
 
     def forked(self, *words):
-        """What hpclaunch must not be: see forking.py."""
+        """Run the words as hpclaunch must not do it: see forking.py."""
         command = [sys.executable, FILES / "forking.py", *words]
         code = self._start(command, "forked", by_hand(0, 1)).wait(LIMIT)
         out, err = (self.outside / f"forked.{name}" for name in ("out", "err"))
         return self._finished(code, out, err, 1)
 
     def _start(self, command, name, env=None):
-        """To files, as a worker's output goes under hpclaunch."""
+        """Start a command whose output goes to files, as a worker's does under hpclaunch."""
         out, err = (self.outside / f"{name}.{stream}" for stream in ("out", "err"))
         with open(out, "ab") as stdout, open(err, "ab") as stderr:
             return subprocess.Popen(
@@ -127,7 +138,7 @@ class Launchers:
             )
 
     def _finished(self, code, out, err, workers):
-        files = [self.told / f"{rank}.json" for rank in range(workers)]
+        files = [self.reports / f"{rank}.json" for rank in range(workers)]
         facts = tuple(json.loads(f.read_text("utf-8")) for f in files if f.exists())
         for file in files:
             file.unlink(missing_ok=True)

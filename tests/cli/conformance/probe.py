@@ -1,4 +1,4 @@
-"""How was I started? Everything by which a script could tell, as one flat JSON object.
+"""Everything that shows a script how it was started, as one flat JSON object.
 
 It goes to `$CONFORMANCE_OUT/<rank>.json`. A set is one fact per item, so that an extra module or
 descriptor is a fact of its own. Facts that begin with "own." differ between any two processes.
@@ -35,7 +35,7 @@ import tracemalloc
 import warnings
 
 FACTS = {}
-PRCTL = {  # what prctl(2) tells of this process without changing it
+PRCTL = {  # attributes that prctl(2) reports of this process without changing it
     "dumpable": 3,
     "keepcaps": 7,
     "timing": 13,
@@ -54,13 +54,13 @@ def fact(name, value):
 
 
 def each(name, items):
-    """One fact per item, of a mapping or of names."""
+    """Record one fact per item of a mapping or of names."""
     for item in items:
         fact(f"{name}.{item}", items[item] if isinstance(items, dict) else True)
 
 
 def kind(value):
-    """A type's or a function's full name, which has no address in it."""
+    """Return the full name of a type or a function, which has no address in it."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -100,7 +100,7 @@ def the_main_module():
 
 
 def depth():
-    """How many calls are left until the limit: what lies below the script counts."""
+    """Return how many calls are left until the limit. Frames below the script reduce it."""
     try:
         return 1 + depth()
     except RecursionError:
@@ -243,7 +243,7 @@ def the_process():
 
 
 def the_environment():
-    """As Python sees it; C code and those who look at the process from outside must agree."""
+    """Record Python's variables; getenv(3) and /proc/self/environ must agree with them."""
     each("environ", dict(os.environ))
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_char_p

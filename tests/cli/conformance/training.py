@@ -1,4 +1,4 @@
-"""What a training script does with torch: seeds, threads, a loader and processes of torch's.
+"""A training script's use of torch: seeds, threads, a loader and processes of torch's.
 
 It follows probe.py in one script, and adds to its facts.
 """

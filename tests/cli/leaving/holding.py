@@ -1,4 +1,4 @@
-"""A rank that is held says so in `held-RANK`, and goes on once there is a file `go`."""
+"""A rank that is held creates `held-RANK`, and continues once there is a file `go`."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ def hold(rank):
 
 
 def digest(optimizers):
-    """Of all weights of these optimizers, and what they remember, as far as this rank has them."""
+    """Return a digest of this rank's part of the optimizers' weights and states."""
     found = hashlib.sha256()
     for optimizer in optimizers:
         for parameter, known in optimizer.state.items():

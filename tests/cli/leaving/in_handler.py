@@ -1,8 +1,8 @@
 """Saves in a handler of SIGUSR1, with collectives, and leaves there: in_handler.py KIND --dir DIR
 
 KIND is `fsdp`, `stages` (of a pipeline), `optimizers` (two of them) or `frozen` (rank 0 trains
-nothing, and counts its steps). With HOLD=STEP it is held after a step. A training that goes on from
-what was saved has to come out as one that nothing has disturbed, which is made after it.
+nothing, and counts its steps). With HOLD=STEP it is held after a step. A training that resumes
+from what was saved must end with the same result as an undisturbed one, which runs after it.
 """
 
 import os
@@ -79,7 +79,7 @@ class Training:
             nn.functional.mse_loss(self.models[0](x), wanted).backward()
 
     def state(self):
-        """Of FSDP, with the names that all ranks share; else this rank's own."""
+        """Return FSDP's state with the names that all ranks share, or this rank's own state."""
         if kind == "fsdp":
             weights, moments = get_state_dict(self.models[0], self.optimizers[0])
             found = {"models": weights, "optimizers": moments}
@@ -91,7 +91,7 @@ class Training:
         schedulers = [scheduler.state_dict() for scheduler in self.schedulers]
         return found | {"schedulers": schedulers, "done": self.done}
 
-    def go_on_from(self, path):
+    def resume_from(self, path):
         if kind == "fsdp":
             state = self.state()
             dcp.load(state, checkpoint_id=path)
@@ -142,7 +142,7 @@ rank = dist.get_rank()
 first = Training()
 signal.signal(signal.SIGUSR1, first.save)
 if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
-    first.go_on_from(checkpoint)
+    first.resume_from(checkpoint)
     assert 0 < first.done < STEPS
     assert first.run() == Training().run()
 else:

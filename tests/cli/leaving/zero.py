@@ -54,7 +54,7 @@ class Training:
 
 
 def numbers(state):
-    """Those of all tensors in what an optimizer says of itself, its share of the weights too."""
+    """Return the numbers of all tensors in an optimizer's state, which include its weights."""
     if isinstance(state, torch.Tensor):
         return [state.reshape(-1).tolist()]
     if isinstance(state, dict):
