@@ -129,9 +129,7 @@ class Network:
         for to, event in self._closed(pair):
             if to != ended:
                 wait = self.sim.rng.uniform(0.0, 0.05)
-                self.sim.after(
-                    wait, lambda to=to, event=event: self._send_close(pair, to, event)
-                )
+                self.sim.after(wait, lambda to=to, event=event: self._send_close(pair, to, event))
 
     def _closed(self, pair: tuple[int, int]) -> list[tuple[int, HeadClosed | PeerClosed]]:
         """Return the events of a closed connection for both ends."""
@@ -139,9 +137,7 @@ class Network:
         other = self.sim.agents[client].place
         return [(client, HeadClosed(self._dialled[pair])), (server, PeerClosed(other))]
 
-    def _send_close(
-        self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed
-    ) -> None:
+    def _send_close(self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed) -> None:
         if not self.is_cut(*pair):
             self.sim.agents[to].deliver(event)
 
