@@ -129,9 +129,7 @@ class Network:
         for to, event in self._closed(pair):
             if to != ended:
                 wait = self.sim.rng.uniform(0.0, 0.05)
-                self.sim.after(
-                    wait, lambda to=to, event=event: self._send_close(pair, to, event)
-                )
+                self.sim.after(wait, lambda to=to, event=event: self._send_close(pair, to, event))
 
     def _closed(self, pair: tuple[int, int]) -> list[tuple[int, HeadClosed | PeerClosed]]:
         """Return the events of a closed connection for both ends."""
@@ -139,9 +137,7 @@ class Network:
         other = self.sim.agents[client].place
         return [(client, HeadClosed(self._dialled[pair])), (server, PeerClosed(other))]
 
-    def _send_close(
-        self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed
-    ) -> None:
+    def _send_close(self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed) -> None:
         if not self.is_cut(*pair):
             self.sim.agents[to].deliver(event)
 
@@ -175,7 +171,7 @@ class Network:
                     self.sim.after(wait, lambda agent=agent, event=event: agent.deliver(event))
 
     def separate(self, one: Collection[int], other: Collection[int], lasts: float) -> None:
-        """No message between the two, either way."""
+        """Drop all messages between the two, both ways."""
         pairs = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other]
         self.disturbed.update(one, other if len(one) > 1 else ())
         self._cut([(a, b) for a, b in pairs if a != b], lasts)
