@@ -17,7 +17,7 @@ REQUEUED = Requeueing(REQUEUED_ENDS, most=5)
 
 
 def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **settings):
-    """Two agents with two workers each, all at the same step, of a job that Slurm ends."""
+    """Start two agents with two workers each, all at the same step, of a job that Slurm ends."""
     crew = Crew(hosts, **SETTINGS | settings)
     crew.ends_at, crew.save_took = ends_at, save_took
     agents = range(len(hosts.split()))
@@ -30,7 +30,7 @@ def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **setti
 
 
 def given(crew):
-    """By agent, the steps of the notices that it was given."""
+    """Return the steps of the notices that each agent was given."""
     return {agent: [n.step for n in notices] for agent, notices in sorted(crew.notices.items())}
 
 
@@ -39,7 +39,7 @@ def said(crew, words):
 
 
 def preempt(crew, ends_at, agents=(0, 1)):
-    """Slurm sends SIGTERM to all processes, to the workers as well, and ends the job then."""
+    """Let Slurm send SIGTERM to all processes, workers included, and end the job at `ends_at`."""
     crew.ends_at, crew.state = ends_at, JobState.PREEMPTED
     for agent in agents:
         crew.feed(agent, Signalled(TERM))
@@ -51,7 +51,7 @@ def take(crew, *, last=False):
 
 
 def leave(crew, code=0, agents=None):
-    """All workers end."""
+    """End all workers."""
     for agent in list(crew.agents if agents is None else agents):
         first = 2 * agent
         for rank in (first, first + 1):

@@ -67,7 +67,7 @@ _serials = itertools.count(1)
 
 
 def a_job(hosts: str = "n0 n1", **settings: Any) -> Job:
-    """One agent for each word; the same word twice is two agents on one node."""
+    """Return a job with one agent for each word; the same word twice is two agents on one node."""
     names = hosts.split()
     nodes = list(dict.fromkeys(names))
     places = tuple(Place(i, nodes.index(name), name) for i, name in enumerate(names))
@@ -79,7 +79,7 @@ def a_job(hosts: str = "n0 n1", **settings: Any) -> Job:
 
 
 def a_part(number: int = 0, **fields: Any) -> Assignment:
-    """The second node's part in a round of two nodes with two workers each."""
+    """Return the second node's part in a round of two nodes with two workers each."""
     defaults: dict[str, Any] = {
         "round": number,
         "restarts": number,
@@ -101,12 +101,12 @@ def a_part(number: int = 0, **fields: Any) -> Assignment:
 
 
 def run(number: int = 0, **fields: Any) -> Received:
-    """The head orders the round `number` to be run."""
+    """Return the head's order to run the round `number`."""
     return an_order(Goal.RUN, number, **{"assignment": a_part(number)} | fields)
 
 
 def seen(still: float = 0.0, steps: tuple[int, ...] = (100, 100), **fields: Any) -> WorkersSeen:
-    """Two workers that train have done nothing for so long."""
+    """Return an event: two training workers have been inactive for so long."""
     defaults = dict.fromkeys(("busy", "meets", "patient", "traced"), False)
     return WorkersSeen(steps, still, **{"gap": 0.0, "trains": True, **defaults, **fields})
 

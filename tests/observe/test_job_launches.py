@@ -34,7 +34,7 @@ def test_two_launches_of_one_job_script():
 
 
 def test_a_short_launch_beside_a_long_one():
-    """The job script's is only the time in which none of them ran."""
+    """The job script's own time is only the time in which no launch ran."""
     spans = ((0, 100), (10, 20), (110, 120))
     launches = [Launch(f"1.{i}", (trains(*at),), allocated=0.0) for i, at in enumerate(spans)]
     assert account(launches).spent == pytest.approx({SCRIPT: 10, TRAINING: 120})

@@ -11,7 +11,7 @@ TRAINING, REDONE = Category.TRAINING, Category.REDONE
 
 
 def a_round(begin, end, number=0, resumed=None):
-    """Two seats train in the second half of it."""
+    """Return an entry in whose second half two seats train."""
     half = (end - begin) / 2
     spent = {Category.IMPORTS: 2 * half, TRAINING: 2 * half}
     return LedgerEntry(begin, end, 2.0, spent, number, (begin + half, end), resumed)

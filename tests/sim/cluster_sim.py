@@ -75,7 +75,7 @@ class Simulation:
         self.ledger.settled()
 
     def _decide(self, number: int) -> None:
-        """Slurm is to end the job at another time."""
+        """Let Slurm set another time for the end of the job."""
         self.ends_at = self.plan.ends[number][1]
         is_last = number == len(self.plan.ends) - 1
         if is_last and (self.plan.preempts or self.plan.requeues):

@@ -180,7 +180,7 @@ class Agent:
             self._be_looked_at()
 
     def _be_looked_at(self) -> None:
-        """Somebody does, and may ask for a restart."""
+        """Let a viewer look at the job, and perhaps ask for a restart."""
         if not self.living:
             return
         if not self._paused:
@@ -277,7 +277,7 @@ class Agent:
             self.sim.training.run_deferred(worker)
 
     def leave(self, *, confirmed: bool, seen: bool = True) -> None:
-        """The process is gone, and its workers with it; its fork server may stay to say so."""
+        """End the process and its workers; its fork server may stay to confirm that."""
         self.living = False
         if confirmed and self._forkserver:
             self._confirmed_until = self.sim.now + POSTED
@@ -408,7 +408,7 @@ class Agent:
         self.deliver(events.CheckpointChosen(file.path, **more))
 
     def _look_at(self, look: Look) -> None:
-        """Again and again until it is seen."""
+        """Look for the checkpoint repeatedly until it is seen."""
         if self._look is not look or not self.living:
             return
         there = self.sim.training.sees(self.index, look.path)
@@ -642,11 +642,11 @@ class Agent:
             self._unkillable_next = True
 
     def trouble(self) -> None:
-        """Something on this node is not as the job needs it."""
+        """Report that this node lacks something that the job needs."""
         self.deliver(events.TroubleFound(Trouble(Origin.USAGE, f"no script on {self.host}")))
 
     def break_node(self) -> None:
-        """Noticed at once, or by the next look at it."""
+        """Break the node, which the agent notices at once or with its next check."""
         self.unfit = f"something on {self.host} is broken"
         if self.living and self.sim.rng.random() < 0.7:
             self.deliver(events.HealthFound(self.unfit))

@@ -181,7 +181,7 @@ class Checker:
             }
 
     def _hangs(self, agent: Agent, current: Round) -> None:
-        """Only a round in which a rank does hang is ended for that, and no other rank is blamed."""
+        """Check that a round that is ended for a hang has one, and that no other rank is blamed."""
         for failure in current.failures.values():
             if failure.culprit is not Culprit.HANG or current.number in self.hung:
                 continue
@@ -224,7 +224,7 @@ class Checker:
         self.stragglers.add(named)
 
     def concludes(self, agent: Agent, verdict: Verdict) -> None:
-        """An agent leaves, and does what comes after the end."""
+        """Check that an agent that leaves does what comes after the end."""
         wanted = self.sim.plan.job.requeueing
         is_requeued = verdict.sequel is Sequel.REQUEUE
         self._require(
@@ -246,7 +246,7 @@ class Checker:
             self.requeued_at[term] = now
 
     def takes(self, worker: Worker, number: int, step: int) -> None:
-        """A worker takes a notice before this step."""
+        """Check the notice that a worker takes before this step."""
         if not self._steps.together[number]:
             return
         agent = self.sim.agents[worker.agent]
@@ -260,7 +260,7 @@ class Checker:
         self.noticed += 1
 
     def steps(self, worker: Worker, step: int) -> None:
-        """A worker makes this step."""
+        """Check a step that a worker makes."""
         mine = self._steps.paces[worker]
         for other in self._paces(worker):
             for number, at in other.taken.items():
@@ -279,7 +279,7 @@ class Checker:
         return [p for p in paces if p.begun and p.at]
 
     def is_due(self) -> None:
-        """Slurm ends the job. Where nothing is in the way, no worker is left to be killed."""
+        """Check that no worker is left when Slurm ends the job, unless something was in the way."""
         plan = self.sim.plan
         sudden = any(end - at < 3.0 + plan.job.timing.ask_end for at, end in plan.ends[1:])
         calm = plan.kinds <= {Kind.USR1} and not (plan.drop or plan.slow or sudden)

@@ -29,7 +29,7 @@ TRAINED = (Category.TRAINING, Category.REDONE, Category.SAVING)
 
 
 def spent_by(worker: Worker, sim: Simulation) -> tuple[float, ...]:
-    """Seconds that a worker has spent on imports, the rendezvous, loading, training and saving."""
+    """Return a worker's seconds of imports, the rendezvous, loading, training and saving."""
     rng = Random(f"{sim.plan.seed} {worker.round} {worker.rank} before its steps")
     left = min(sim.now, worker.ended_at) - worker.born
     found = []
@@ -56,7 +56,7 @@ class LedgerCheck:
             run.append((now, use))
 
     def settled(self) -> None:
-        """All seconds are there once, and what is called training was."""
+        """Check that all seconds are counted once, and that training is training."""
         launch = ledger_of(self._runs.values()).launch("sim")
         if launch is None:
             return

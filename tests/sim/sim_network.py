@@ -171,7 +171,7 @@ class Network:
                     self.sim.after(wait, lambda agent=agent, event=event: agent.deliver(event))
 
     def separate(self, one: Collection[int], other: Collection[int], lasts: float) -> None:
-        """No message between the two, either way."""
+        """Drop all messages between the two, both ways."""
         pairs = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other]
         self.disturbed.update(one, other if len(one) > 1 else ())
         self._cut([(a, b) for a, b in pairs if a != b], lasts)

@@ -240,7 +240,7 @@ def _drawn(seed: int) -> Plan:
 
 
 def _ending(rng: Random, plan: Plan) -> Plan:
-    """Slurm ends the job, or somebody signals the workers, beside whatever else happens."""
+    """Let Slurm end the job, or a user signal the workers, beside the other faults."""
     calm = rng.random() < 0.4
     faults = [f for f in plan.faults if f.kind in SURVIVED] if calm else [*plan.faults]
     work = rng.uniform(10.0, 60.0)
@@ -294,7 +294,7 @@ def _requeued(rng: Random, plan: Plan) -> Plan:
 
 
 def _hanging(rng: Random, plan: Plan) -> Plan:
-    """Workers hang in some rounds, beside whatever else happens."""
+    """Let workers hang in some rounds, beside the other faults."""
     calm = rng.random() < 0.5
     faults = tuple(f for f in plan.faults if f.kind in SURVIVED) if calm else plan.faults
     return replace(

@@ -120,7 +120,7 @@ class Training:
         return this
 
     def join(self, worker: Worker) -> None:
-        """The worker runs; with the last one of its world a coupled training begins."""
+        """Run the worker; with the last one of its world, a coupled training begins."""
         plan, rng, this = self.sim.plan, self.sim.rng, worker.world
         this.workers.append(worker)
         worker.born = self.sim.now
@@ -192,7 +192,7 @@ class Training:
                 self._follow(other)
 
     def terminate(self, worker: Worker) -> None:
-        """SIGTERM: most die of it or leave with 0, some save first, some do not care or hang."""
+        """Send SIGTERM: most die of it or exit with 0, some save first, some ignore it or hang."""
         plan, rng = self.sim.plan, self.sim.rng
         worker.idle_since = self.sim.now
         worker.stopped_at = min(worker.stopped_at, self.sim.now)

@@ -88,7 +88,7 @@ def test_a_head_that_slept_while_the_others_continued_steps_down():
 
 
 def test_a_time_of_grace_is_not_over_for_a_pause():
-    """Also where there is no other agent, and so no beat."""
+    """A job with a single agent, which has no beat, notices a pause as well."""
     crew = Crew("n0", grace=20.0)
     control = Control(crew.job, 0, 1, "127.0.0.1", "a0")
     feed(control, 0.0, events.Started(), events.StoreListening(4000))

@@ -15,7 +15,7 @@ LEASE = TIMING.vote_lease  # 13 s
 
 
 def contact(*history):
-    """A contact after "heard" and "closed" at some times."""
+    """Return a contact after "heard" and "closed" at some times."""
     one = Contact()
     for what, when in history:
         (one.hear if what == "heard" else one.close)(when)
@@ -23,7 +23,7 @@ def contact(*history):
 
 
 def heard(at=0.0, *, answered=None):
-    """One that was heard then, and has answered what was sent then."""
+    """Return a presence that was heard at one time, and has answered what was sent at another."""
     one = Presence(TIMING)
     if answered is not None:
         one.answered.send(1, answered)

@@ -38,7 +38,7 @@ def subsets(agents):
 
 
 def configurations(n):
-    """All that agents 0..n-1 can be on, settled or not."""
+    """Return all configurations that agents 0..n-1 can be on, settled or not."""
     sides = [voters(head, some) for some in subsets(range(n)) for head in some]
     return [Configuration(1, new, old) for new in sides for old in [None, *sides]]
 

@@ -66,7 +66,7 @@ def test_an_answer_to_an_earlier_question_gives_the_end_time():
 
 
 def test_an_answer_to_an_earlier_question_does_not_explain_sigterm():
-    """Slurm may have given it before."""
+    """Slurm may have answered before the signal."""
     crew = training(ends_at=None)
     crew.until(100.0)
     crew.feed(1, Signalled(TERM))
@@ -342,7 +342,7 @@ def test_a_job_that_is_cancelled(state, ends_at, requeueing):
 
 
 def test_a_job_that_is_cancelled_is_not_at_its_time_limit():
-    """Slurm says so before its SIGTERM comes."""
+    """Slurm reports the preemption before its SIGTERM comes."""
     crew = training(ends_at=1000.0)
     crew.until(100.0)
     crew.feed(0, EndFound(0.0, JobState.OVER))
@@ -511,7 +511,7 @@ def test_workers_that_leave_with_a_code_of_their_own(saved_at, rounds):
     ],
 )
 def test_workers_that_end_on_the_signal_of_slurm(after, saved_at, reason):
-    """Before they came to the step of a notice, or Slurm has said what its signal means."""
+    """Workers may end before the step of a notice, or before Slurm has explained its signal."""
     crew = training()
     crew.until(100.0)
     preempt(crew, 160.0)
@@ -596,7 +596,7 @@ def test_workers_that_have_continued_after_a_signal_are_finished():
 
 
 def test_workers_that_leave_before_a_notice_that_a_user_asks_for_are_finished():
-    """Slurm has sent them nothing, so they did not know of it."""
+    """Slurm has sent the workers nothing, so they did not know of the end."""
     crew = training()
     crew.until(100.0)
     crew.feed(0, Requested(Request.NOTICE))

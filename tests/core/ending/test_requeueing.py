@@ -41,7 +41,7 @@ def asked(on=REQUEUED_ENDS, *, most=5, before=0, is_chain=False):
 
 
 def to_the_limit(requeueing, *, first="", last=""):
-    """A job that resumes from a checkpoint, or begins anew, and saves the last one or none."""
+    """Start a job that resumes from a checkpoint or begins anew, and saves the last one or none."""
     crew = Crew("n0 n1", **SETTINGS, requeueing=requeueing)
     crew.ends_at, crew.checkpoint, crew.steps = 1000.0, first, {0: (5, 5), 1: (5, 5)}
     crew.start(0, 1)
@@ -136,7 +136,7 @@ def test_a_node_that_is_lost():
 
 
 def test_a_user_stops_a_job_whose_time_is_up():
-    """While it is sought what its workers have saved."""
+    """The request comes while the workers' newest checkpoint is searched for."""
     crew = training(requeueing=asked())
     crew.until(900.0)
     crew.checkpoint = None
@@ -252,7 +252,7 @@ def test_slurm_takes_its_time_to_say_that_a_job_is_preempted(requeueing, preempt
 
 
 def warned(state):
-    """A job in which Slurm's SIGTERM has announced an end that comes later."""
+    """Start a job in which Slurm's SIGTERM has announced an end that comes later."""
     crew = training(requeueing=asked())
     crew.until(100.0)
     crew.state, crew.ends_at = state, 200.0

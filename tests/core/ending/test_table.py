@@ -45,7 +45,7 @@ def failure(requeueing):
 
 
 def saved(crew):
-    """The workers take the notice, and save."""
+    """Let the workers take the notice, and save."""
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", crew.now + 1.0
     crew.until(crew.now + 2.0)

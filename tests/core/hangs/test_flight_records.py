@@ -1,4 +1,4 @@
-"""The flight recorder of torch, read."""
+"""The dumps of torch's flight recorder, parsed."""
 
 from __future__ import annotations
 

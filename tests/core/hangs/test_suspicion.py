@@ -1,4 +1,4 @@
-"""After how long a silence the workers of an agent are suspected."""
+"""The silence after which the workers of an agent are suspected of a hang."""
 
 from __future__ import annotations
 

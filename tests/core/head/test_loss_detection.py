@@ -266,7 +266,7 @@ def test_a_consequence_of_a_lost_node_costs_no_restart():
 
 
 def fail(head, number, index, rank, agents):
-    """A worker of this agent is killed; all settle."""
+    """Kill a worker of this agent, and let all agents settle."""
     exits = (failed(rank, 137, 9),)
     effects = feed(head, 5.0, report(index, STOPPING, number, exits=exits))
     effects += feed(head, 5.0, *(report(i, IDLE, number) for i in agents if i != index))

@@ -47,7 +47,7 @@ def test_cause(failures, expected):
 
 
 def spent(*rounds, most, saves=False, checkpoints=()):
-    """The budget's word on the last of these rounds, which failed one after the other."""
+    """Return the budget's verdict on the last of these rounds, which failed one after the other."""
     budget, paths = Budget(most), iter(checkpoints)
     verdict = budget.begin(CheckpointChosen(next(paths, "")))
     for failures in rounds:

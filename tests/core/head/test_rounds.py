@@ -124,7 +124,7 @@ def test_a_beat_is_done_with_the_report_that_comes_at_its_time():
     ("own", "expected"), [("", "10.0.0.7"), ("10.9.9.9", "10.9.9.9")], ids=["found", "chosen"]
 )
 def test_the_address_of_the_heads_node(own: str, expected: str) -> None:
-    """By default, where another node has reached the head."""
+    """By default, the store's address is the one at which another node has reached the head."""
     head = Head(a_job("n0 n0 n1"))
     feed(head, 0.0, Started(), report(0, IDLE, address=own))
     feed(head, 0.1, report(1, IDLE, address="", head_address="127.0.0.1"))

@@ -76,7 +76,7 @@ def test_the_next_term_of_an_agent(after, agent, term):
 
 
 def searching(hosts, **settings):
-    """A worker has failed, and the head looks for a checkpoint."""
+    """Let a worker fail, so that the head looks for a checkpoint."""
     crew = at_work(hosts, **settings)
     crew.checkpoint = None
     crew.feed(0, WorkerExited(0, 1, 0))

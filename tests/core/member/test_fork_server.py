@@ -49,7 +49,7 @@ def test_a_worker_that_had_ended_well_is_not_lost():
 
 
 def test_all_workers_had_ended_well():
-    """Only what they left behind was still there. They trained until they ended."""
+    """Only leftover processes were still there. The workers had trained until they ended."""
     member = running()
     trains = Doing.TRAINING - 1  # as a fork server has it
     feed(member, 2.0, seen(spent=(100, 200, 300, 300, 0), doing=trains))

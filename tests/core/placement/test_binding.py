@@ -51,7 +51,7 @@ def gpu(index, node, topology=TWO_SOCKETS):
 
 
 def given_out(mode, cpus, topology, localities):
-    """The CPUs of each, as the kernel writes them."""
+    """Return the CPUs of each worker, as the kernel writes them."""
     return [written(b.cpus) for b in bind(mode, parsed(cpus), topology, localities)]
 
 

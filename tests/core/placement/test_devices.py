@@ -10,7 +10,7 @@ FOUR = ("a", "b", "c", "d")
 
 
 def shared(*tasks, per_worker=1, isolate=False):
-    """For tasks given as (workers, GPUs): the GPUs of each worker, and whether it sees others."""
+    """Return the GPUs of each worker and whether it sees others, for tasks as (workers, GPUs)."""
     out = share_out([Task(n, gpus) for n, gpus in tasks], per_worker=per_worker, isolate=isolate)
     assert len({s.isolated for s in out if s.of}) == 1, "the workers of a node are alike"
     held = [

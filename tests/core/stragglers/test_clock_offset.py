@@ -10,7 +10,7 @@ HEAD, OTHER = 0, 1
 
 
 def exchange(offset, serial, sent, *, there=0.001, back=0.001, ahead=100.0, head=HEAD):
-    """A report, and the order that answers it; returns when that has come."""
+    """Exchange a report and the order that answers it; return the time at which that has come."""
     offset.report_sent(serial, sent)
     offset.hear(head, serial, sent + there + ahead, sent + there + back)
     return sent + there + back

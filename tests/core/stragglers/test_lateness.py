@@ -18,7 +18,7 @@ NODES = {0: (0, 1), 1: (2, 3), 2: (4, 5)}  # the ranks of each agent
 def sampled(
     late=None, *, steps=12, jitter=0.0, nodes=NODES, each=3, apart=0.02, groups=None, waits=False
 ):
-    """Samples of all agents: in each step all begin `each` collectives, some seconds late.
+    """Return the samples of all agents: in each step all begin `each` collectives, some late.
 
     `late` is a function of rank and step. `groups` has the process group of each rank. With `waits`
     all leave a collective together, so that no rank is late to the next one.
