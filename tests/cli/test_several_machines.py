@@ -147,7 +147,9 @@ def test_a_machine_with_another_secret_learns_why(tmp_path):
         until(lambda: is_open(port))
     head, member = (agent.communicate(timeout=LIMIT)[1] for agent in agents)
     assert [agent.returncode for agent in agents] == [1, 1]
-    waiting = r"waiting for machine 1 \(\d+ s so far\); 1 of 2 agents .* with another secret than this"
+    waiting = (
+        r"waiting for machine 1 \(\d+ s so far\); 1 of 2 agents .* with another secret than this"
+    )
     assert re.search(waiting, head)
     theirs = r"does not know our secret \(here [0-9a-f]{8}\)"
     assert re.search(rf"waited \d+ s for the head on 127.0.0.1: .*{theirs}", member)

@@ -30,7 +30,7 @@ def test_the_files_that_it_names_are_there() -> None:
     assert [n for n in named if not any((ROOT / p / n).exists() for p in (".", LAUNCHER))] == []
 
 
-LAWS = ["starts an old round", "has not left after", "leaves with others", "does not go on"]
+LAWS = ["starts an old round", "has not left after", "leaves with others", "does not continue"]
 
 
 @pytest.mark.parametrize("law", LAWS)

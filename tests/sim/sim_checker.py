@@ -494,7 +494,7 @@ class Checker:
             for agent in sim.agents:
                 left = sim.plan.job.places[agent.index].node not in lost
                 good = agent.verdict is not None and self._went_well(agent.verdict)
-                self._require(good or not left, agent, f"does not go on: {agent.verdict}")
+                self._require(good or not left, agent, f"does not continue: {agent.verdict}")
         # Who never met a head or was cut off can only say that.
         apart = sim.network.disturbed
         lossy = sim.plan.drop or sim.plan.slow or apart

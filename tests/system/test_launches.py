@@ -197,11 +197,7 @@ def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
 
 @contextmanager
 def asking():
-<<<<<<< HEAD
-    """Yield an agent, the destination of its answer, and the answers after the end."""
-=======
     """Yield an agent, the target of its answer, and the answers, complete after the end."""
->>>>>>> t2
     answers = {}
     with closing(ViewSocket()) as agent:
         ask = threading.Thread(
