@@ -6,7 +6,7 @@ Its older form is a few pickles and then the storages that they name, without an
 safetensors writes the sizes first, so the size alone shows that a file was cut short.
 
 Every file of a checkpoint is opened here. A hostile file must not use up the time or the memory of
-the search: no more of it is read at once than the limits below allow.
+the search: the limits below apply to how much of it is read at once.
 """
 
 from __future__ import annotations
