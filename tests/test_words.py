@@ -70,6 +70,11 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def suspects() -> list[Path]:
+    """Return the programs with a banned word anywhere: parsing takes longer than looking."""
+    return [path for path in programs() if BANNED.search(path.read_text().replace("_", " "))]
+
+
 def banned(text: str) -> Iterator[str]:
     for found in BANNED.finditer(PLAIN.sub("", text)):
         yield found.group()
@@ -104,7 +109,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 def test_texts_use_the_words_of_the_field(of) -> None:
     wrong = [
         f"{where(path, line, text)}  [{word}]"
-        for path in programs()
+        for path in suspects()
         for line, text in of(path)
         for word in banned(text)
     ]
@@ -114,7 +119,7 @@ def test_texts_use_the_words_of_the_field(of) -> None:
 def test_names_use_the_words_of_the_field() -> None:
     wrong = [
         where(path, line, name)
-        for path in programs()
+        for path in suspects()
         for line, name in names(path)
         if any(banned(name.replace("_", " ")))
     ]
