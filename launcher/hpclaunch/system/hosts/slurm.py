@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import reprlib
+import shutil
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -16,6 +19,7 @@ from hpclaunch.core.protocol.model import Allocation, Place
 from ..shared import runs, slurm_steps
 from ..shared.step_membership import own_step
 
+LIMIT = 10.0  # seconds for scontrol
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
@@ -212,7 +216,20 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 
 
 def expand(nodelist: str) -> list[str]:
-    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError."""
+    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError.
+
+    Slurm itself expands it, where there is `scontrol`: inside most containers there is none.
+    """
+    hosts = _expand_here(nodelist)
+    if len(hosts) > 1 and shutil.which("scontrol"):
+        command = ["scontrol", "show", "hostnames", nodelist]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            shown = subprocess.run(command, capture_output=True, timeout=LIMIT, check=True)
+            return os.fsdecode(shown.stdout).split()
+    return hosts
+
+
+def _expand_here(nodelist: str) -> list[str]:
     known = rf"(?:[\w.,-]|\[{NUMBERS}(?:,{NUMBERS})*\])+"
     is_known = re.fullmatch(known, nodelist, re.ASCII) is not None
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # between commas outside of brackets
