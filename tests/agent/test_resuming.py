@@ -32,7 +32,7 @@ def recorded():
 @pytest.fixture
 def resuming(tmp_path, recorded):
     config = SimpleNamespace(
-        checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
+        checkpoints=Checkpoints(str(tmp_path), (), "", "auto"),
         command=(),
         job=Job((Place(0, 0, "n0"),)),
     )
@@ -109,6 +109,17 @@ def test_that_of_the_agent_that_has_chosen_reads_ahead_until_the_round_ends(resu
     assert time.monotonic() < resuming.deadline() < math.inf
     resuming.began(SimpleNamespace(world_size=1))  # another agent has chosen
     assert resuming.deadline() < math.inf
+
+
+def test_one_that_has_ended_before_the_round_begins_is_started_to_read_ahead(resuming):
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    helper = process_of(resuming)
+    resuming.update(resuming.deadline())
+    assert not helper.is_running()
+    resuming.began(SimpleNamespace(world_size=1))
+    assert process_of(resuming).is_running()
+    assert resuming.deadline() == math.inf
 
 
 def test_a_new_checkpoint_is_recorded_once_and_makes_no_event(

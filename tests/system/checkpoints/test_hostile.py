@@ -408,7 +408,8 @@ def test_any_pickle(data):
             lambda window: pickles.fields(window, FIELDS),
             lambda window: pickles.fields(window, FIELDS, before=3),
         ):
-            with contextlib.suppress(ValueError):
+            # A few bytes can claim a memo of gigabytes: then there is no answer.
+            with contextlib.suppress(ValueError, confinement.UnansweredError):
                 read(window)
 
 
