@@ -225,8 +225,8 @@ class Resuming(Adapter):
 
         During a round the leading agent's process reads what the workers save, and is not idle.
         """
-        is_asked = self._search_number or self._look_number or self._newest_number
-        is_asked = is_asked or self._is_suggesting
+        numbers = (self._search_number, self._look_number, self._newest_number)
+        is_asked = any(numbers) or self._is_suggesting
         is_busy = self._watches or is_asked or self._look_at < math.inf
         return math.inf if is_busy else self._used_at + IDLE
 

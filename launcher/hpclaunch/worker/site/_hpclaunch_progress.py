@@ -315,7 +315,7 @@ class Progress:
 
     def _has_met(self) -> None:
         """End the rendezvous, be it successful or not."""
-        # It may well be a server, which waits for requests.
+        # It may be a server that waits for requests.
         self.phase(layout.START, among=(layout.RENDEZVOUS,))
         self.answer()
 
