@@ -244,9 +244,9 @@ def test_two_launches_at_once_in_one_log_directory(tmp_path):
         launches[name] = start(*options, name, cwd=tmp_path)
         until(lambda name=name: len(list(tmp_path.glob(f"{name}-*"))) == 2)
     (tmp_path / "go").touch()
-    for name, process in launches.items():
-        out, err = process.communicate(timeout=LIMIT)
-        assert process.returncode == 1, err
+    said_by = {name: each.communicate(timeout=LIMIT) for name, each in launches.items()}
+    for name, (out, err) in said_by.items():
+        assert launches[name].returncode == 1, err
         assert sorted(out.splitlines()) == [f"{name} rank {rank}" for rank in range(2)]
         others = {"one", "two", "three"} - {name}
         assert not any(f"ValueError: {other}" in err for other in others)
@@ -254,11 +254,14 @@ def test_two_launches_at_once_in_one_log_directory(tmp_path):
         assert (logs == tmp_path / "logs") is (name == "one")
         said = f"the log directory logs is in use: this launch's is logs/{logs.name}\n"
         assert (said in err) is (name != "one")
-        for rank in range(2):
-            stem = logs / "round-0" / f"rank-{rank}"
+        stems = [logs / "round-0" / f"rank-{rank}" for rank in range(2)]
+        for rank, stem in enumerate(stems):
             assert stem.with_suffix(".out").read_text() == f"{name} rank {rank}\n"
-            error = stem.with_suffix(".error.json")
-            assert not error.exists() or f"ValueError: {name}" in error.read_text()
+        errors = [Path(f"{stem}.error.json") for stem in stems]
+        written = [error.read_text() for error in errors if error.exists()]
+        assert any(written)
+        for text in filter(None, written):  # the second worker may be ended before it writes
+            assert f"ValueError: {name}" in text
         done = hpclaunch("replay", logs / "journal.jsonl", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     done = hpclaunch(*options, "four", cwd=tmp_path)
