@@ -38,6 +38,7 @@ PURE = {
     "shlex",
     "signal",
     "string",
+    "textwrap",
     "typing",
     "zlib",
 }

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 from hpclaunch.core.protocol import ranges
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import some
+from hpclaunch.observe.job_report_text import why
 from hpclaunch.observe.log_lines import LogLines, visible
 
 from . import launch_ledgers, log_directories, say, standard_output, values, write_bytes
 from .parser import Parser
-from .report_text import why
 
 if TYPE_CHECKING:
     from hpclaunch.observe.launches import Launch

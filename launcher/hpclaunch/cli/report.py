@@ -37,9 +37,8 @@ def prepare_parser(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
     from hpclaunch.observe.job_report import report
+    from hpclaunch.observe.job_report_text import text
     from hpclaunch.system.shared import packing
-
-    from .report_text import text
 
     directories = log_directories.chosen(options.job, launch_ledgers.date)
     launches = _launches(directories)
@@ -52,8 +51,12 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
         report_page.write_file(options.html, made, launches, directories)
     else:
         logs = str(directories[-1])
-        write("\n".join(map(harmless, text(made, logs, time.localtime))) + "\n")
+        write("\n".join(map(harmless, text(made, logs, _local_time))) + "\n")
     return 0
+
+
+def _local_time(form: str, at: float) -> str:
+    return time.strftime(form, time.localtime(at))
 
 
 def _launches(directories: list[Path]) -> list[Launch]:

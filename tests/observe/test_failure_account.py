@@ -2,7 +2,6 @@
 
 import pytest
 
-from hpclaunch.agent import post_mortem
 from hpclaunch.core.ending import table
 from hpclaunch.core.ending.requeueing import RequeueDecision
 from hpclaunch.core.head.restarts import Budget
@@ -16,6 +15,7 @@ from hpclaunch.core.protocol.model import (
     Requeueing,
     Verdict,
 )
+from hpclaunch.observe import failure_account
 from lines import only
 
 
@@ -27,13 +27,13 @@ JOB = Job((), slurm_id="7")
 
 
 def at_head(verdict, job=JOB):
-    return post_mortem.account(
+    return failure_account.account(
         verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0", job=job
     )
 
 
 def elsewhere(verdict, *, code):
-    return post_mortem.account(
+    return failure_account.account(
         verdict, code=code, host="n1", at_head=False, log_dir="/logs", job=JOB
     )
 
@@ -53,7 +53,7 @@ def test_the_whole_account_with_advice():
     advice = lines[4:-2]
     assert advice[0].startswith("  advice: the workers' Python has no such module.")
     assert all(line.startswith(" " * 10) for line in advice[1:])
-    assert all(len(line) <= post_mortem.WIDTH for line in advice)
+    assert all(len(line) <= failure_account.WIDTH for line in advice)
     assert lines[-2:] == [
         "  failed as a consequence: rank 1 on n1 exited with code 1",
         "  logs: /logs/7.0",

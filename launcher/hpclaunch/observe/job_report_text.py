@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Callable
 
-from hpclaunch.core.protocol.facts import Category
-from hpclaunch.core.protocol.wording import count, plain, signal_name, some
-from hpclaunch.observe.job_report import EndReport, JobOutcome, JobReport
-from hpclaunch.observe.text_style import seat_time
+from ..core.protocol.facts import Category
+from ..core.protocol.wording import count, plain, signal_name, some
+from .job_report import EndReport, JobOutcome, JobReport
+from .text_style import seat_time
 
 WIDTH = 80
 MOST_ENDS = 3  # shown ends of rounds; others are counted
@@ -17,7 +16,7 @@ MOST_EVIDENCE = 2  # shown frames of a stack
 NODES = 4  # shown names
 LONG = 20 * 3600  # seconds of a job after which times are shown with their day
 BAR = 22  # characters of a full bar
-LocalTime = Callable[[float], time.struct_time]
+LocalTime = Callable[[str, float], str]  # strftime of a time in seconds since 1970
 
 
 def text(report: JobReport, logs: str, local: LocalTime) -> list[str]:
@@ -77,7 +76,7 @@ def _ends(report: JobReport, local: LocalTime) -> list[str]:
     shown = report.ends[:1] + report.ends[max(1, len(report.ends) - MOST_ENDS + 1) :]
     form = "%b %d %H:%M:%S" if report.end - report.begin > LONG else "%H:%M:%S"
     for end in shown:
-        lines += _end(end, time.strftime(form, local(end.at)))
+        lines += _end(end, local(form, end.at))
     if len(report.ends) > len(shown):
         lines.append(f"  and {len(report.ends) - len(shown)} more: see --json")
     return lines
@@ -106,4 +105,4 @@ def _cut(line: str) -> str:
 
 
 def _moment(at: float, local: LocalTime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", local(at))
+    return local("%Y-%m-%d %H:%M:%S", at)
