@@ -97,6 +97,7 @@ class Agent:
         self._confirmed_until = -math.inf
         self.verdict: Verdict | None = None  # once it has left
         self.has_heard = False  # it has heard the head at least once
+        self._ends_heard: list[Verdict] = []  # how the job ends, as heads have said
         self.port = 0  # where a store would listen
         self.workers: list[Worker] = []
         self._running = False
@@ -203,6 +204,7 @@ class Agent:
         self.sim.note(self.index, "<-", event)
         if isinstance(event, events.Received) and isinstance(event.message, Order):
             self.has_heard = True
+            self._ends_heard += [event.message.verdict] if event.message.verdict else []
         if isinstance(event, events.ForkServerReplaced):
             self._forkserver, self._running, self.port = True, False, 0
             self._held, self._ordered = False, None
@@ -221,6 +223,17 @@ class Agent:
             wait = self.sim.rng.uniform(0.0, self.sim.rng.choice(MOMENTS))
             self.sim.after(wait, lambda: self.kill_forkserver(for_good=False))
         self._arm()
+
+    @property
+    def ended_alone(self) -> bool:
+        """Whether it was cut off, and does not know how the job ended for the others."""
+        assert self.verdict is not None
+        head, end = self.control.head, self.verdict
+        if end.origin not in (Origin.HEAD_LOST, Origin.SIGNAL):
+            return end.origin is Origin.ABSENT
+        decided = [head.state.end.verdict] if head and head.state.end.verdict else []
+        known = {(each.origin, each.reason) for each in (*self._ends_heard, *decided)}
+        return (end.origin, end.reason) not in known
 
     def _arm(self) -> None:
         deadline = self.deadline

@@ -29,6 +29,7 @@ from hpclaunch.core.protocol.model import (
     EndKind,
     Evidence,
     Grow,
+    Origin,
     Phase,
     Place,
     Sequel,
@@ -503,7 +504,7 @@ class Checker:
             for a in sim.agents
             if a.verdict and a.index not in apart and a.has_heard
             if a.index in {index for index, _ in self.left}
-            if not (lossy and _is_alone(a.verdict))
+            if not (lossy and a.ended_alone)
         ]
         if self.ended_apart or not together:
             return
@@ -545,8 +546,7 @@ class Checker:
         if plan.saves and budget:  # what was spent is given back with every new checkpoint
             spent = not well and verdict.restarts >= budget and verdict.cause is not None
             fair = done or (spent and most > budget)
-        unfit = "nodes are left" in verdict.reason or "is broken" in verdict.reason
-        if verdict.code and unfit:
+        if verdict.origin in (Origin.NODE_LOST, Origin.NODE_UNFIT):
             due = plan.job.timing.last_call
             if not plan.job.timing.wait:  # for nobody, once the job has begun
                 due = min([due, *(f.at for f in plan.faults if f.kind is Kind.UNFIT)])
@@ -586,13 +586,6 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
         return True  # it has no place, and is sent its place again
     known = roster[event.sender].report
     return known is None or known.incarnation != event.message.incarnation
-
-
-def _is_alone(verdict: Verdict) -> bool:
-    """Return whether an agent was cut off, and does not know how the job ended for the others."""
-    said = verdict.reason.rpartition("; ")[2]  # after the signal that has asked it to end
-    unsure = ("may continue the job", "may continue without")
-    return said.startswith("the head on") or any(words in said for words in unsure)
 
 
 def _is_hint(effect: effects.Effect) -> bool:
