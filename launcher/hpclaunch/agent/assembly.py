@@ -139,7 +139,8 @@ class Agent:
         # Workers are clients of the MPS daemons, so they end first. NVML may hang.
         workers = (self._fork_server, self._sharing, self._health)
         if end is not None and not end.alone:
-            return *shown, *workers, self._network  # others learn of the end after the workers'
+            # The other agents learn of the end once the workers have ended.
+            return *shown, *workers, self._network
         # The fork server posts this agent's death notice at the port that the network has freed.
         return *shown, self._network, *workers
 

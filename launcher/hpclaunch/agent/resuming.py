@@ -96,7 +96,7 @@ class Resuming(Adapter):
     # Rounds
 
     def began(self, part: Assignment) -> None:
-        """Note the start of a round. If this agent chose its checkpoint, have new ones read ahead."""
+        """Note the start of a round. If this agent chose its checkpoint, read new ones ahead."""
         self.look(None)
         self.ended()
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
