@@ -110,7 +110,7 @@ class Agent:
             Metrics(context, viewing),
             notifying,
             PostMortem(context, control),
-            ledger,  # after PostMortem: a report that fails hides no cause
+            ledger,  # after PostMortem: an error here must not hide why the job failed
             HistoryKeeping(context, control, fork_server, health, resuming),
             WaitOnTerminal(context, control, output),
             recording,  # writes what the others have recorded in the same turn

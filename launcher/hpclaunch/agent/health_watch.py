@@ -127,7 +127,7 @@ class HealthWatch(Adapter):
         self._ranks[pid] = rank
 
     def faults_of(self, rank: int) -> list[str]:
-        """Return the Xids that a worker's program caused, or that no rank is known to have."""
+        """Return the Xids that programs have caused: those of this rank, and of no known rank."""
         return [text for fault, text in self._faults.items() if fault.rank in (rank, NO_RANK)]
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:

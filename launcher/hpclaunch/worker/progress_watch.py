@@ -31,8 +31,8 @@ REPORT = 5.0  # seconds between two reports while nothing changes but the steps
 SAVES = 1 << 20  # bytes written in a second by a worker that makes no step
 READ = 1 << 12  # bytes in a second; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
-# The signs that cost most are looked for once nothing has moved for this share of the shortest time
-# that somebody awaits, or for so many seconds if nobody does.
+# Costly signs are looked for once nothing has moved for this share of the shortest awaited time, or
+# for so many seconds if nobody awaits stillness.
 COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
 
 
