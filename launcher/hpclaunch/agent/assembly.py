@@ -1,4 +1,4 @@
-"""An agent put together: its adapters, the loop that serves them, and the order of its end."""
+"""The assembly of an agent: its adapters, the loop that serves them, and the order of closing."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ class Agent:
             network,
             end_watch,
             LaterImports(),
-            viewing,  # its answers have what has arrived in the same turn
+            viewing,  # its answers include what has arrived in the same turn
             Metrics(context, viewing),
             notifying,
             PostMortem(context, control),
-            ledger,  # if the report fails, the user still knows why the job did
+            ledger,  # after PostMortem: an error here must not hide why the job failed
             HistoryKeeping(context, control, fork_server, health, resuming),
             WaitOnTerminal(context, control, output),
             recording,  # writes what the others have recorded in the same turn
@@ -133,13 +133,14 @@ class Agent:
             self._loop.close(self._closed_last(end))
 
     def _closed_last(self, end: Exit | None) -> Sequence[Adapter]:
-        """Return the exceptions to the rule that the adapter opened first is closed last."""
-        # Closing the fork server may take some time. All output is written before.
+        """Return the adapters to close last, in this order."""
+        # Closing the fork server may take some time, so all output is written first.
         shown = (self._recording, self._logs)
-        # The MPS daemons outlive the workers, which are their clients. NVML may hang.
+        # Workers are clients of the MPS daemons, so they end first. NVML may hang.
         workers = (self._fork_server, self._sharing, self._health)
         if end is not None and not end.alone:
-            return *shown, *workers, self._network  # the workers have ended when the others hear it
+            # The other agents learn of the end once the workers have ended.
+            return *shown, *workers, self._network
         # The fork server posts this agent's death notice at the port that the network has freed.
         return *shown, self._network, *workers
 

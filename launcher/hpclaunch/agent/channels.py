@@ -36,7 +36,7 @@ class Channels(Adapter):
     """Sends the core's messages, and makes events of what arrives.
 
     `addresses` are the resolved addresses of the first head, or [] if this is that head. `spare`
-    are further addresses to try if the head answers at none of these within FIRST_CHOICE. `address`
+    are further addresses to try if the head does not answer there within FIRST_CHOICE. `address`
     is the one at which others reach this agent, or "" while it is unknown. `networks` are the
     addresses from which this node connects to others.
     """
@@ -53,7 +53,7 @@ class Channels(Adapter):
         address: str = "",
         networks: tuple[str, ...] = (),
     ) -> None:
-        """Raises UsageError if there is no port to listen on."""
+        """Raises UsageError if this place is taken, or no port is free."""
         self.where = where
         self._record = record
         self._ignored: set[MessageIgnored] = set()  # recorded once each
@@ -103,7 +103,7 @@ class Channels(Adapter):
         return server
 
     def take_place(self, index: int) -> None:
-        """Become the agent of this place. Raises UsageError if there is no port to listen on."""
+        """Become the agent of this place. Raises UsageError if it is taken, or no port is free."""
         places = with_place(self.where.places, index, stand_in=self.where.index)
         self.where = replace(self.where, places=places, index=index, has_place=True)
         self.dial([], [])
@@ -125,7 +125,7 @@ class Channels(Adapter):
 
     @property
     def claim(self) -> str:
-        """Where no other start of this agent can live; "" if that is not known."""
+        """The scope in which only one start of this agent can live; "" if it is not known."""
         return "" if self._claim is None else machines.scope(self._claim)
 
     def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
@@ -171,7 +171,7 @@ class Channels(Adapter):
         return [events.PlaceTaken(self.port)]
 
     def dial(self, agents: Sequence[int], addresses: Sequence[str]) -> None:
-        """Connect to these agents only. Those without an address are resolved first."""
+        """Connect to these agents only. A host without an address is looked up first."""
         known = dict(zip(agents, addresses, strict=True))
         for agent in [a for a in self.ends if a not in agents]:
             self.ends.pop(agent).close()
@@ -206,9 +206,7 @@ class Channels(Adapter):
         )
 
     def send(self, to: int, message: Message) -> None:
-        """Send a report to an agent that this one has dialled, or an order to one that has dialled
-        this one.
-        """
+        """Send a report to an agent that was dialled, or an order to one that has dialled here."""
         channel = self.ends.get(to) if isinstance(message, Report) else self.server
         # Before HeadReached, the core does not know the address to put into a report.
         if channel is not None and (channel is self.server or channel.reached):
@@ -281,7 +279,7 @@ class Channels(Adapter):
                 yield events.Received(item.sender, message, item.address)
             except wire.VersionError as e:
                 if self.server is not None and reported_to:
-                    self.server.send(item.sender, wire.hello())  # it finds the same mismatch
+                    self.server.send(item.sender, wire.hello())  # so that it reports this as well
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
                 yield events.TroubleFound(Trouble(Origin.TROUBLE, reason))
             except wire.WireError as e:
@@ -291,7 +289,7 @@ class Channels(Adapter):
                     self._record(ignored)
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
-        """Return the address at which others reach this node, or "" if that agent is also on it."""
+        """Return the address at which others reach this node; "" if a local peer cannot show it."""
         if self.address or self.where.places[item.index].node == self.here.node:
             return self.address
         try:
@@ -337,9 +335,7 @@ def _explained(number: int, answer: Answer | None) -> list[events.Event]:
 
 
 def _with_origin(message: Message, address: str) -> Message:
-    """Add the address from which a report came to the networks of its node: a router may have put
-    its own address there.
-    """
+    """Add a report's source address, which may be that of a NAT router, to its node's networks."""
     if not isinstance(message, Report) or not message.networks or address in message.networks:
         return message
     return replace(message, networks=(*message.networks, address))

@@ -26,8 +26,8 @@ class Start:
     ahead: bool  # import torch in the template now, even if only the store needs it
     modules: tuple[str, ...] = ()  # further modules for the template to import
     learn: bool = False  # workers report what they import, for the templates of later rounds
-    # The imports found in the text of the script: steps as in `_hpclaunch_lesson.py`, and
-    # ["from", module, name], since a package may import the module of that name only then.
+    # The imports found in the text of the script, as steps of `_hpclaunch_lesson.py`. In
+    # ["from", module, name], the name may be that of a submodule.
     steps: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -64,8 +64,8 @@ class Config:
     cpus: tuple[int, ...]  # that this task may use
     cpus_are_shared: bool  # all tasks on this node may use the same CPUs
     bind: Mode  # how the CPUs are divided among the workers
-    threads: int  # OMP_NUM_THREADS of several workers; 0 for a single one
-    gpus: tuple[Gpu, ...]  # that this task may use; AMD's only where their number matters
+    threads: int  # OMP_NUM_THREADS where several workers share the CPUs; 0: OpenMP decides
+    gpus: tuple[Gpu, ...]  # that this task may use; those of AMD only if they must be counted
     broken: tuple[Finding, ...]  # GPUs that did not answer when they were counted
     cuda: tuple[int, int]  # the newest version that the driver supports
     selector: str  # the variable that selects GPUs
@@ -80,7 +80,7 @@ class Config:
     progress: bool  # the workers report their progress
     streams: Streams  # the part of the workers' output that the console shows
     as_torchrun: bool  # started in place of torchrun: every failure has exit code 1
-    metrics: MetricsTarget | None  # where monitoring systems find them
+    metrics: MetricsTarget | None  # where monitoring systems find the metrics
     metrics_ranks: bool  # include metrics of each rank
     notify: str  # a shell command to run for each event; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head shows it

@@ -1,4 +1,4 @@
-"""Slurm is asked when it ends the job. The agent that leads does this."""
+"""The question to Slurm when it will end the job. Only the leading agent asks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .context import Context
 
 
 class EndWatch(Adapter):
-    """Runs one question at a time. The event EndFound has the answer."""
+    """Asks one question at a time. The event EndFound has the answer."""
 
     def __init__(self, context: Context) -> None:
         self._errands = context.errands

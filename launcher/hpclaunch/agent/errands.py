@@ -50,8 +50,8 @@ class Errands(Adapter):
     """Sends errands to the process that runs them, and receives the answers.
 
     The process starts with the first errand. It is replaced if it was killed, or if MOST_HUNG
-    errands hang and no other is pending. It does not end when it is idle: at the next errand, a
-    file system may have stalled, and starting a process would block the loop. So might ending one.
+    errands hang and no other is pending. It is kept when it is idle: once a file system has
+    stalled, starting or ending a process may block the loop.
     """
 
     limits_helper: ClassVar[bool] = True
@@ -128,8 +128,8 @@ class Errands(Adapter):
         return [event for pending, answer in over for event in pending.done(answer)]
 
     def _replace(self, lost: ErrandServiceClient) -> list[events.Event]:
-        """Start a successor that begins again with all errands that have no answer, except user's
-        commands: none is run twice for an event.
+        """Start a successor, and send it all pending errands except the user's commands, which may
+        have run already.
         """
         self.close()
         self._is_refused = not self._is_replaced(lost)

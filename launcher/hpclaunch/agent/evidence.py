@@ -1,5 +1,5 @@
-"""The evidence of a hang, from the fork server, with native stacks where py-spy is in PATH: as a
-summary for the core, and as files.
+"""The evidence of a hang, which the fork server collects: a summary for the core, and files. It
+has native stacks if py-spy is in PATH.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class NativeStacks:
         """
         if self._py_spy is None or not found.ranks:
             return take(found)
-        # Ranks that wait in a collective are last, since time may run out, and they are rarely at
-        # fault.
+        # Time may run out, so ranks that wait in a collective are last: they are rarely at fault.
         asked = sorted(found.ranks, key=lambda rank: state_of(rank).waits is not None)
 
         def done(answer: Answer | None) -> list[events.Event]:

@@ -57,7 +57,7 @@ Remark: TypeAlias = (
 
 
 class ForkServer(Adapter):
-    """The fork server is replaced if it was killed."""
+    """The adapter of the fork server, which is replaced if it was killed."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class ForkServer(Adapter):
         return self._last_words.add(lambda _: some)
 
     def _on_reply(self, reply: replies.Event) -> Iterable[events.Event]:
-        """Return the core's events for one of the fork server."""
+        """Return events for the core that follow from a reply of the fork server."""
         match reply:
             case replies.Listening(port):
                 return [events.StoreListening(port)]
@@ -256,7 +256,7 @@ class ForkServer(Adapter):
         return self._last_words.add(make, files)
 
     def _on_answer(self, query: Query, found: Mapping[str, Any]) -> list[events.Event]:
-        """Make the core's answer to a query of what the fork server has found."""
+        """Answer a query of the core from what the fork server has found."""
         if query.kind is QueryKind.EVIDENCE:
             directory = self._start.directory / EVIDENCE
             hang = evidence.HangEvidence(directory, query, found["ranks"], {})

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..worker import mps_messages
 
 OCCUPIED = (
-    "Ask Slurm for GPUs of your own (--exclusive), or let CUDA_MPS_PIPE_DIRECTORY name a directory "
-    "without a daemon, for one of your own"
+    "Ask Slurm for GPUs of your own (--exclusive), or set CUDA_MPS_PIPE_DIRECTORY to a directory "
+    "without a daemon: hpclaunch then starts one"
 )
 
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # modules that only a node with GPUs has to load
     from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
 
 
-DISK_LIMIT = 3.0  # seconds; a stopped log service continues before
+DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
 
 class HealthWatch(Adapter):
-    """Makes an event of a finding that makes the node unfit, and records any other one once."""
+    """Reports findings that make the node unfit to the core, and records each warning once."""
 
     limits_helper: ClassVar[bool] = True
 
@@ -127,7 +127,7 @@ class HealthWatch(Adapter):
         self._ranks[pid] = rank
 
     def faults_of(self, rank: int) -> list[str]:
-        """Return the Xids that the driver has reported for a worker and that its program caused."""
+        """Return the Xids that programs have caused: those of this rank, and of no known rank."""
         return [text for fault, text in self._faults.items() if fault.rank in (rank, NO_RANK)]
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:

@@ -1,7 +1,7 @@
 """The history of an agent: a file to which the log service appends a moment now and then.
 
-Only this agent's own workers and GPUs are asked, without the head and without events: the history
-decides nothing, and does not belong into the journal.
+Each agent asks only its own workers and GPUs, without the head. No decision depends on the history,
+so it needs no events, and the journal does not have it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .resuming import Resuming
 if TYPE_CHECKING:
     from ..core.member.moments import WorkersMoment
 
-ASKS = 10.0  # least seconds between two times that workers and GPUs are asked, which costs most
-SLACK = 1.5  # seconds that a moment may be late: waking up for it costs more than noting it
+ASKS = 10.0  # seconds between two queries to workers and GPUs, at least: they cost most
+SLACK = 1.5  # seconds that a moment may be late: waking up for it costs more than writing it
 ANSWER = 1.0  # seconds for workers and GPUs to answer
 
 
 class HistoryKeeping(Adapter):
-    """Asks the workers and the GPUs, and for the newest checkpoint if this agent leads."""
+    """Writes the moments of this agent. If it leads, it also looks for the newest checkpoint."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class HistoryKeeping(Adapter):
         is_new = self._round != (number, here)
         self._round = (number, here)
         if is_new and now < self._began + AFTER and not is_gone:
-            return  # it is noted when AFTER has passed
+            return  # the round is noted when AFTER has passed
         is_due = now >= self._due
         if is_due:
             from ..core.member.moments import period

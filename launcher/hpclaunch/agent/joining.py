@@ -38,7 +38,7 @@ class Alone(Adapter):
         raise AssertionError("an agent that is alone has a place")
 
     def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
-        """Do nothing, since nobody would ask for it."""
+        """Do nothing: there is no other agent to read a death notice."""
 
 
 def join(context: Context) -> Channels | Alone:

@@ -1,7 +1,7 @@
 """The last lines of workers that have ended. The log service reads them, which may take a while.
 
-The events of a worker's end carry its last lines, and all later events wait for them. If the file
-system hangs, they go out without the lines.
+The events of a worker's end carry its last lines, and all later events wait for these. If the file
+system hangs, the events are sent without the lines.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Make = Callable[[str], Iterable[events.Event]]  # makes the events from the last
 
 @value()
 class _Delayed:
-    """Events that wait for last lines, or for events before them."""
+    """Events that wait for last lines, or for earlier events."""
 
     make: Make
-    is_awaiting: bool  # the lines
+    is_awaiting: bool  # the lines are not read yet
     until: float  # when to continue without them
     text: str = ""
 

@@ -1,7 +1,6 @@
-"""Imports that wait until a second after the start, which does not need them.
+"""Imports that the start does not need, a second after it.
 
-They do not wait until they are needed: the file system may have stalled by then, which would block
-the loop.
+An import still later might block the loop, if the file system has stalled by then.
 """
 
 from __future__ import annotations

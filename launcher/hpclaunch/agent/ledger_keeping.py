@@ -90,7 +90,7 @@ class LedgerKeeping(Adapter):
             self._logs.read_facts(self._directory, self._launch, kinds, self._take_earlier)
 
     def _take_earlier(self, lines: str) -> None:
-        """Put the facts of this launch that the log service has read before this head's own."""
+        """Insert the earlier facts, which the log service has read, before this head's own."""
         if self._own is None:
             return
         from ..observe.ledger import ledger_of

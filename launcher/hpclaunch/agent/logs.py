@@ -1,7 +1,7 @@
 """The adapter of the log service, the process that reads and writes an agent's log files.
 
 If the process was killed, it is replaced. Its successor shows the same round; other pending
-questions get no answer.
+questions get None as their answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
 
 
 class Logs(Adapter):
-    """`service` is the current process. `is_replaced` decides whether any helper is replaced."""
+    """The log service is `service`. `is_replaced` decides for each helper whether to replace it."""
 
     def __init__(
         self, config: Config, service: LogServiceClient, record: Callable[[NodeFact], None]

@@ -30,7 +30,7 @@ class Notifying(Adapter):
     def __init__(self, context: Context, goodput: Callable[[], float | None]) -> None:
         self._config, self._errands, self._record = context.config, context.errands, context.record
         self._host, self._goodput = context.host, goodput
-        self._notifications: Notifications | None = None  # None: the user asks for none
+        self._notifications: Notifications | None = None  # None: not needed yet
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
@@ -101,7 +101,7 @@ class Notifying(Adapter):
 
 
 def _readable(value: Detail) -> Detail:
-    """Return a text that is safe to show on a terminal: it may contain text of a worker."""
+    """Make a text safe to show on a terminal: it may contain text of a worker."""
     if not isinstance(value, str):
         return value
     lines = "\n".join(map(harmless, value.split("\n")))

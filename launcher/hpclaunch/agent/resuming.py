@@ -45,7 +45,8 @@ IDLE = 30.0  # seconds without a request until the process is ended; the next re
 
 
 class Resuming(Adapter):
-    """Runs one search and one look at a time. `choose` and `look` begin them, events answer."""
+    """Runs one search and one look at a time. `choose` and `look` begin them; events report the
+    results."""
 
     limits_helper: ClassVar[bool] = True
 
@@ -95,7 +96,7 @@ class Resuming(Adapter):
     # Rounds
 
     def began(self, part: Assignment) -> None:
-        """Note that a round begins. If this agent chose its checkpoint, it reads new ones ahead."""
+        """Note the start of a round. If this agent chose its checkpoint, read new ones ahead."""
         self.look(None)
         self.ended()
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
@@ -156,7 +157,7 @@ class Resuming(Adapter):
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:
-        """Look for a checkpoint, or for none. CheckpointSeen follows when the result changes."""
+        """Look for this checkpoint only; None: for none. CheckpointSeen follows each new result."""
         self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
         if look is None:
             return []
@@ -183,8 +184,8 @@ class Resuming(Adapter):
         return self._newest_number > 0
 
     def seek_newest(self) -> None:
-        """Search for the newest checkpoint, to record it if it is new, unless the last such search
-        was less than NEWEST_AGAIN ago or another request is pending.
+        """Search for the newest checkpoint, and record it if it is new. Do nothing within
+        NEWEST_AGAIN of the last such search, or while another request is pending.
         """
         now = time.monotonic()
         if not self._settings or now < self._newest_at:
@@ -358,8 +359,8 @@ class Resuming(Adapter):
         )
 
     def _near(self, saved: int) -> Rounds:
-        """Return the rounds around the time of a save, for agents that did not take part in all of
-        them: they show whether the save is complete.
+        """Return the rounds around the time of a save, which show whether it is complete. Agents
+        that did not take part in all of them need these.
         """
         before = sum(begun <= saved for begun, _, _ in self._rounds)
         return self._rounds[max(0, before - NEAR) : before + NEAR]

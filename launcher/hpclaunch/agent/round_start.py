@@ -28,7 +28,7 @@ class RoundStart:
         self._note, self._record = context.note, context.record
         self._output, self._sharing = output, sharing
         self._directory: Path | None = None
-        self._starting: Crew | None = None  # whose files are being made
+        self._starting: Crew | None = None  # the workers whose files are being made
 
     @property
     def directory(self) -> Path:

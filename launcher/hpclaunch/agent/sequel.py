@@ -1,8 +1,8 @@
-"""The last act of an agent, when nothing of the job is left: Slurm may be asked to start it again.
+"""The last act of an agent, when nothing of the job is left: the head may have Slurm requeue it.
 
-The head asks, and the others wait meanwhile: where the first agent that leaves ends the step
-(`srun --kill-on-bad-exit`), the head would be killed before it has asked. Where Slurm does not end
-the step then, the head has it signal the others.
+The other agents wait meanwhile. Where the first agent to leave ends the step
+(`srun --kill-on-bad-exit`), the head would otherwise be killed before it has asked. If Slurm
+refuses, the head has Slurm signal the others, which then leave.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: 
 
 
 def _requeue(job: Job, environ: Mapping[str, str]) -> bool:
-    """Return whether Slurm is about to end this step, to start the job again."""
+    """Ask Slurm to requeue the job. Return whether it does, and so is about to end this step."""
     name = requeue.name_of(job.slurm_id, environ)
     _show(AnotherRun(AnotherRunKind.FOLLOWS, name, run=job.requeueing.before + 2))
     try:

@@ -10,12 +10,12 @@ from ..core.protocol.node_facts import HelperEnded, NodeFact
 from ..system.shared.helper import Helper
 
 MOST = 20  # helpers of a kind to replace within WITHIN
-MOST_FAILED = 2  # the same if it was not killed: a successor most likely fails as well
+MOST_FAILED = 2  # the limit if it was not killed: a successor most likely fails as well
 WITHIN = 600.0  # seconds
 
 
 class Successors:
-    """Called with a helper that has ended, records that and returns whether to replace it."""
+    """A callable that records the end of a helper, and returns whether to replace the helper."""
 
     def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
         self._host, self._record = host, record

@@ -92,7 +92,7 @@ class Activity:
                 ):
                     found.append(worker)
             except (OSError, ValueError, IndexError):
-                pass  # something of it has just ended, or may not be seen
+                pass  # a process or thread of it has just ended, or may not be read
         self._work, self._connections = work, connections
         return found
 

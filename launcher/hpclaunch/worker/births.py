@@ -2,8 +2,8 @@
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. The store process is always forked from the template, which is started on
-the store's first connection if not before. A start waits for the template's first successor, which
-imports what the script imports in any case.
+the store's first connection if not before. A start waits for the template's first successor: what
+it imports, every worker would have to import itself.
 
 Once a worker has become a new interpreter (`site/_hpclaunch_restart.py`), later rounds of this
 launch start cold.
@@ -251,8 +251,7 @@ class Births:
             self.template.start()
 
     def _lose_store(self, why: str, code: int = 1, signum: int = 0) -> None:
-        """Report at once that nobody serves the store, since a rank that connects later would wait
-        without an end."""
+        """Report at once that nobody serves the store: a rank that connects later would hang."""
         self.store.lost()
         self._on.report(messages.StoreExit(self.store.port, code, signum, why))
 
@@ -266,7 +265,7 @@ class Births:
             self._has_reported_restart = True
             if not report.forked:
                 self._must_be_cold = True
-                if not self.store.errors:  # else the next store is forked from it as well
+                if not self.store.errors:  # otherwise the next store is forked from it
                     self.template.leave()
 
     def hear_lesson(self, pipe: LessonPipe) -> None:

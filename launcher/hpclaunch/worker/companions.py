@@ -1,4 +1,4 @@
-"""The processes that belong to no round: template, store, and the copier of output."""
+"""The fork server's own processes, which are no workers: template, store process and copier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .terminals import Terminals
 
 
 class Companions:
-    """A watch over them: one that somebody has stopped is made to continue."""
+    """A watch over these processes, which continues those that somebody has stopped."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Companions:
         self._stop_watch = StopWatch(STOPPED_LIMIT)
 
     def pids(self) -> set[int]:
-        """Return the pids of the companions that run, and perhaps 0."""
+        """Return the pids of the companions; 0 stands for one that does not run."""
         successors = {successor.pid for successor in self._template.successors()}
         return {self._terminals.pid, self._store.pid, self._template.pid} | successors
 

@@ -36,7 +36,7 @@ class Descriptors:
 
     def wait(self, until: float) -> dict[Readable, int]:
         """Wait until a descriptor is readable, or until this time on the monotonic clock. Return
-        the owners of readable descriptors, with these."""
+        {owner: descriptor} of those that are readable."""
         poll = select.poll()
         owned = {owner: owner.fileno() for owners, _ in self._entries for owner in owners()}
         for fd in owned.values():
@@ -47,8 +47,8 @@ class Descriptors:
         return {owner: fd for owner, fd in owned.items() if fd in found}
 
     def handle(self, ready: Mapping[Readable, int]) -> None:
-        """Handle these owners, if they are still registered and have the same descriptor. The
-        number alone is not enough: another owner may have opened it meanwhile."""
+        """Handle these owners, if they are still registered and have the same descriptor: another
+        owner may have opened one of that number meanwhile."""
         for owners, call in self._entries:
             for owner in [*owners()]:
                 if ready.get(owner) == owner.fileno():

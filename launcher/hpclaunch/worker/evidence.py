@@ -19,8 +19,8 @@ from .worker_processes import described, tree, wanted, work_of
 
 LIMIT = 3.0  # seconds for all answers
 FORKED = 0.2  # seconds to find a moment in which a process that a worker has forked can be asked
-SPINNING = 0.2  # seconds in which it shows who uses the CPU all the time
-SPUN = 0.25  # of that time; to answer takes less
+SPINNING = 0.2  # seconds for which the use of CPUs is measured, to find workers that spin
+SPUN = 0.25  # share of that time from which a worker counts as busy; an answer takes less
 
 
 class Evidence:
@@ -54,8 +54,8 @@ class Evidence:
             self._progress.moved(last_begun(pages[rank].answer("entries")))
 
     def _ask(self, pid: int, its: WorkerPage, stacks: dict[int, str]) -> Iterator[None]:
-        """Ask the processes of a worker one after the other, since they write to the same file: at
-        first the one that counts. Yield None while waiting."""
+        """Ask the processes of a worker one after the other, since they write to the same file,
+        and ANSWERER first. Yield None while waiting."""
         own, file = its.number(layout.ANSWERER), its.place.stacks
         for process in sorted(tree(pid), key=lambda each: each != own) if own else ():
             asked = Questioned(process, its.number(layout.RESPONDER) if process == own else 0)

@@ -4,11 +4,11 @@
 ignore beside the usual ones ("12,25", may be empty). Workers inherit the signals that the user had
 blocked. `fork_server_messages.py` has the messages between the agent and this process.
 
-Law: nothing started here outlives this process or the agent. The socket ends with the agent, and
-then everything is killed. If the agent has died, only this process stays, for a few seconds, to
-confirm that (`notice_board.py`). If it is killed itself, its children die by their parent-death
-signal. It is a subreaper: a grandchild whose parent has ended becomes its child, in whatever
-session it is. So "no children" means that nothing is left.
+Law: nothing started here outlives this process or the agent, except the copier for a moment. The
+socket ends with the agent, and then everything is killed. If the agent has died, this process stays
+for a few seconds to confirm that (`notice_board.py`). If this process is killed, its children die
+by their parent-death signal. It is a subreaper: a grandchild whose parent has ended becomes its
+child, in whatever session it is. So "no children" means that nothing is left.
 
 If somebody stops this process (SIGSTOP), the agent makes it continue. If the agent has died,
 SIGCONT is the parent-death signal of this process. A template, store or copier that is stopped
@@ -17,7 +17,7 @@ continues as well, and Continued names it.
 This process is one thread without torch, CUDA or ZeroMQ. Its parts know nothing of each other's
 work; this file puts them together:
 
-- `companions.py`: the processes that belong to no round
+- `companions.py`: the processes that are no workers, and continue if somebody stops them
 - `workers.py`: which workers live, and their descendants
 - `births.py`: how workers and the store process are started
 - `worker_watch.py`: what is found out about the workers, and the notices that they take
@@ -98,7 +98,7 @@ class ForkServer:
         # Queries about the round that is about to begin, by kind. One that was too late for the
         # last round is answered in the next; its number shows the agent that it is stale.
         self.early: dict[str, messages.Query] = {}
-        # The agent starts this process with all signals blocked. These remain so: `take_pending`.
+        # All signals are blocked so far. The spared ones remain so, for `take_pending`.
         signal.pthread_sigmask(signal.SIG_SETMASK, spared)
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
@@ -226,7 +226,7 @@ class ForkServer:
         self.workers.begin()
         self.stop.begin_round()
         self.lease.begin_round()
-        if self.lease.is_over:  # the order may be an old one
+        if self.lease.is_over:  # the request to start may be an old one
             self.on_lease_over()
         env = os.environ | start.env
         self.births.start(NewWorkers(workers, streams, env, start.warm, start.learn))

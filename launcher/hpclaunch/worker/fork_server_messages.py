@@ -298,7 +298,7 @@ class RankEvidence(TypedDict):
 
 
 class Arrivals(TypedDict):
-    """The times at which a worker began its last collectives; nothing if it has not answered."""
+    """The times at which a worker began its last collectives; empty if it has not answered."""
 
     arrivals: Any  # {process group: {number: time}}, as the worker has written it
     steps: Any  # {number: time}, on GPUs, likewise
@@ -306,8 +306,8 @@ class Arrivals(TypedDict):
 
 
 class Pace(TypedDict, total=False):
-    """The work of a worker since its last sample, as shares of the time if nothing else is noted;
-    nothing in its first sample."""
+    """What a worker has used since its last sample, as shares of the time unless noted otherwise.
+    Empty in its first sample."""
 
     pace: float  # the seconds that a step took; 0: it made none
     cpu: float

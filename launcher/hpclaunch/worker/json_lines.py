@@ -37,8 +37,8 @@ class JsonLines:
         descriptors: Sequence[int] = (),
         wait: Callable[[], object] | None = None,
     ) -> None:
-        """Send a message. Raises OSError when nobody is at the other end. If the other end takes
-        nothing for now, `wait` is called, which returns once it may; without it, this waits itself.
+        """Send a message. Raises OSError when the other end is closed. While the socket's buffer
+        is full, `wait` is called; it returns once there may be room. Without `wait`, this blocks.
         """
         data = json.dumps(message).encode() + b"\n"
         if descriptors:

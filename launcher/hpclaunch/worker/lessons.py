@@ -37,9 +37,7 @@ class LessonPipe(WorkerPipe):
 
     @property
     def lesson(self) -> Lesson | None:
-        """The steps once all of them are there, else None. A broken worker may write anything: its
-        lesson has no steps.
-        """
+        """The steps once all of them are there, else None. A damaged lesson has no steps."""
         if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
             return None
         try:
@@ -68,7 +66,7 @@ class RestartReports(WorkerPipe):
     """A pipe to which workers write why they become new interpreters, each in one line."""
 
     def read(self) -> list[Restart]:
-        """Return the reports that are there. A broken worker may write anything."""
+        """Return the reports that are there, without damaged ones."""
         *lines, self._data = (self._data + os.read(self._reading, 1 << 16)).split(b"\n")
         self._data = self._data[-select.PIPE_BUF :]
         found = []

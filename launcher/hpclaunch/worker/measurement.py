@@ -2,10 +2,10 @@
 
     python .../worker/measurement.py RESULT
 
-runs on every rank in a worker's environment. It is started by its path, so that neither the working
-directory nor the script's is in `sys.path`; its own directory is removed from there at once, and
-`hpclaunch` is the package that this file is in. All ranks multiply matrices at the same time, as in
-a training, and those on GPUs copy memory. Then pairs of ranks exchange data, in rounds;
+runs on every rank in a worker's environment. It is started by its path, so that the working
+directory is not in `sys.path`; its own directory is removed from there at once. `hpclaunch` is the
+package that this file is in. All ranks multiply matrices at the same time, as in a training, and
+those on GPUs copy memory. Then pairs of ranks exchange data, in rounds;
 `core/health/measurement_rules.py` plans the pairs and judges the results. The ranks leave JSON in
 the round's store. Rank 0 writes the rows of the doctor's table to the file RESULT, as JSON.
 
@@ -221,7 +221,7 @@ def exchange(
 ) -> list[Link]:
     """Exchange data with each partner; returns the links of pairs in which this rank is first.
 
-    After a failure that rules out other pairs, leave them out, and inform the partners.
+    If a failure keeps this rank from further exchanges, skip them, and inform the partners.
     """
     links: list[Link] = []
     is_able = True
@@ -263,7 +263,7 @@ def all_reduce(store: PrefixStore, device: Device, backend: str, second: bool) -
     hook, limit = sys.excepthook, timedelta(seconds=LINK_LIMIT)
     place, size = (device.place, 64 << 20) if backend == "nccl" else (torch.device("cpu"), 4 << 20)
     dist.init_process_group(backend, store=store, rank=int(second), world_size=2, timeout=limit)
-    sys.excepthook = hook  # torch's names the rank in the pair
+    sys.excepthook = hook  # torch's hook shows the rank within the pair, not in the job
     tensor = torch.full((size // 4,), 1.0 + second, device=place)
 
     def timed() -> float:

@@ -34,7 +34,7 @@ def has_count(file: bytes) -> bool:
 
 
 class MemoryKills:
-    """The count at the begin of the round, and since."""
+    """The count at the beginning of the round, and since."""
 
     def __init__(self) -> None:
         try:

@@ -1,6 +1,6 @@
 """Messages between an agent and a helper: typed values that travel as JSON objects, one per line.
 
-A message is a class below `Message` with annotated fields, used like a frozen dataclass. (Code that
+A message is a subclass of `Message` with annotated fields, used like a frozen dataclass. (Code that
 dataclasses generate for each class would cost every process 20 ms at its start.) A protocol is a
 module with the classes of both directions; both ends import it:
 
@@ -11,8 +11,8 @@ module with the classes of both directions; both ends import it:
     REQUESTS: Kinds[Request] = by_op(get_args(Request))
 
 `Sample(3).encoded()` is {"op": "sample", "number": 3}, of which `decode(REQUESTS, ...)` makes a
-Sample again. What does not fit exactly is a MessageError: an op or a field that is not known, a
-field without a default that is missing, a value of another type.
+Sample again. It raises MessageError for an unknown op or field, a missing field that has no
+default, and a value of another type.
 
 Fields have these types: str, int, float, bool, None, `list[T]`, `tuple[T, ...]`, `dict[str, T]`,
 `dict[int, T]`, other messages (which need no op there), unions of these, and Any for the JSON of
@@ -47,13 +47,13 @@ else:  # typing has it from Python 3.11 on
 
 
 class MessageError(ValueError):
-    """A message that the protocol does not know, in one line."""
+    """A message does not fit the protocol. The text is one line."""
 
 
 @dataclass_transform(frozen_default=True)
 class Message:
-    """The base of all messages. A class directly below it lists all of its fields; none has a name
-    that the base has."""
+    """The base class of all messages. Messages are direct subclasses, and no field has the name of
+    an attribute of this class."""
 
     op: ClassVar[str]  # the name of the class: "await-stillness" for AwaitStillness
     __match_args__: ClassVar[tuple[str, ...]] = ()
@@ -102,11 +102,11 @@ class Message:
         return {"op": self.op, **self.fields()}
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON has them: with messages in them as objects, too."""
+        """Return the fields by name, as JSON: messages in them become objects, too."""
         return {name: _plain(value) for name, value in self.__dict__.items()}
 
     def replaced(self: M, **changes: Any) -> M:
-        """Return the same with other values of these fields."""
+        """Return a copy with other values of these fields."""
         return type(self)(**{**self.__dict__, **changes})
 
     @classmethod
@@ -142,7 +142,7 @@ def decode(kinds: Kinds[M], raw: object) -> M:
 
 
 def never(message: NoReturn) -> NoReturn:
-    """End a `match` over all kinds of a message: a type checker refuses it where one is missing."""
+    """End a `match` over all kinds of a message: type checkers report a kind that is missing."""
     raise AssertionError(f"nobody handles {message!r}")
 
 
@@ -163,7 +163,7 @@ def _kinds_of(cls: type[Message]) -> dict[str, Any]:
 
 
 def _checked(where: str, kind: Any, value: object) -> Any:
-    """Return a value of JSON as a field of this kind has it. Raises MessageError."""
+    """Convert a value from JSON to the type of a field. Raises MessageError."""
     origin, of = get_origin(kind), get_args(kind)
     if kind is Any:
         return value

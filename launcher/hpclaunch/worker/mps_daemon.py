@@ -77,7 +77,7 @@ def enter(places: Iterable[str], name: str) -> tuple[str, int]:
 
 
 def _hold(path: str) -> int:
-    """Mark the directory as used while the descriptor is open, as other keepers of the job may."""
+    """Mark the directory as used while the descriptor is open. Several keepers may do so."""
     while True:
         make(path)
         try:
@@ -160,7 +160,7 @@ def user_of(pid: str) -> int | None:
 
 
 def end_users(directory: str) -> bool:
-    """Send SIGKILL to these processes until none is left. Return whether that worked in time."""
+    """Send SIGKILL to the `users` of a directory until none is left. Return whether none is."""
     limit = time.monotonic() + KILL_LIMIT
     while True:
         left = users(directory)
@@ -188,7 +188,7 @@ class FrontEnd:
             env={**os.environ, PIPES: self.pipes},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # apart: an answer is compared exactly
+            stderr=subprocess.PIPE,  # not mixed with the answer, which is compared exactly
             text=True,
             errors="replace",
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
@@ -217,9 +217,9 @@ class FrontEnd:
         """Return (name, pid of the server) of another user whom the daemon serves now; None without
         one.
 
-        It takes one user at a time: clients of the next wait until the last client of this one has
-        ended. A server of root's may be for all users. In a container with pids of its own, nothing
-        is known.
+        A daemon takes one user at a time: clients of the next wait until the last client of this
+        one has ended. A server of root may serve all users. In a container with its own pids,
+        nothing is known.
         """
         for server in self.servers() or ():
             uid = user_of(server)
@@ -288,7 +288,7 @@ class MpsDaemon:
             make(path)
 
     def start_server(self) -> None:
-        """Have the daemon start the server for this user, or the first client would, and wait."""
+        """Start this user's server, for which the first client would otherwise have to wait."""
         self.front.ask(f"start_server -uid {os.geteuid()}")
 
     def await_server(self, pause: Callable[[float], None]) -> None:

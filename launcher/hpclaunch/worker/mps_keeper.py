@@ -5,8 +5,8 @@ JOB and FIRST. All directories of a job are in PREFIX + JOB in the first of PLAC
 that can have it. CONTROL is nvidia-cuda-mps-control, and FIRST the seconds until the first look at
 the workers. `mps_messages.py` has the messages between the agent and this process.
 
-A group that is not owned is ready when the keeper of the agent that owns it has written so to a
-file: once all daemons of its agent take clients.
+A group that another agent owns is ready once that agent's keeper has written so to a file, which it
+does when all of its daemons take clients.
 
 A daemon serves one round. At the end of a round, some of its clients are killed, or have died by
 themselves. By NVIDIA's documentation, a client that dies with work on the GPU may leave the server
@@ -99,7 +99,7 @@ class MpsKeeper:
         self.job = job
         self.home: tuple[str, int] | None = None  # (path, lock) of the job's directory
         self.daemons: dict[str, MpsDaemon] = {}  # ours, by key
-        # Whoever's daemons the workers of this round are clients of, by key
+        # By key: the daemons that serve the workers of this round, whoever has started them
         self.fronts: dict[str, FrontEnd] = {}
         self.watch: WorkerWatch | None = None
 
@@ -129,7 +129,8 @@ class MpsKeeper:
                         never(request)
 
     def pause(self, seconds: float, *, ask: bool = False) -> None:
-        """Sleep, but not beyond the agent's life, or with `ask`, its next request."""
+        """Sleep. Raises AgentGoneError once the agent is gone; with `ask`, OvertakenError at its
+        next request."""
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP | (select.POLLIN if ask else 0))
         for _, events in poll.poll(seconds * 1000):
@@ -156,8 +157,8 @@ class MpsKeeper:
             self.report(messages.Ready(number, directories, present))
 
     def await_other_user(self, number: int, front: FrontEnd) -> None:
-        """Wait until a foreign daemon serves no other user. CUDA itself would wait without a
-        message, and without an end."""
+        """Wait until a foreign daemon serves no other user. CUDA itself would wait forever,
+        without a message."""
         limit = time.monotonic() + ANOTHER_USER_LIMIT
         is_reported = False
         while served := front.another_user():
@@ -213,7 +214,7 @@ class MpsKeeper:
         return path
 
     def other(self, key: str, number: int) -> FrontEnd:
-        """Wait for the daemon that another agent of this node has."""
+        """Wait for the daemon of another agent on this node."""
         directory = self.directory(key)
         limit = time.monotonic() + OTHERS_LIMIT
         while ready_for(directory) < number:
@@ -259,7 +260,7 @@ class MpsKeeper:
 
 
 class WorkerWatch:
-    """A watch whether the workers of a round are clients, at growing intervals."""
+    """A check whether the workers of a round are clients, repeated at growing intervals."""
 
     def __init__(self, workers: Mapping[int, int], first: float) -> None:
         self.workers = workers  # rank -> pid, which is its session's too

@@ -75,7 +75,7 @@ class NoticeBoard:
         return self._socket is not None and time.monotonic() < self._until
 
     def serve(self, seconds: float, *others: Readable) -> None:
-        """Answer questions until one of the `others` is readable, or for so many seconds."""
+        """Wait at most so many seconds for questions or one of the `others`, and answer those."""
         listener = self._socket
         ends = [*self._asking] if listener is None else [listener, *self._asking]
         for end in select.select([*ends, *others], [], [], seconds)[0]:
@@ -101,7 +101,7 @@ class NoticeBoard:
         except OSError:
             question = b""
         if hmac.compare_digest(question, self.release):
-            self.take_down()  # the restarted agent waits until this end is closed: the port is free
+            self.take_down()  # and close this end: the restarted agent then knows the port is free
             return
         self._asking.remove(end)
         end.close()

@@ -26,7 +26,7 @@ class OrderedEvents:
         self._kept: collections.deque[tuple[float, Event]] = collections.deque()  # (limit, event)
 
     def add(self, event: Event, rank: int | None = None) -> None:
-        """Send an event once all output of a rank, or without one of every rank, is in files."""
+        """Send an event once all output of a rank (None: of every rank) is in files."""
         if self._terminals.flush(rank):
             self._kept.append((time.monotonic() + FLUSH_LIMIT, event))
         else:

@@ -63,8 +63,8 @@ def children(of: int | None = None) -> list[int]:
 
 
 def foreground(worker: int) -> list[int]:
-    """Return the processes to signal for a worker: itself and, while it only waits for its
-    children, as a shell does that runs a program, also its children in its process group."""
+    """Return the processes to signal for a worker: itself, and its children in its process group
+    while it only waits for them, as a shell does that runs a program."""
     found = [worker]
     for each in found:
         if _read(f"{each}/wchan") == b"do_wait":
@@ -172,7 +172,7 @@ TRACER = re.compile(rb"^TracerPid:\t([0-9]+)$", re.MULTILINE)
 
 
 def tracer_of(pid: int) -> int:
-    """Return the pid of the debugger that has a process; 0 for none."""
+    """Return the pid of the debugger that traces a process; 0 for none."""
     try:
         found = TRACER.search(read_small(f"/proc/{pid}/status"))
     except OSError:

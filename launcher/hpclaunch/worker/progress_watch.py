@@ -1,10 +1,10 @@
 """The progress of the workers of a round, and whether they do anything at all.
 
 A worker writes its progress to shared memory (`shared_pages.py`). As long as that changes, nothing
-else is read. While it does not, a sign of life is whatever a hanging worker does not do: its
-processes write, except for answers to this process, or read more than a little, also from a
-connection; one of them has started or ended; or the worker has allocated memory of a GPU. CPU time
-is a weaker sign, which is reported apart: ranks that wait for others, or for a GPU, may use it too.
+else is read. Otherwise, these are signs of life: its processes write (but not answers to this
+process), or read more than a little, also from a connection; one of them has started or ended; or
+the worker has allocated memory of a GPU. CPU time is a weaker sign, which is reported separately:
+ranks that wait for others, or for a GPU, may use it too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .site import _hpclaunch_layout as layout
 from .worker_processes import Works, is_exiting, is_traced, saves, wanted, work_of
 
 LOOK = 1.0  # seconds between two looks
-# While nothing moves, the pause is this share of the time for which nothing has, or all of that
-# time if nobody awaits stillness, but no more than STILL_LOOK: a look at processes costs much more
-# than one at the shared memory.
+# While nothing moves, looks become rarer, since processes cost much more to read than the shared
+# memory: the pause is PACE times the seconds of stillness, or all of them if nobody awaits
+# stillness, but at most STILL_LOOK.
 PACE, STILL_LOOK = 0.25, 5.0
 LATE = 2.0  # seconds; a look that is as late as this means that this process was suspended
 REPORT = 5.0  # seconds between two reports while nothing changes but the steps
 SAVES = 1 << 20  # bytes written in a second by a worker that makes no step
 READ = 1 << 12  # bytes in a second; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
-# The signs that cost most are looked for once nothing has moved for this share of the shortest time
-# that somebody awaits, or for so many seconds if nobody does.
+# Costly signs are looked for once nothing has moved for this share of the shortest awaited time, or
+# for so many seconds if nobody awaits stillness.
 COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
 
 
@@ -50,7 +50,7 @@ class Written(NamedTuple):
     steps: int
     at: float  # the time of the last step
     phase: int
-    number: int  # the script's own one of the step
+    number: int  # the script's own number of the step
 
 
 class Watched:
@@ -74,7 +74,7 @@ class Watched:
 
     @property
     def phase(self) -> int:
-        """The phase at the last look; the first one also if it has become another program."""
+        """The phase at the last look; START before it, or if the process that writes it is gone."""
         if self.written is None or not os.path.exists(f"/proc/{self.page.number(layout.WRITER)}"):
             return layout.START
         return self.written.phase
@@ -87,13 +87,13 @@ class ProgressWatch:
         self._shared: SharedPages | None = None
         self._workers: dict[int, Watched] = {}  # by rank; none without shared pages
         self._living = 0  # workers at the last look
-        # At the last look at them: bytes by inode of a connection, layout.ALLOCATED by rank
+        # At the last costly look: bytes by inode of a connection, layout.ALLOCATED by rank
         self._traffic: dict[int, int] | None = None
         self._allocated: dict[int, int] | None = None
         self._moved_at = 0.0
         self._looked_at = 0.0
-        self._ran_at = 0.0  # when this was last called, be it to look or not
-        self._anew_at = 0.0  # when it began to look, or began anew
+        self._ran_at = 0.0  # when this process was last known not to be suspended
+        self._anew_at = 0.0  # the time of the last `begin_anew`
         self._awaited: tuple[float, ...] = ()  # seconds of stillness for which somebody waits
         self._reported_at = 0.0
         self._reported: object = None
@@ -102,7 +102,7 @@ class ProgressWatch:
         self._next = math.inf
 
     def begin(self, ranks: Iterable[int]) -> dict[int, dict[str, str]]:
-        """Give each of these ranks a page. Return {rank: variables by which it finds that}."""
+        """Give each of these ranks a page. Return {rank: variables by which it finds its page}."""
         self.end()
         try:
             self._shared = SharedPages([*ranks])
@@ -125,7 +125,7 @@ class ProgressWatch:
             worker.spent, _ = worker.page.spent()
 
     def begin_anew(self) -> None:
-        """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
+        """Begin the watch, also after the workers or this process were suspended."""
         if not self._workers:
             return
         now = time.monotonic()
@@ -141,7 +141,7 @@ class ProgressWatch:
             self._schedule(self._next, time.monotonic())
 
     def _schedule(self, latest: float, now: float) -> None:
-        """Look again at this time, or when an awaited stillness begins."""
+        """Look again at this time, or earlier, when nothing has moved for an awaited time."""
         ends = (self._moved_at + still for still in self._awaited)
         self._next = min([latest, *(end for end in ends if end > now)])
 
@@ -172,7 +172,7 @@ class ProgressWatch:
         if not self._workers:
             return None
         ran_at, now = self._ran_at, self.runs()
-        if now > ran_at + LOOK + LATE:  # this process was suspended, and so perhaps were they
+        if now > ran_at + LOOK + LATE:  # this process was suspended, and perhaps the workers
             self.begin_anew()
             return None
         if now < self._next and not at_once:
@@ -208,7 +208,7 @@ class ProgressWatch:
             bool(phases - {layout.START, layout.RENDEZVOUS}),
             layout.RENDEZVOUS in phases,
         )
-        # What is the same for all workers is reported as soon as it changes.
+        # All but the steps is reported as soon as it changes.
         state = (activity.busy, activity.traced, patient, trains, meets, doing)
         reported = (state, [still >= each for each in (REPORT, *self._awaited)])
         is_new = reported != self._reported or self._looked_at >= self._reported_at + REPORT
@@ -234,8 +234,8 @@ class ProgressWatch:
         )
 
     def spent(self) -> tuple[list[int], int]:
-        """Return (the milliseconds since their birth that the workers have spent on each of
-        layout.SPENDING, as a mean of them; on which of it they spend their time now).
+        """Return (milliseconds that a worker has spent on each of layout.SPENDING, on average;
+        which of these the workers do now).
 
         If they do different things, those that are ahead wait for the others, or for a save.
         """
@@ -257,16 +257,16 @@ class ProgressWatch:
         if new == worker.written:
             return None
         if new.steps > worker.step and worker.step:
-            since = max(worker.stepped_at, self._anew_at)  # or it stood still in between
+            since = max(worker.stepped_at, self._anew_at)  # a pause does not count
             each = (new.at - since) / (new.steps - worker.step)
             self._gap = max(self._gap, each, self._looked_at - elapsed - since)
             if worker.saves:
                 self._save = max(self._save, new.at - since)
-        # As it was at its last step, if it is still at that one.
+        # A save counts until the next step.
         worker.saves = new.phase == layout.SAVE or (worker.saves and new.steps == worker.step)
         worker.step, worker.stepped_at = new.steps, new.at
         worker.written = new
-        # The time of a step since the last look, unless the worker's clock is another.
+        # A time outside of the interval since the last look is replaced by that of this look.
         since_last = self._looked_at - elapsed <= new.at <= self._looked_at
         return new.at if since_last else self._looked_at
 
@@ -282,7 +282,7 @@ class ProgressWatch:
         moved = any(moved for moved, _ in seen)
         if is_long and not moved:
             moved = self._has_traffic(processes, elapsed) | self._allocates(pids)
-        if moved or not is_long:  # the next look compares with nothing that is older than this one
+        if moved or not is_long:  # costly signs need a new baseline
             self._traffic = self._allocated = None
         if moved:
             self._moved_at = now
@@ -317,7 +317,7 @@ class ProgressWatch:
         return moved, wanted(work) - wanted(before) >= BUSY * elapsed
 
     def _has_traffic(self, processes: Iterable[int], elapsed: float) -> bool:
-        """Return whether more than a little has gone over one of their connections since the last
+        """Return whether one of their connections has carried more than a little since the last
         look."""
         known = connections_of(processes)
         before, self._traffic = self._traffic, {inode: c.bytes for inode, c in known.items()}
@@ -327,14 +327,13 @@ class ProgressWatch:
         return any(now - before.get(inode, now) >= least for inode, now in self._traffic.items())
 
     def _allocates(self, ranks: Iterable[int]) -> bool:
-        """Return whether a worker has allocated memory of a GPU since the last look, as one that
-        begins something there does: it may wait for the GPU at every look, and still make progress.
-        """
+        """Return whether a worker has allocated memory of a GPU since the last look. A worker that
+        waits for the GPU at every look may still make progress."""
         before, now = self._allocated, {}
         for rank in ranks:
             its = self._workers[rank].page
             if before is None:
-                its.numbers[layout.ALLOCATED] = 0  # by an earlier answer
+                its.numbers[layout.ALLOCATED] = 0  # discards an earlier answer
             now[rank] = its.number(layout.ALLOCATED)
             its.request(layout.ALLOCATIONS)
         known, self._allocated = before or {}, now
@@ -389,7 +388,7 @@ class ProgressWatch:
 
 
 def in_time(rate: float, seconds: float) -> float:
-    """Return how much a rate, per second, amounts to in some seconds, or in one if they are fewer:
-    else a look that follows another at once would find much in little time.
+    """Return the amount of a rate, per second, in these seconds, but in one second at least: two
+    looks in quick succession would otherwise find much in little time.
     """
     return rate * max(1.0, seconds)

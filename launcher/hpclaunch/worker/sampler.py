@@ -1,7 +1,7 @@
 """Samples of how the workers keep pace: how fast they step, when they began their collectives, what
 they used, and how long packets take to other nodes.
 
-Most of it is the difference to the sample before. Not every kernel counts how long a process waits
+Most figures are differences to the sample before. Not every kernel counts how long a process waits
 for storage, or how fast its CPU runs, so each sample looks at these several times.
 """
 
@@ -51,7 +51,7 @@ class Sampler:
         pids = living()
         trees = {rank: tree(pid) for rank, pid in pids.items()}
         blocked = dict.fromkeys(trees, 0)  # in how many looks it waited for storage
-        clocks = dict.fromkeys(trees, 0.0)  # the most of its CPU's in all looks
+        clocks = dict.fromkeys(trees, 0.0)  # the highest clock of its CPU in all looks
         self.progress.ask_arrivals(pids)
         for look in range(LOOKS):
             if look:
@@ -114,7 +114,7 @@ class Used:
 
 
 def longest(before: Mapping[str, float], now: Mapping[str, float]) -> float:
-    """Return the longest of the times that have passed for each."""
+    """Return the largest increase of a time that is in both."""
     return max((now[key] - before[key] for key in now.keys() & before.keys()), default=0.0)
 
 
@@ -135,7 +135,7 @@ def throttled(pid: int) -> dict[str, float]:
 
 
 def throttled_in(cgroups: Iterable[Sequence[str]]) -> dict[str, float]:
-    """Return the same; `cgroups` are the three fields of each line in /proc/PID/cgroup."""
+    """Return what `throttled` does; `cgroups` has the three fields of each line of the file."""
     found = {}
     for _, controllers, path in cgroups:
         while controllers in CPU_STATS and path:

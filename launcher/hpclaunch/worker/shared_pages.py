@@ -56,7 +56,7 @@ class WorkerPage(layout.Slot):
         self.numbers[layout.RANK] = rank
         self.numbers[layout.STACKS] = place.stacks
         self.numbers[layout.ASKED_AT] = requests
-        # While a worker waits for the template, the template imports for it.
+        # The time before the worker starts counts as imports: the template imports for it.
         self.times[layout.SINCE] = time.monotonic()
 
     def spent(self) -> tuple[list[float], int]:

@@ -1,10 +1,10 @@
 """Ways to ask the processes of a worker for the stacks of their threads without harm.
 
-A thread of the worker, the responder, answers requests while it holds Python's lock
+A thread of the worker, the responder, answers requests while it holds the GIL
 (`site/_hpclaunch_responder.py`). All other processes write their stacks on SIGNAL, whose handler
-reads them without the lock. If another thread runs Python meanwhile, the handler may read memory
+reads them without the GIL. If another thread runs Python meanwhile, the handler may read memory
 that has been freed, and the process dies. So SIGNAL is only sent to processes whose other threads
-have done nothing for a while, and to those whose responder waits for the lock while native code
+have done nothing for a while, and to those whose responder waits for the GIL while native code
 holds it.
 """
 
@@ -20,14 +20,14 @@ from typing import NamedTuple
 from .processes import catches, ran, stat, status_of, threads_of
 from .site import _hpclaunch_layout as layout
 
-PATIENCE = 0.3  # seconds until a request is answered, unless something holds Python's lock
+PATIENCE = 0.3  # seconds until a request is answered, unless something holds the GIL
 LONGEST = 2.0  # seconds for a responder that others may keep from running
 TRYING = 0.5  # seconds to find a moment in which a process without a responder can be asked
 APART = 0.02  # seconds between two looks at the threads of a process
-# A responder that waits for the lock asks for it every 5 ms, and does nothing else.
-ASKED_FOR = 10  # times
-IDLES = 0.1  # of the time: it runs less than that
-YIELDS = 0.02  # seconds of running Python in which a thread has given up the lock for certain
+# A responder that waits for the GIL asks for it every 5 ms, and does nothing else.
+ASKED_FOR = 10  # times at least
+IDLES = 0.1  # share of the time for which it runs, at most
+YIELDS = 0.02  # seconds of running after which a thread in Python has certainly released the GIL
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
 _BY_RESPONDER = re.compile(
@@ -45,7 +45,7 @@ class Thread(NamedTuple):
 
 
 class Questioned:
-    """A process that is to write its stacks. `responder` is the id of that thread, 0 without it."""
+    """A process that is to write its stacks. `responder` is the id of its responder, or 0."""
 
     def __init__(self, pid: int, responder: int) -> None:
         self.pid = pid
@@ -57,8 +57,7 @@ class Questioned:
 
     def signal(self, stacks: str) -> bool:
         """Send SIGNAL, if that does no harm now and makes the process write its stacks to this
-        file. Return whether it was sent. Call it again and again, once PATIENCE is over if there is
-        a responder."""
+        file. Return whether it was sent. Call this repeatedly; with a responder, after PATIENCE."""
         now = time.monotonic()
         if not self._seen:
             self._look(now)
@@ -67,7 +66,7 @@ class Questioned:
             return False
         if not (self._lacks_lock(now) if self.responder else self._is_idle(now)):
             return False
-        # It may be about to end by now, when the signal would kill it.
+        # Check this last: once a process that ends has no handler any longer, SIGNAL would kill it.
         return prints(self.pid, stacks) and self._send()
 
     def _look(self, now: float) -> None:
@@ -77,7 +76,7 @@ class Questioned:
 
     def _is_idle(self, now: float) -> bool:
         """Return whether no thread has run since the last look except the main one, which the
-        handler interrupts. In state D it would take SIGNAL when nobody waits for it any longer."""
+        handler interrupts. A main thread in state D would take SIGNAL too late."""
         before = self._seen
         self._look(now)
         others = dict(self._seen)
@@ -87,8 +86,8 @@ class Questioned:
         return all(t.state in b"SD" and t == before.get(each) for each, t in others.items())
 
     def _lacks_lock(self, now: float) -> bool:
-        """Return whether the responder has asked for the lock ever since the first look, and no
-        thread keeps the lock only because it gets no CPU."""
+        """Return whether the responder has asked for the GIL ever since the first look, and no
+        thread keeps the GIL only because it gets no CPU."""
         threads = threads_seen(self.pid)
         mine, before = threads.pop(self.responder, None), self._seen.get(self.responder)
         if mine is None:
@@ -163,8 +162,8 @@ def ask(
 
 
 def is_answering(pid: int) -> bool:
-    """Return whether SIGNAL is pending for a thread, or one is in its handler. There, SIGNAL is
-    blocked. A thread that never takes a signal has the next one blocked as well.
+    """Return whether SIGNAL is pending for a thread, or a thread is in its handler, which blocks
+    SIGNAL. A thread that also blocks the next signal does so for other reasons.
     """
     ours = 1 << (layout.SIGNAL - 1)
     names = (b"SigPnd", b"ShdPnd", b"SigBlk")

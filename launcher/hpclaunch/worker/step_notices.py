@@ -1,7 +1,7 @@
 """Notices, on the fork server's side: all ranks of a round take one before the same step, or none.
 
 The worker's side is in `site/_hpclaunch_progress.py`. A notice is offered first: its step is
-written to the slots of the workers, and is accepted unless one of them has begun that step. From
+written to the slots of the workers. It is accepted unless one of them has begun that step. From
 then on, a worker that reaches this step waits. Once the agents of all ranks have accepted the
 notice, it is given, and the workers take it; otherwise it is withdrawn, and they continue.
 
@@ -20,13 +20,14 @@ from .progress_watch import ProgressWatch
 from .shared_pages import WorkerPage
 from .site import _hpclaunch_layout as layout
 
-# A worker writes which step it begins, and then reads the step of the notice. If it has written
-# before this process wrote that step, this process reads it after this time, on any processor.
+# A worker writes which step it begins, and then reads the step of the notice. This process writes
+# that step, and waits for this time before it reads the worker's: on any processor, at least one of
+# the two then sees what the other has written.
 SETTLED = 0.001  # seconds
 
 
 class StepNotices:
-    """The notices of one round after the other."""
+    """The notices of the current round."""
 
     def __init__(self, progress: ProgressWatch) -> None:
         """`progress` has the pages of the workers."""
@@ -61,8 +62,8 @@ class StepNotices:
                 its.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
 
     def give(self, pids: Mapping[int, int], number: int) -> list[int]:
-        """Give the notice. Return the ranks that have no handler for its signal, if it names one,
-        and do not ask for it either; `pids` are the living workers', by rank."""
+        """Give the notice. Return the ranks that cannot take it: they have no handler for the
+        signal that it names, and do not ask for notices. `pids` has the living workers by rank."""
         pages = self._progress.pages
         self._given_step, self._given_to = self._step, set(pids)
         for its in pages.values():
@@ -74,11 +75,11 @@ class StepNotices:
         ]
 
     def _inform(self, pid: int, number: int, its: WorkerPage | None) -> bool:
-        """Send the signal to a worker that does not raise it itself. Return False if it has no
-        handler for the one that the notice names, and does not ask.
+        """Send the signal to a worker that does not raise it itself. Return False if the worker
+        has no handler for the signal that the notice names, and does not ask for notices.
 
-        A worker at its end has no handlers any longer, and may be leaving because it has received
-        that signal: if it had one, this returns True."""
+        A worker at its end has no handlers any longer, perhaps because of that signal: a handler
+        that it had counts."""
         if its is not None and alive(its.number(layout.WRITER)):
             pid = its.number(layout.WRITER)
         if self.signum and not catches(pid, self.signum):
@@ -117,8 +118,7 @@ class StepNotices:
 
 
 def makes_steps(its: WorkerPage) -> bool:
-    """Return whether there is an optimizer of torch, or the script counts, in a process that
-    lives."""
+    """Return whether a living process has an optimizer of torch, or counts its steps itself."""
     makes = its.number(layout.MAKES) or its.number(layout.ENTERED)
     return bool(makes) and alive(its.number(layout.WRITER))
 

@@ -1,4 +1,4 @@
-"""The last sweep: everything that this process has started is killed."""
+"""The sweep, which kills everything that this process has started."""
 
 from __future__ import annotations
 

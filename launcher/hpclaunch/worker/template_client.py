@@ -54,7 +54,7 @@ class TemplateClient:
         self._ends = 0
         self.pid = 0
         self.words: list[str] = []  # the workers' command lines up to the script
-        self.why = ""  # the last one ended
+        self.why = ""  # why the last template ended
         self.torchless = False  # its Python has no torch
         self.state = State.NONE
 
@@ -94,7 +94,7 @@ class TemplateClient:
 
     @property
     def awaits_successor(self) -> bool:
-        """Whether a start is to wait for it: what it imports, the workers would have to."""
+        """Whether a start is to wait for the successor, whose imports each worker would repeat."""
         return self.successor is not None and not self.successor.idle
 
     def renew(self, *, idle: bool) -> None:
@@ -114,7 +114,7 @@ class TemplateClient:
         self.successor.theirs.close()
 
     def hear_successor(self) -> list[tuple[str, str]]:
-        """Act on its replies. Return (module, why) of each that it must do without."""
+        """Act on the successor's replies. Return (module, why) of each that it must do without."""
         successor = self.successor
         passed: list[tuple[str, str]] = []
         if successor is None:
@@ -143,13 +143,13 @@ class TemplateClient:
         return passed
 
     def _avoid(self, module: str) -> None:
-        """Do without a module; without all of its package, if another one of that is in the way."""
+        """Do without a module, or without its whole package if another module of it is avoided."""
         package = module.partition(".")[0]
         again = any(known.partition(".")[0] == package for known in self._avoided)
         self._avoided.add(package if again else module)
 
     def _give_up(self, module: str) -> None:
-        """Leave the rest to the workers, since so much is in the way."""
+        """Leave this module and all later steps to the workers, after too many attempts."""
         names = [step.name for step in self._steps]
         if module in names:
             del self._steps[names.index(module) :]
@@ -171,7 +171,7 @@ class TemplateClient:
         successor, self.successor = self.successor, None
         if successor is None:
             return
-        successor.close()  # one that has not begun dies of it
+        successor.close()  # which ends one that has not begun
         if successor.pid:
             try:
                 os.kill(successor.pid, signal.SIGKILL)

@@ -28,7 +28,7 @@ class Fork(Message):
     workers: list[Worker]  # none: the store process alone
     env: dict[str, str]  # of all workers
     learn: list[int]  # descriptors of the fork server: one or two workers write lessons there
-    restarts: int  # another one: workers write there why they become new interpreters
+    restarts: int  # another descriptor, to which workers write why they become new interpreters
 
 
 class Renew(Message):
@@ -76,7 +76,7 @@ class Forked(Message):
     what: str
     pids: dict[int, int]  # rank -> pid
     store: int  # pid of the store process; 0: none
-    why: str  # processes are missing
+    why: str  # why processes are missing
 
 
 class Begun(Message):

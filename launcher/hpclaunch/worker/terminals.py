@@ -34,7 +34,7 @@ Size = tuple[int, ...]  # rows, columns
 
 
 class Copy(Message):
-    """Have the copier copy a stream, a descriptor with this message, to this file."""
+    """Have the copier copy a stream to this file. Its descriptor is sent with this message."""
 
     file: str
 

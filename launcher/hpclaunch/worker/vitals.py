@@ -24,7 +24,7 @@ class VitalSigns:
         self._used: dict[int, tuple[float, float]] = {}
 
     def of(self, pids: Mapping[int, int]) -> list[RankVitals]:
-        """Return those of each living worker; `pids` are by rank."""
+        """Return the vitals of each living worker; `pids` are by rank."""
         before, self._used = self._used, {}
         return [self._of_rank(rank, pid, before) for rank, pid in sorted(pids.items())]
 

@@ -18,7 +18,7 @@ HOLD = 0.5  # seconds after which everything that is held is stopped once more
 
 
 class WorkerLease:
-    """A lease that stays over until the head renews it: no order may start workers before that."""
+    """A lease, also across rounds: once it is over, workers only start after the head renews it."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

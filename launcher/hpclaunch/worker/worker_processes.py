@@ -83,14 +83,14 @@ def cpu_of(pid: int) -> float:
 
 
 def wanted(work: Works) -> float:
-    """Return the CPU time that processes have used or waited for, in seconds: on a machine with too
-    much to do, one that is about to end gets little of it."""
+    """Return the CPU time that processes have used or waited for, in seconds: on an overloaded
+    machine, a worker that is busy may get little of it."""
     return sum(each.cpu + each.queued for each in work.values())
 
 
 def is_traced(pid: int) -> bool:
-    """Return whether a debugger has a process. A sampler, which the agent may start, has it for
-    moments only, and does not count."""
+    """Return whether a debugger traces a process. py-spy, which the agent may start, does so only
+    for moments, and does not count."""
     tracer = tracer_of(pid)
     return bool(tracer) and status_of(tracer).get(b"Name") != SAMPLER
 

@@ -30,7 +30,7 @@ SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 
 
 class WorkerStop:
-    """The stop of a round, which begins anew with every round."""
+    """The stop of the workers. `begin_round` resets it."""
 
     def __init__(self, workers: Workers, handlers: Handlers) -> None:
         """`handlers` are those with which the workers begin."""

@@ -72,8 +72,8 @@ class WorkerWatch:
         return self.progress.begin(ranks)
 
     def end_notice(self) -> None:
-        """Report whether the workers, all of which have ended, have ended with the notice's step.
-        Call it before the leftovers of the workers are looked at."""
+        """Report it if the workers, which all have ended, have ended with the step of the notice.
+        Call this before the leftovers of the workers are looked at."""
         self._look_at_notice()
         if self._given and self.notices.was_last(self._given):
             self._report(Taken(self._given, last=True))
@@ -149,8 +149,8 @@ class WorkerWatch:
         return min([self.progress.due(), *(query.next_at for query in self._queries.values())])
 
     def look(self) -> None:
-        """Look at the workers, if it is time. Only evidence is found while they are paused, and
-        nothing else while it is found."""
+        """Look at the workers, if it is time. While they are paused, only evidence is collected.
+        While evidence is collected, nothing else is."""
         self._look_at_notice()
         if EVIDENCE in self._queries:
             self._continue(EVIDENCE)

@@ -13,7 +13,7 @@ class Workers:
     """A record of the workers, from the start of a round until nothing of it is left."""
 
     def __init__(self, others: Callable[[], set[int]]) -> None:
-        """`others` returns the children of this process that belong to no round."""
+        """`others` returns the children of this process that are neither workers nor leftovers."""
         self.others = others
         self.is_running = False  # from the start of a round until everything of it is gone
         self.living: dict[int, int] = {}  # pid -> rank
