@@ -1,4 +1,4 @@
-"""Runs the command, or the launch, of a list of words."""
+"""Runs the command or the launch that the words of a command line name."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _speaks(environ: Mapping[str, str]) -> bool:
 
 
 def _is_script(name: str) -> bool:
-    """Return whether there is a script of this name that belongs to this user or to root: nobody
-    else who may write to the working directory must replace a command.
+    """Return whether there is a script of this name that belongs to this user or to root. Anybody
+    else who may write to the working directory must not be able to replace a command.
     """
     program = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
     try:
