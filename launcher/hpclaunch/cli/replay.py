@@ -234,7 +234,7 @@ class _Agent:
     # Words
 
     def _words(self, entry: Mapping[str, Any], way: str, peer: str) -> str:
-        """Return an event or effect as text, for a message only the changes since the last one."""
+        """Return an event or effect as text; of a message, only what differs from the last one."""
         name = entry.get("event") or entry.get("effect")
         body = dict(entry["with"])
         if "of" not in entry:

@@ -72,7 +72,7 @@ def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
 
 
 def _options_in(text: str, program: str) -> list[str]:
-    """Return the options in HPCLAUNCH_OPTIONS. Its errors name the variable."""
+    """Return the options in HPCLAUNCH_OPTIONS. Raises UsageError that names the variable."""
     if not text:
         return []
     parser = _parser_of(program, {})
