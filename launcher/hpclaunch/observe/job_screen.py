@@ -203,7 +203,7 @@ def _without_ranks(job: JobSnapshot) -> Iterable[tuple[str, Colour]]:
 
 
 def nodes_table(job: JobSnapshot, style: TextStyle, most: int = MOST_ROWS) -> list[str]:
-    """Return a row for each agent that has ranks, but at most `most` rows (0: no limit)."""
+    """Return a row for each agent with ranks. Rows beyond `most` become one line (0: no limit)."""
     agents = job.running
     shown = agents[:most] if most and len(agents) > most + 1 else agents
     gpus = any(agent.gpus for agent in agents)
