@@ -243,7 +243,7 @@ class LaunchedJob:
         return not self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Wait for the end of the job. Raises TimeoutError if it takes more seconds than this."""
+        """Wait for the end of the job. Raises TimeoutError after `timeout` seconds."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
         assert self._code is not None, "its launcher has ended"
@@ -275,11 +275,11 @@ class LaunchedJob:
             self._process.terminate()
 
     def restart(self) -> None:
-        """Start all workers again from the newest checkpoint. Raises UsageError if it cannot."""
+        """Start all workers again from the newest checkpoint. Raises UsageError if refused."""
         self._ask(Request.RESTART)
 
     def notice(self) -> None:
-        """Give all workers notice before the same step. Raises UsageError if it cannot."""
+        """Give all workers notice before the same step. Raises UsageError if refused."""
         self._ask(Request.NOTICE)
 
     def close(self) -> None:

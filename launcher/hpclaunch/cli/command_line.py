@@ -17,7 +17,7 @@ from .parser import Parser
 
 
 def run_words(args: Sequence[str]) -> int:
-    """Run a command and return its exit code. A usage error is one line on standard error and 2."""
+    """Run a command, and return its exit code: 2 after a usage error, which is printed."""
     words = list(args)
     forget_other_step(os.environ)
     # A script with the name of a command comes first, since it may be older than the command.

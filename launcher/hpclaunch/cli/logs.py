@@ -105,7 +105,7 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
 
 
 def _changed(directory: Path) -> float:
-    """Return when the directory itself has changed last, or 0 if it has no round."""
+    """Return when the directory itself last changed, or 0 if it has no round."""
     from hpclaunch.system.logs.log_directory import rounds
 
     try:

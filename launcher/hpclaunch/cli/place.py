@@ -26,7 +26,7 @@ def locate(
     """Return the allocation, and what the user should know about it."""
     within = worker_environment.is_within(environ)
     if within:
-        environ = {}  # Slurm's variables describe the launcher that has started the worker
+        environ = {}  # Slurm's variables describe the launcher whose worker this is
     step = slurm.in_step(environ)
     given = options.nnodes
     if options.standalone or (not step and given == (1, 1)):

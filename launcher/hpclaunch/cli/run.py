@@ -144,7 +144,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
-    """Return the signals to handle that an agent does not always handle."""
+    """Return the signals of --signals-to-handle that an agent does not handle anyway."""
     return tuple(s for s in options.signals_to_handle if s not in (*END_SIGNALS, *FORWARDED))
 
 

@@ -192,7 +192,7 @@ def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.
     launching.check(launch)
     if program.is_on_stdin(launch):
         raise UsageError("a job script has no standard input: write SCRIPT to a file")
-    in_path = launch.no_python and "/" not in launch.training_script  # perhaps a module has it
+    in_path = launch.no_python and "/" not in launch.training_script  # a module may provide it
     if not (chosen.apptainer or chosen.pyxis or in_path):
         program.program(launch, environ)
     return launch

@@ -3,8 +3,7 @@
     export PATH="$(hpclaunch shim):$PATH"
 
 After this command, all programs that call torchrun start hpclaunch with
-torchrun's defaults. This one is for those that call
-python -m torch.distributed.run:
+torchrun's defaults. For programs that call python -m torch.distributed.run:
 
     export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 

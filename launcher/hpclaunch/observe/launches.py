@@ -54,7 +54,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of training whose steps were not lost."""
+        """The share of all seat seconds that was training whose steps were not lost."""
         return self.spent.get(Category.TRAINING, 0.0) / self.total if self.total > 0 else 0.0
 
 

@@ -37,7 +37,7 @@ from .ledger_entries import (
 MOST_ENTRIES = 400  # of a ledger; if there are more, the oldest are joined
 MOST_ENDS = 50
 NAMED = 64  # nodes
-SHORTEST = 0.001  # seconds, or seat seconds, that something is divided by
+SHORTEST = 0.001  # the least divisor, in seconds or seat seconds
 KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocated, JobEnded)
 
 

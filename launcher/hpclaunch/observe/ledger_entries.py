@@ -11,7 +11,7 @@ from ..core.head.round_shares import sums
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.values import replace, value
 
-NEVER_SAVED = 0.0  # the training began from the start, so nothing is lost by doing it again
+NEVER_SAVED = 0.0  # in `resumed`: the round began from the start, and repeats all steps
 
 
 @value(frozen=True)

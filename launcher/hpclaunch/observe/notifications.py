@@ -1,4 +1,4 @@
-"""Notifications: the facts that the command of `--notify` gets."""
+"""Notifications: what the command of `--notify` gets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Notification:
 
 
 class Notifications:
-    """The notifications of the facts that this agent records while it leads, in one tenure."""
+    """Makes notifications of the facts that this agent records while it leads."""
 
     def __init__(self) -> None:
         self._begin()

@@ -234,7 +234,7 @@ def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[Run]:
         x, until = units * axis.share(bar.begin), units * axis.share(bar.end)
         first = min(int(x), int(units) - 1)
         last = max(first, math.ceil(until) - 1)
-        for column in (first,) if first == last else (first, last):  # it fills those between
+        for column in (first,) if first == last else (first, last):  # the bar fills the rest
             within = min(until, column + 1) - max(x, column)
             of = columns.setdefault(column, {})
             of[bar.category] = of.get(bar.category, 0.0) + within
