@@ -1,6 +1,6 @@
 """`hpclaunch doctor --measure`: a launch whose workers measure GPUs and the links between them.
 
-Every task runs an agent, with the rendezvous and the reports of lost nodes of any launch.
+Every task runs an agent: rendezvous and messages on lost nodes are as in any launch.
 """
 
 from __future__ import annotations

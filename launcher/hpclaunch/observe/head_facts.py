@@ -41,7 +41,7 @@ def _on_one_clock(heads: Iterable[Sequence[DatedFact]]) -> list[list[DatedFact]]
     decrease.
 
     A head begins to lead only when no round of an earlier head runs. If its times contradict this,
-    its clock is behind, and they are moved forward.
+    its clock is behind: the times are moved forward.
     """
     found = []
     ran = 0.0  # when a round is last known to have run

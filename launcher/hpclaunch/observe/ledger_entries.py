@@ -59,8 +59,8 @@ def cut_off(entry: LedgerEntry, at: float) -> LedgerEntry:
 
 
 def rewound(entry: LedgerEntry, saved: float) -> LedgerEntry:
-    """Return an entry with the steps since `saved` as done twice: a later round resumed from what
-    was saved then. A second call changes nothing.
+    """Return an entry with its steps since `saved` counted as done twice: a later round resumed
+    from what was saved then. A second call changes nothing.
     """
     if entry.trained is None or entry.trained[1] <= saved:
         return entry
@@ -73,5 +73,5 @@ def rewound(entry: LedgerEntry, saved: float) -> LedgerEntry:
 
 
 def rewind(entries: Sequence[LedgerEntry], saved: float) -> list[LedgerEntry]:
-    """Return all entries with the steps since `saved` as done twice."""
+    """Return all entries with their steps since `saved` counted as done twice."""
     return [rewound(entry, saved) for entry in entries]
