@@ -2,7 +2,7 @@
 
 The launcher is a process of its own, as on the command line, and ends when this process does
 (PR_SET_PDEATHSIG). The kernel sends that signal when the thread that forked the launcher ends, so a
-thread forks it and waits for its end.
+thread of its own forks it and waits for its end.
 """
 
 from __future__ import annotations

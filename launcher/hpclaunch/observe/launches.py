@@ -79,9 +79,9 @@ def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
 def _continued(
     entries: Sequence[LedgerEntry], later: Sequence[LedgerEntry], is_same: bool
 ) -> list[LedgerEntry]:
-    """Return the entries of a launch. Steps that a `later` launch repeats count as done twice. A run
-    of the same training (`is_same`) repeats all steps that were not saved. Any other launch, such
-    as the next element of an array, repeats some only if it began from a checkpoint.
+    """Return the entries of a launch. Steps that a `later` launch repeats count as done twice. A
+    run of the same training (`is_same`) repeats all steps that were not saved. Any other launch,
+    such as the next element of an array, repeats some only if it began from a checkpoint.
     """
     saved = [e.resumed for e in later if e.round is not None and e.resumed is not None]
     if not is_same:
