@@ -5,8 +5,8 @@
     with hpclaunch.launch("train.py", "--epochs", 3, nproc=2) as job:
         result = job.wait()
 
-See docs/python.md. Nothing else is imported until it is used, since training scripts also import
-this package.
+See docs/python.md. The launcher is imported only when one of these names is used, since training
+scripts import this package too.
 """
 
 __version__ = "0.1.0"

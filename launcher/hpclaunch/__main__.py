@@ -1,4 +1,4 @@
-"""`python -m hpclaunch` is the same command."""
+"""Entry point of `python -m hpclaunch`, which is the same as `hpclaunch`."""
 
 import sys
 

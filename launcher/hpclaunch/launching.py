@@ -1,8 +1,8 @@
 """Launches from Python, for notebooks and tests: `hpclaunch.launch`.
 
-The launcher is a process of its own, as on the command line, and ends when this process does. A
-thread that lives as long as the launcher starts it, since the kernel signals the end of the thread
-that has started a process, not the end of the thread's process.
+The launcher is a process of its own, as on the command line, and ends when this process does
+(PR_SET_PDEATHSIG). The kernel sends that signal when the thread that forked the launcher ends, so a
+thread of its own forks it and waits for its end.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from .system.shared.helper import ROOT
 
 __all__ = ["JobResult", "LaunchedJob", "UsageError", "launch"]
 
-# The same as the command, but with the directory of this package, which need not be installed.
+# Imports hpclaunch from the directory of this package, which need not be installed.
 PROGRAM = (
     "import sys; sys.path = [*filter(None, sys.path), sys.argv[1]]; "
     "from hpclaunch.cli.called import main; sys.exit(main(*sys.argv[2:]))"
 )
 MARGIN = 15.0  # seconds beyond --grace until a launcher that does not end is killed
-AGAIN = 0.05  # seconds between two questions to a launcher that does not answer yet
+AGAIN = 0.05  # seconds between two requests to a launcher that has not answered yet
 PATIENCE = 30.0  # seconds for the launcher to answer
 Option = str | int | float | os.PathLike[str] | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """The end of a job."""
+    """The result of a job."""
 
     code: int  # the exit code of the launcher; 0: all workers have ended with 0
     reason: str  # the launcher's reason for the end
@@ -67,9 +67,9 @@ def launch(
 ) -> LaunchedJob:
     """Start workers, as `hpclaunch [options] program args` does. Return once the launcher is up.
 
-    `program` is a script, or with `module=True` a module, or with `no_python=True` any program. It
-    may be a function, which every worker calls with `args`; its result is dropped. `env` is added
-    to the variables of this process. `options` are those of the command line: `max_restarts=1` is
+    `program` is a script, or with `module=True` a module, or with `no_python=True` any program. If
+    it is a function, every worker calls it with `args` and drops its result. `env` is added to the
+    variables of this process. `options` are those of the command line: `max_restarts=1` is
     --max-restarts 1, and `cold=True` is --cold. True and False are "on" and "off" for options with
     these values, and a list stands for words separated by commas.
 
@@ -159,7 +159,7 @@ class LaunchedJob:
         chosen: argparse.Namespace,
         own: Path | None,
     ) -> None:
-        """Start the launcher. Raises UsageError if it does. `own`: a directory to remove later."""
+        """Start the launcher. Raises UsageError if it fails. `own`: a directory to remove later."""
         self._own = own
         self._limit = chosen.shutdown_timeout + MARGIN
         self._code: int | None = None
@@ -168,13 +168,13 @@ class LaunchedJob:
         reading, writing = os.pipe()
         mine = [str(os.getpid()), str(writing), "" if own is None else str(own)]
         child = [sys.executable, "-c", PROGRAM, ROOT, *mine, *command]
-        # Events instead of Thread.join, which after an interrupt takes a live thread for ended.
+        # Events, since an interrupted Thread.join may mark a live thread as ended.
         self._started, self._ended = threading.Event(), threading.Event()
         threading.Thread(
             target=self._run,
             args=(child, dict(environ), directory, writing),
             name="hpclaunch",
-            daemon=True,  # the interpreter must not wait for it before it ends the job
+            daemon=True,  # the job ends when the interpreter exits, which must not wait for it
         ).start()
         try:
             self._started.wait()
@@ -243,7 +243,7 @@ class LaunchedJob:
         return not self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Wait for the end of the job. Raises TimeoutError if it takes more seconds than this."""
+        """Wait for the end of the job. Raises TimeoutError after `timeout` seconds."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
         assert self._code is not None, "its launcher has ended"
@@ -275,11 +275,11 @@ class LaunchedJob:
             self._process.terminate()
 
     def restart(self) -> None:
-        """Start all workers again from the newest checkpoint. Raises UsageError if it cannot."""
+        """Start all workers again from the newest checkpoint. Raises UsageError if refused."""
         self._ask(Request.RESTART)
 
     def notice(self) -> None:
-        """Give all workers notice before the same step. Raises UsageError if it cannot."""
+        """Give all workers notice before the same step. Raises UsageError if refused."""
         self._ask(Request.NOTICE)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@
             save()
             sys.exit(0)
 
-`due` returns True from the same step on for all ranks. Without the launcher, or with
+`due` begins to return True after the same step on all ranks. Without the launcher, or with
 `--progress off`, it returns False. A call takes a fraction of a microsecond.
 """
 

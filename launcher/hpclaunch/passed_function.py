@@ -1,7 +1,7 @@
-"""A function as a script: `hpclaunch.launch` makes it of a function that workers are to call.
+"""A script that calls a function, for `hpclaunch.launch`.
 
 cloudpickle passes a function of a module by name, and one of a notebook by value. The pickle is in
-a directory that only this user can enter. Nothing else is ever unpickled like this.
+a directory that only this user can enter. No other pickle is loaded without restrictions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from .core.protocol.errors import UsageError
 from .worker import private_files
 
-# Processes that a worker starts with multiprocessing also run the script. They get the names that
-# the function uses in `__main__`, and do not call it. The calling code has no names there that they
-# could replace. The hash distinguishes functions of the same name.
+# Processes that a worker starts with multiprocessing also run the script: it defines the names that
+# the function uses in `__main__`, and does not call the function. These names may replace any of
+# the script's, so nothing looks up a name after that. The hash distinguishes functions of one name.
 SCRIPT = """\
 # The function {name}, {digest}
 import pickle

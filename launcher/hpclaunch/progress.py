@@ -16,16 +16,16 @@ from typing import Any
 
 
 def step(number: int) -> None:
-    """Report that a step of the training is done. `number` may count from the first round on or
-    from the last start.
+    """Report that a step of the training is done. `number` may count from the first round or from
+    the last start.
     """
     if (slot := _slot()) is not None:
         slot.step(number)
 
 
 def phase(name: str) -> None:
-    """Report what the script does from now on: "evaluation", "save", or a word of your own. It may
-    take ten times as long as a step before it counts as a hang. The next step ends it.
+    """Report that a phase begins: "evaluation", "save", or a word of your own. The next step ends
+    it. In a phase, the time until workers count as hung is ten times as long.
     """
     if (slot := _slot()) is not None:
         slot.enter(name)

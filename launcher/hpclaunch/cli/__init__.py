@@ -86,7 +86,7 @@ def standard_output() -> TextIO:
 
 
 def write(text: str) -> None:
-    """Write a text, which may contain names of files with any bytes, as `write_bytes` does."""
+    """Write a text as `write_bytes` does. Undecodable bytes in names of files are escaped."""
     write_bytes([text.encode(standard_output().encoding, "backslashreplace")])
 
 

@@ -1,8 +1,8 @@
 """The configuration of an agent, from the command line, Slurm and this machine.
 
 All that can be checked before the start of workers is checked here. A mistake on one node only (a
-missing file, no GPU) does not end this agent, since the others would wait for it: it is sent to the
-head as trouble, and the head ends the job everywhere with one line.
+missing file, no GPU) is sent to the head as trouble, and the head ends the job on all nodes with
+one message. If this agent just exited, the others would wait for it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TaskSettings:
     count: Count = field(default_factory=lambda: Count(1))
     threads: int = 0
     start: Start = field(default_factory=lambda: Start(warm=False, ahead=False))
-    cold: str = ""  # why it starts cold, if the user may not expect it
+    cold: str = ""  # why workers start cold, if the user may not expect it
     logs: LogDirectory | None = None
     elsewhere: LaunchNote | None = None  # where the logs are, if the user would not look there
     trouble: Trouble | None = None
@@ -73,7 +73,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     """
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
-    open_file_limit.raise_to(files_needed(len(where.places), 0))  # the others connect in any case
+    open_file_limit.raise_to(files_needed(len(where.places), 0))  # for the others' connections
     task = _examine(options, environ, where)
     host = where.places[where.index].host
     facts: list[LaunchNote | ColdStart] = [*notes]
@@ -232,7 +232,7 @@ def _examine(
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
-    """Raise UsageError if it cannot be read. The script may create it later."""
+    """Raise UsageError if the directory exists but cannot be read."""
     if directory is None or not os.path.exists(directory):
         return
     if not os.path.isdir(directory):
@@ -275,8 +275,8 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
 def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
     """Return OMP_NUM_THREADS: the number of cores in an equal share of the CPUs.
 
-    It is 1, as under torchrun, if workers are not bound to CPUs of their own. It is the same for
-    all workers of a node, since they may be forked from one process that has loaded torch with it.
+    It is 1, as under torchrun, if workers are not bound to CPUs of their own. All workers of a node
+    get the same number, since they may be forked from one process that has loaded torch with it.
     """
     if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
         return 1
@@ -287,11 +287,10 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
 def _logs(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> tuple[LogDirectory, LaunchNote | None]:
-    """Return the log directory, and a note if it is not where the user would look for it. If Slurm
-    has started the job again, rounds are counted from those of the last run.
+    """Return the log directory, and a note if it is not where the user would look for it. After a
+    requeue, the numbers of rounds continue from the last run.
 
-    In place of torchrun, whose log directory is temporary, the working directory need not be
-    writable.
+    In place of torchrun, if the working directory is not writable, the log directory is temporary.
     """
     first, host = where.index == HEAD, where.places[where.index].host
     again = where.name if runs.before(environ) else ""

@@ -1,4 +1,4 @@
-"""The launcher as the child of a program that has called `hpclaunch.launch`. It ends with it.
+"""The launcher as the child of a program that called `hpclaunch.launch`: it ends with the program.
 
 It sends that program a line of JSON: the launch's name and log directory, or an error.
 """

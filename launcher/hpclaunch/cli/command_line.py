@@ -1,4 +1,4 @@
-"""Runs the command, or the launch, of a list of words."""
+"""Runs the command or the launch that the words of a command line name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .parser import Parser
 
 
 def run_words(args: Sequence[str]) -> int:
-    """Run a command and return its exit code. A usage error is one line on standard error and 2."""
+    """Run a command, and return its exit code: 2 after a usage error, which is printed."""
     words = list(args)
     forget_other_step(os.environ)
     # A script with the name of a command comes first, since it may be older than the command.
@@ -51,8 +51,8 @@ def _speaks(environ: Mapping[str, str]) -> bool:
 
 
 def _is_script(name: str) -> bool:
-    """Return whether there is a script of this name that belongs to this user or to root: nobody
-    else who may write to the working directory must replace a command.
+    """Return whether there is a script of this name that belongs to this user or to root. Anybody
+    else who may write to the working directory must not be able to replace a command.
     """
     program = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
     try:

@@ -1,7 +1,7 @@
 """Shell completion of the options, the script, and every command with its own options.
 
-shtab makes it of the parsers. It cannot express that a script may stand in the place of a command,
-so this is added here.
+shtab generates it from the parsers. shtab cannot express that a script may stand in the place of a
+command, so this is added here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import COMMANDS
 from .parser import Parser
 
 PROGRAM = "hpclaunch"
-# By shell: a line of shtab's script, or "" for its end, and what to add there.
+# By shell: a line of shtab's script, or "" for its end, and what to insert after it.
 _FILES = {
     "bash": ("", "_shtab_hpclaunch_pos_0_COMPGEN=_shtab_compgen_files"),
     "zsh": ("  _describe 'hpclaunch commands' _commands\n", "  _files\n"),

@@ -1,7 +1,7 @@
 """The doctor's checks of GPUs: which there are, their health, MPS, and the workers' CPUs.
 
-The driver is asked once. If it hangs, for example since a GPU has fallen off the bus, the doctor
-reports that.
+All checks use one list of the GPUs. If the driver hangs, for example since a GPU has fallen off the
+bus, the doctor reports that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def there(torch: Torch | None, environ: Mapping[str, str], seen: GpuSurvey) -> F
         advice = "start a container with --nv, and leave CUDA_VISIBLE_DEVICES as Slurm sets it"
         found += f", but Slurm has given {granted}"
         return Finding(check, found, Grade.WARN, advice)
-    # A process can use one MIG instance.
+    # A process can use only one MIG instance.
     usable = 1 if any(gpu.mig for gpu in seen.gpus) else visible
     if torch is not None and torch.gpus < usable:
         return Finding(check, f"{found}; torch can use {torch.gpus}", Grade.FAIL, _why_not(torch))
@@ -59,7 +59,7 @@ def _why_not(torch: Torch) -> str:
 
 
 def health(seen: GpuSurvey) -> list[Finding]:
-    """Return what a launch would find before its first round."""
+    """Check the GPUs as a launch does before its first round."""
     if not seen.gpus:
         return []
     watcher = GpuWatcherClient(seen.gpus)
@@ -99,7 +99,7 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Find
 def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:
     """Return how a launch without options would bind its workers. Without a GPU, return nothing.
 
-    One of several tasks on a host reports only the CPUs of its task.
+    Where a host has several tasks, each reports only its own CPUs.
     """
     if not seen.gpus:
         return []

@@ -31,7 +31,7 @@ ATTEMPTS = 2  # to resolve a name
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The surroundings of this task. `secret` is None if it is not needed or not usable."""
+    """The surroundings of this task. `secret` is None if it is not needed, or not usable."""
 
     environ: Mapping[str, str]
     where: Allocation
@@ -90,7 +90,7 @@ def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
 
 
 def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
-    """Check the secret file, which a single agent does not need, but the next job may."""
+    """Check the secret file, which the next job may need although this single agent does not."""
     with contextlib.suppress(UsageError):
         path = secret.secret_path(environ)
         if not os.path.lexists(path):
@@ -105,7 +105,7 @@ def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
     for check in _checks(here, log_dir, limit):
         try:
             findings += check()
-        except Exception as e:  # a failure of a check is a finding, too
+        except Exception as e:  # reported as a finding
             findings.append(Finding("doctor", f"a check broke: {e!r}", Grade.WARN, "report it"))
     return findings
 
@@ -167,7 +167,7 @@ def _port() -> Finding:
 
 
 def _load() -> list[Finding]:
-    """Yield a finding if others compute on this host."""
+    """Return a finding if other programs compute on this host."""
     return judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
 
 

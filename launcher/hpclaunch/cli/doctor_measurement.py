@@ -1,7 +1,6 @@
 """`hpclaunch doctor --measure`: a launch whose workers measure GPUs and the links between them.
 
-Every task is an agent, as in any launch. So the workers find each other, and a node that is lost is
-named, in the same way.
+Every task runs an agent: rendezvous and messages on lost nodes are as in any launch.
 """
 
 from __future__ import annotations
@@ -50,6 +49,6 @@ def measure(environ: Mapping[str, str], timeout: float) -> tuple[list[Row], int]
         with contextlib.suppress(FileNotFoundError):
             rows = msgspec.json.decode(result.read_bytes(), type=list[Row])
     finally:
-        if not code or code in STOPPED:  # otherwise the launch has named the logs that are there
+        if not code or code in STOPPED:  # else the launch's messages name its logs
             shutil.rmtree(own, ignore_errors=True)
     return rows, code

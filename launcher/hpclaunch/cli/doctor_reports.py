@@ -27,7 +27,7 @@ from hpclaunch.system.shared import packing
 RENDEZVOUS = "rendezvous"  # the name of the check
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two attempts to report
-TICK = 0.1  # seconds between two checks whether this host is examined
+TICK = 0.1  # seconds between two checks whether `examine` has ended
 PARTING = 5.0  # seconds for the last tasks to get their answer
 ATTEMPTS = 2  # to resolve a name
 RECEIVED = b"received"  # the first task's answer to a report
@@ -43,13 +43,13 @@ def collect(
     """Run `examine` on the first task's host, and return its report, then those of the other tasks,
     and the findings about who connected and about the clocks.
 
-    `examine` runs in a thread, so that tasks that finish earlier need not wait for it. Those that
-    have not reported by its end have `timeout` seconds more.
+    `examine` runs in a thread, so that tasks that finish earlier need not wait for it. Tasks that
+    have not reported when it ends have `timeout` seconds more.
     """
     places = where.places
     try:
         channel = zmq_channel.HeadChannel(keys_of(where, shared), len(places), MAX_BYTES)
-    except UsageError as e:  # there is no port for it
+    except UsageError as e:  # no port is free
         return [examine()], [Finding(RENDEZVOUS, str(e), Grade.FAIL)]
     own = _in_a_thread(examine)
     reports: dict[int, TaskReport] = {}

@@ -11,7 +11,7 @@ from hpclaunch.core.protocol.values import value
 
 COMMENTS = 41  # the column of comments
 TO_THE_WORKERS = ("USR1", "USR2")
-# The id of the last element of an array is that of the whole array, too.
+# In the last element of an array, SLURM_JOB_ID is the id of the whole array.
 THIS_JOB = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
 

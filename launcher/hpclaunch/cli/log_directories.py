@@ -13,7 +13,7 @@ from .parser import Parser
 
 
 def add_argument(parser: Parser) -> None:
-    """Add the argument for `chosen`."""
+    """Add the argument that becomes `named` of `chosen`."""
     parser.add_argument(
         "job",
         nargs="?",
@@ -23,8 +23,8 @@ def add_argument(parser: Parser) -> None:
 
 
 def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
-    """Return the directories of all launches of a Slurm job, otherwise a single one. `date` returns
-    the time of the last change in a directory, or 0 if it has nothing of use. Raises UsageError.
+    """Return the directories of all launches of a Slurm job, or else a single one. `date` returns
+    the time of the last change in a directory, or 0 to leave it out. Raises UsageError.
     """
     from hpclaunch.system.logs import log_directory
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from hpclaunch.observe.launches import Launch
     from hpclaunch.system.logs.merged_output import JobOutput, OutputLine
 
-PAUSE = 0.5  # seconds between two looks for new lines
-MANY = 100  # nodes from which on looks are less frequent, since each node has an index to read
-SILENT = 180.0  # seconds after which a silent launcher counts as dead; it writes one file every 60
+PAUSE = 0.5  # seconds between two searches for new lines
+MANY = 100  # with more nodes, searches are less frequent: each node has an index to read
+SILENT = 180.0  # seconds until a launcher counts as dead; it writes a status file every 60
 LATEST = 1.5  # seconds for agents to write their last lines
 
 
@@ -105,7 +105,7 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
 
 
 def _changed(directory: Path) -> float:
-    """Return when the directory itself has changed last, or 0 if it has no round."""
+    """Return when the directory itself last changed, or 0 if it has no round."""
     from hpclaunch.system.logs.log_directory import rounds
 
     try:
@@ -115,7 +115,7 @@ def _changed(directory: Path) -> float:
 
 
 def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
-    """Return whether no further lines will follow. Slurm may start a job again."""
+    """Return whether no further lines will follow, not even from another run of the job."""
     newest: dict[str, Launch] = {}  # of each job
     for directory in reversed(directories):  # launches that still run are usually the last
         last = _last(directory)
@@ -152,7 +152,7 @@ def _launches(directory: Path) -> Sequence[Launch]:
 
 @lru_cache(maxsize=64)
 def _launches_by(directory: Path, _state: object) -> Sequence[Launch]:
-    """Return the launches. Their files are read again only if their state has changed."""
+    """Return the launches. Their files are read again only if `_state` has changed."""
     try:
         launches, _ = launch_ledgers.read(directory)
     except OSError:
@@ -180,7 +180,7 @@ class _Screen:
         self.shown_any = False
 
     def lines(self, lines: Iterable[OutputLine]) -> Iterator[bytes]:
-        """Return the lines as they are to be written."""
+        """Format the lines, with a title before the first line of each round."""
         for line in lines:
             if self._grep is not None and not self._grep.search(visible(line.text)):
                 continue
@@ -201,8 +201,8 @@ class _Screen:
 
 
 def _last_end(directory: Path, launch: str, number: int) -> str:
-    """Return which round ended early before this one, and why, or "" if that is not known. It need
-    not have the number before, since a new head skips one.
+    """Return which round ended early before this one, and why, or "" if that is not known. Numbers
+    of rounds have gaps, since a new head skips one.
     """
     from hpclaunch.observe.job_report import report
 

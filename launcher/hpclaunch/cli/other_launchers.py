@@ -38,7 +38,7 @@ OPTIONS = {
     **dict.fromkeys(("--allow-run-as-root", "--oversubscribe", "--gloo"), NOTHING),
 }
 
-# Executables, and the words that users write before the script.
+# By executable: the words that users write before the script.
 PROGRAMS = {
     "accelerate": "accelerate launch",
     "colossalai": "colossalai run",

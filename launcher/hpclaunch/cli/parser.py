@@ -96,9 +96,9 @@ class Parser(argparse.ArgumentParser):
 class LaunchParser(Parser):
     """The parser of a launch. It finds the options itself, and leaves values and help to argparse.
 
-    argparse would take the two spellings of an option for two options ("ambiguous"), and the
-    script's `--log` for an abbreviation of ours, differently in each version of Python. So it gets
-    every option in one full spelling, and never the script's arguments.
+    Depending on the version of Python, argparse takes the two spellings of an option for two
+    options ("ambiguous"), and the script's `--log` for an abbreviation of --log-dir. So argparse
+    gets every option in one full spelling, and never the script's arguments.
     """
 
     def __init__(self, environ: Mapping[str, str], **settings: Any) -> None:
@@ -169,7 +169,7 @@ class LaunchParser(Parser):
         return known[spelling]
 
     def knows(self, word: str) -> bool:
-        """Return whether a word is an option, and not abbreviated."""
+        """Return whether a word is a short option, or an option of the launcher in full."""
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
 
     def take(self, words: list[str]) -> list[str]:

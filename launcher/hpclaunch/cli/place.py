@@ -26,7 +26,7 @@ def locate(
     """Return the allocation, and what the user should know about it."""
     within = worker_environment.is_within(environ)
     if within:
-        environ = {}  # Slurm's variables describe the launcher that has started the worker
+        environ = {}  # Slurm's variables describe the launcher whose worker this is
     step = slurm.in_step(environ)
     given = options.nnodes
     if options.standalone or (not step and given == (1, 1)):
@@ -37,7 +37,7 @@ def locate(
         where = slurm.allocation(environ, unique=unique, run_id=options.rdzv_id or "")
         if several and given[1] < where.nodes:
             where = where.led_from(_meeting_point(options)[1])
-        # A one-task step that names a meeting point is one of several machines, each in a step.
+        # If a step of one task names a rendezvous endpoint, every machine has its own step.
         if not (where.alone and step and several and named):
             endpoint = _meeting_point(options)[1:]
             if any(endpoint) and options.rdzv_backend in MEETING_BACKENDS:
@@ -69,12 +69,12 @@ def _alone(
 def _contradictions(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[LaunchNote]:
-    """Return a note for each option that contradicts Slurm, which decides."""
+    """Return a note for each option that contradicts Slurm, whose value is used."""
     here = where.places[where.index]
     notes = _seen_by_head(options, environ, where) if where.index == HEAD else []
     notes += _seen_by_first_task(options, where) if where.task == 0 else []
-    # An option that wrongly has the same value on all nodes is wrong from the second node on, which
-    # reports it for all others.
+    # An option with the same value on all nodes is wrong from the second node on: only the second
+    # node reports it.
     if here.node > 1:
         return notes
     if options.node_rank not in (None, here.node, where.task):
@@ -90,7 +90,7 @@ def _seen_by_head(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[LaunchNote]:
     notes, nodes, host = [], where.nodes, where.places[HEAD].host
-    # Scripts may count tasks: each torchrun is a node of its own.
+    # Scripts may count tasks, since torchrun counts each of its agents as a node.
     if options.nnodes is not None and options.nnodes[0] != len(where.places):
         fewest, most = options.nnodes
         said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
@@ -114,7 +114,7 @@ def _seen_by_first_task(options: argparse.Namespace, where: Allocation) -> list[
 
 
 def _meeting_point(options: argparse.Namespace) -> tuple[str, str, int]:
-    """Return (option, host, port) of the given meeting point; "" and 0 for what is missing."""
+    """Return (option, host, port) of the endpoint that was given; "" and 0 for missing parts."""
     if options.rdzv_endpoint:
         return "--rdzv-endpoint", *_host_and_port(options.rdzv_endpoint, 0)
     return "--master-addr", options.master_addr or "", options.master_port or 0
@@ -134,7 +134,7 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
         if options.rdzv_endpoint:
             host, port = _host_and_port(options.rdzv_endpoint, STATIC_PORT)
         else:
-            # Machines with a number and no address are all on this host, as torchrun assumes.
+            # Agents with --node-rank and no address are all on this host, as torchrun assumes.
             numbered = "" if options.node_rank is None else "127.0.0.1"
             host, port = options.master_addr or numbered, options.master_port or STATIC_PORT
         if not host:

@@ -17,8 +17,8 @@ class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A type of node, described by its GPUs."""
 
     per_node: Annotated[int, msgspec.Meta(ge=1)]
-    type: str = ""  # as Slurm calls it there; empty: whatever the user says
-    cpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # for each GPU; 0: nothing is asked for
+    type: str = ""  # as Slurm there names it; empty: as the user names it
+    cpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # for each GPU; 0: Slurm's default
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     account: bool = False  # whether a job needs one
     partition: str = ""
     most_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # of a job in `partition`; 0: no limit
-    gpus: str = "--gpus-per-node={gpus}"  # 4, or v100:4
+    gpus: str = "--gpus-per-node={gpus}"  # {gpus} becomes 4, or v100:4
     memory_per_gpu: Annotated[str, msgspec.Meta(pattern="^([0-9]+[KMGT])?$")] = ""
     modules: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()  # shell commands that put hpclaunch in PATH, without --venv

@@ -1,4 +1,4 @@
-"""The program of the workers: from the command line to a command that can be started."""
+"""The command that starts a worker, from the words of the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpclaunch.core.protocol.values import value
 
 from . import COMMANDS, other_launchers
 
-# This does the same as torchrun's run_script_path, in an interpreter of its own.
+# This does the same as torchrun's run_script_path, in a new interpreter.
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
@@ -97,7 +97,7 @@ def _interpreter_of(path: str | None) -> str:
 
 
 def which(name: str) -> str | None:
-    """Do the same as shutil.which, but ignore directories of `hpclaunch shim`."""
+    """Return the path of a program as shutil.which does, without those of `hpclaunch shim`."""
     path = [
         directory
         for directory in os.get_exec_path()

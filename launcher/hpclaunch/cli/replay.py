@@ -90,7 +90,7 @@ def _files(where: Path) -> list[Path]:
 
 def _regular(path: str, flags: int) -> int:
     """Open a regular file of any owner; an opener for `open`."""
-    # Without O_NONBLOCK, a pipe in its place could make this wait.
+    # Without O_NONBLOCK, opening a named pipe would block.
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -180,7 +180,7 @@ class _Agent:
             return
         self._time = max(self._time, _seconds(entry["time"]))
         if number == 1 and entry.get("note") != "core":
-            raise JournalError("it does not begin with how the agent was made")
+            raise JournalError("its first line does not describe the agent")
         if "effect" in entry:
             self._has_ended = entry["effect"] == "Exit"
             yield f"{INDENT}  -> {self._words(entry, 'to', 'to')}"
@@ -234,7 +234,7 @@ class _Agent:
     # Words
 
     def _words(self, entry: Mapping[str, Any], way: str, peer: str) -> str:
-        """Return an event or effect as text, for a message only the changes since the last one."""
+        """Return an event or effect as text; of a message, only what differs from the last one."""
         name = entry.get("event") or entry.get("effect")
         body = dict(entry["with"])
         if "of" not in entry:

@@ -1,6 +1,6 @@
 """`hpclaunch report --html FILE`: fills in the template of the page.
 
-A page loads nothing and runs no script but its own: output of workers is always text.
+A page loads nothing and runs no script but its own: output of workers is always escaped.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_file(
 
 
 def html(page: JobPage) -> str:
-    # Imported here: no launch and no other command pays for it.
+    # slow to import, and needed only here
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -96,7 +96,7 @@ def _source(name: str) -> str:
 
 
 def _checksum(text: str) -> str:
-    """Return the form that a Content-Security-Policy names."""
+    """Return the checksum as a Content-Security-Policy writes it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

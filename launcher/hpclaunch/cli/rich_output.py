@@ -15,7 +15,7 @@ WIDTH = 100  # columns where there is no terminal
 
 
 def as_text(parts: Iterable[RenderableType]) -> str:
-    """Return these parts as they are to be printed on standard output."""
+    """Render these parts for standard output."""
     from rich.console import Console
 
     tty = sys.stdout is not None and sys.stdout.isatty()

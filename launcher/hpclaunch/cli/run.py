@@ -56,7 +56,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _check_checkpoint_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that have no effect without --checkpoint-dir."""
+    """Raise UsageError for an option that needs --checkpoint-dir, if that is missing."""
     if options.checkpoint_dir is not None:
         return
     for name, given in (
@@ -119,7 +119,7 @@ def run(
                 from hpclaunch.agent import assembly
 
             return assembly.run(config, signals, server, logs, lambda: begun(config))
-        except UsageError:  # there is no agent to close both
+        except UsageError:  # no agent was made, which would close both
             server.close()
             logs.close()
             raise
@@ -144,7 +144,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
-    """Return the signals to handle that an agent does not always handle."""
+    """Return the signals of --signals-to-handle that an agent does not handle anyway."""
     return tuple(s for s in options.signals_to_handle if s not in (*END_SIGNALS, *FORWARDED))
 
 
@@ -156,7 +156,7 @@ def another_run(options: argparse.Namespace) -> str:
 
 
 def rdzv_seconds(options: argparse.Namespace, key: str, default: float) -> float:
-    """Return the seconds that a key of --rdzv-conf has."""
+    """Return the time-out under this key of --rdzv-conf, in seconds."""
     said = (options.rdzv_conf or {}).get(key, default)
     try:
         seconds = float(said)

@@ -29,7 +29,7 @@ USAGE = "%(prog)s [options] [--] [launcher options] SCRIPT [arguments]"
 
 
 class PARSER(parser.Parser):
-    """Puts into `words` the launcher's options, SCRIPT and its arguments."""
+    """A parser that puts the launcher's options, SCRIPT and its arguments into `words`."""
 
     def __init__(self, **settings: Any) -> None:
         self._own: dict[str, argparse.Action] = {}
@@ -187,12 +187,12 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
-    """Return the launcher's options, after checking them now rather than in the job."""
+    """Return the launcher's options, which are checked now rather than in the job."""
     launch = options.build_parser(environ).parse_args(chosen.words)
     launching.check(launch)
     if program.is_on_stdin(launch):
         raise UsageError("a job script has no standard input: write SCRIPT to a file")
-    in_path = launch.no_python and "/" not in launch.training_script  # perhaps of a module
+    in_path = launch.no_python and "/" not in launch.training_script  # a module may provide it
     if not (chosen.apptainer or chosen.pyxis or in_path):
         program.program(launch, environ)
     return launch
@@ -300,7 +300,7 @@ def _request(profile: Profile, site: str, count: int, kind: GpuProfile) -> tuple
 
 
 def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
-    """Return the lines before the launch. A container has its own Python."""
+    """Return the lines before the launch: modules, and the environment with hpclaunch."""
     inside = chosen.apptainer or chosen.pyxis
     modules: Sequence[str] = () if inside else profile.modules
     if chosen.modules is not None:

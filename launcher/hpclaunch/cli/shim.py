@@ -3,8 +3,7 @@
     export PATH="$(hpclaunch shim):$PATH"
 
 After this command, all programs that call torchrun start hpclaunch with
-torchrun's defaults. This one is for those that call
-python -m torch.distributed.run:
+torchrun's defaults. For programs that call python -m torch.distributed.run:
 
     export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 
@@ -72,7 +71,7 @@ def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
 
 
 def _options_in(text: str, program: str) -> list[str]:
-    """Return the options in HPCLAUNCH_OPTIONS. Its errors name the variable."""
+    """Return the options in HPCLAUNCH_OPTIONS. Raises UsageError that names the variable."""
     if not text:
         return []
     parser = _parser_of(program, {})

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.processes import worker_stacks
 
     job, rank = options.job, options.rank
-    if job == "":  # a variable that is not set; squeue would list all jobs
+    if job == "":  # from an unset variable of the shell; squeue would list all jobs
         raise UsageError("the name of the job is empty")
     whole = "all" if options.full and rank is None else "" if rank is None else str(rank)
     try:
@@ -112,7 +112,7 @@ def _name(worker: Mapping[str, Any]) -> str:
 
 
 def _state(worker: Mapping[str, Any]) -> str:
-    """Return the state of the process that reports: the worker, or the first one below it."""
+    """Describe a worker by its first process that can show its stacks, or else by its own."""
     processes = worker["processes"]
     process = next((p for p in processes if p["can_answer"]), processes[0])
     words = [f"step {worker['step']}"] if worker["step"] else []

@@ -28,7 +28,7 @@ from hpclaunch.observe.text_style import TextStyle
 from . import say, write
 from .parser import Parser
 
-PAUSE, PAUSE_IN_FILE = 1.0, 10.0  # seconds between two looks
+PAUSE, PAUSE_IN_FILE = 1.0, 10.0  # seconds between two snapshots
 WIDTH_IN_FILE = 200
 HOME, CLEAR_LINE, CLEAR = "\x1b[H", "\x1b[K", "\x1b[0J"
 
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
-    """Return the newest snapshot of a job, from its agent, or else from its log directory."""
+    """Return the newest snapshot of a job, from its head, or else from its log directory."""
     from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
@@ -107,7 +107,7 @@ def _shown(
 
 def watch(job: str | None, environ: Mapping[str, str]) -> int:
     """Show a job until it is over: on a terminal as a screen, in a file as a line now and then. At
-    last show how it has ended, if its log directory can be read here.
+    the end show how the job ended, if its log directory can be read here.
     """
     from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches

@@ -43,7 +43,7 @@ KEYS = {
     "\x08": "erase",
     "\x03": "q",
 }
-PAUSE = 1.0  # seconds between two looks
+PAUSE = 1.0  # seconds between two snapshots
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -108,7 +108,7 @@ def _follow(
     live: Live,
     environ: Mapping[str, str],
 ) -> TopState | None:
-    """Show the launch until this agent no longer leads it. Return the state, or None to leave."""
+    """Show the launch until its head ends or changes. Return the state, or None to leave."""
     from rich.text import Text
 
     while not stream.over:

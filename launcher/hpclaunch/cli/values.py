@@ -81,7 +81,7 @@ def loss_timeout(text: str) -> float:
 
 
 def hang_timeout(text: str) -> float:
-    """Parse as in `Timing`."""
+    """Parse auto, off or seconds into a value of `Timing.hang`."""
     value = _seconds_or_word(text)
     if text not in WORDS and value < LEAST_HANG:
         raise ArgumentTypeError(f"must be at least {LEAST_HANG:g} s, not {text}")
@@ -89,7 +89,7 @@ def hang_timeout(text: str) -> float:
 
 
 def notice(text: str) -> float:
-    """Parse as in `Timing`."""
+    """Parse auto, off or seconds into a value of `Timing.notice`."""
     value = _seconds_or_word(text)
     if text not in WORDS and not value:
         raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds above 0")
@@ -145,7 +145,7 @@ def flag(text: str) -> bool:
 
 
 def given(text: str) -> str | None:
-    """Return None for an empty value, which means the same as no option, as with torchrun."""
+    """Return None for an empty value, which counts as no option, as in torchrun."""
     return text or None
 
 

@@ -37,7 +37,7 @@ def start(
 
 
 class Look(NamedTuple):
-    """The result of a look at the text of a program."""
+    """The findings in the text of a program."""
 
     may_have_torch: bool
     cold: str = ""  # why it must start cold; "" if it need not
@@ -45,10 +45,9 @@ class Look(NamedTuple):
 
 
 def look_at(what: Program, environ: Mapping[str, str]) -> Look:
-    """Look at the text of a program.
+    """Find out from a program's text whether it may use torch, and whether it must start cold.
 
-    If a short look does not show whether it must start cold, it starts warm: a worker finds out
-    itself whether it must be a new interpreter.
+    If the text does not show that it must, it starts warm, and each worker checks that again.
     """
     from hpclaunch.core.source import first_imports, interpreter_call
     from hpclaunch.system.shared import program_text
@@ -66,7 +65,7 @@ def look_at(what: Program, environ: Mapping[str, str]) -> Look:
         return Look(False)  # Python will report that it does not exist
     tree = program_text.parse(text)
     if tree is None:
-        # It is an archive or compiled, or has an error that Python will report.
+        # The program is an archive or compiled, or has an error that Python will report.
         return Look(b"\0" in text or len(text) == program_text.MOST_BYTES, cold)
     if first_imports.is_plain(tree, sys.stdlib_module_names):
         return Look(False)

@@ -38,7 +38,7 @@ def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.
     try:
         ctypes.CDLL(NVML)
     except OSError:
-        return inventory.GpuSurvey()  # as on most machines without a GPU: nothing is imported
+        return inventory.GpuSurvey()  # no driver: the imports below would be wasted
     import threading
 
     import pynvml
@@ -47,7 +47,7 @@ def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.
 
     limit = INIT_LIMIT if limit is None else limit
     answers: list[inventory.GpuSurvey] = []
-    # NVML may hang, if a GPU has fallen off the bus.
+    # NVML may hang if a GPU has fallen off the bus.
     thread = threading.Thread(
         target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
     )
@@ -87,7 +87,7 @@ def count_workers(
     number = int(nproc) if nproc is not None and nproc.isdecimal() else 0
     matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
     if not found.gpus and matters and ROCM.exists():
-        # torch too calls them cuda
+        # torch calls AMD's GPUs cuda
         found, selector = inventory.amd(environ, _ask_torch(python, "cuda")), HIP
     models = len(found.gpus) // per_worker
     if per_worker > 1 and not models:

@@ -1,4 +1,4 @@
-"""The messages of the console: the words of each fact."""
+"""The messages of the console: a text for each fact."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Console:
         self._advised = {""}
 
     def lines(self, fact: facts.Fact) -> list[str]:
-        """Return the messages of a fact, for a failure with advice."""
+        """Return the messages of a fact. After a failure, they include advice."""
         found = messages(fact)
         return found + self._advice(fact.cause) if isinstance(fact, facts.RestartDecided) else found
 
     def _advice(self, cause: Failure) -> list[str]:
-        """Return advice on a failure of the script, before the restart: it may fail again."""
+        """Return advice on a failure of the script, unless it was shown before."""
         advice = "" if cause.signal else advise(cause)
         if advice in self._advised:
             return []
@@ -259,8 +259,8 @@ def _cordoned(fact: facts.NodesCordoned) -> str:
 
 
 def for_administrator(host: str, why: str, job: str) -> str:
-    """Return a command to paste into a shell on the cluster. We never run it ourselves: whether to
-    drain a node is for the administrator to decide.
+    """Return a command to paste into a shell on the cluster. hpclaunch never runs the command: the
+    administrator decides what happens to a node.
     """
     comment = " ".join(f"job {job}: {why}".split())
     return f"scontrol update NodeName={shlex.quote(host)} Comment={shlex.quote(comment)}"

@@ -76,7 +76,7 @@ def _exception(tail: str) -> str:
 
 
 def of_round(end: RoundEnded) -> Diagnosis:
-    """Return why a round ended. A lost node precedes the workers that failed without it."""
+    """Return why a round ended. A lost node is the cause unless a worker failed before."""
     reasons = set(end.reasons)
     failed_before = end.has_failed and end.failures[0].at <= end.at
     if reasons & {EndReason.LOSS, EndReason.QUORUM} and not failed_before:

@@ -40,8 +40,8 @@ def _on_one_clock(heads: Iterable[Sequence[DatedFact]]) -> list[list[DatedFact]]
     """Return the facts of each head in the order in which it recorded them, with times that never
     decrease.
 
-    No head begins to lead while a round runs under an earlier head. If it seems so, its clock is
-    behind, and is set right here.
+    A head begins to lead only when no round of an earlier head runs. If its times contradict this,
+    its clock is behind: the times are moved forward.
     """
     found = []
     ran = 0.0  # when a round is last known to have run
@@ -60,7 +60,7 @@ def _is_running(fact: Fact) -> bool:
 
 
 def is_sound(at: float, fact: Fact) -> bool:
-    """Return whether the values are possible. If not, the line of the file is damaged."""
+    """Return whether the values are possible. They are not if the line of the file is damaged."""
     return 0 <= at < LATEST and _is_possible(fact)
 
 

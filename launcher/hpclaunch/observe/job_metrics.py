@@ -1,7 +1,7 @@
 """Metrics of one launch, by the conventions of Prometheus: base units, Unix times, names that end
 in the unit, and labels with few values.
 
-Every agent has those of its own node, and the agent that leads those of the job. So the cost of a
+Every agent offers the metrics of its node, and the head also those of the job. So the size of a
 scrape does not grow with the job, except for the metrics of each rank, which are optional.
 """
 
@@ -141,7 +141,7 @@ def _add_ends(families: _Families, job: JobSnapshot, at: float, ended: Mapping[s
 
 
 def _add_ledger(families: _Families, report: JobReport) -> None:
-    """Add the ledger as gauges: time of training is moved once its steps are done again."""
+    """Add the ledger, as gauges: training time becomes another category if steps are redone."""
     families.add("begin_timestamp", "When the launch began.", report.begin, "seconds")
     families.add("seats", "GPUs of the job, or workers where there are none.", report.seats)
     what = "The share of training whose steps were not lost."

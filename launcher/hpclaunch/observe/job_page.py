@@ -35,11 +35,11 @@ FAMILIES = {
 }
 WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
 LEAST_LOSS = 0.05  # seconds: less is shown as none
-ROOM = 0.007  # behind the end of the job, as a share of its length: for marks at the end
+ROOM = 0.007  # of the length of the job, left empty after its end: room for marks at the end
 STATES = {None: "running", JobOutcome.DONE: "done", JobOutcome.FAILED: "failed"}
-WITH_DATE = 20 * 3600  # seconds: times on the page of a longer job have their date
+WITH_DATE = 20 * 3600  # seconds: on the page of a longer job, times include the date
 JOB_ROWS = ("rounds", "job", "events", "checkpoints")  # of the time line, above its lanes
-MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds: a chart of more has minutes, or hours
+MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds from which a chart has minutes, or hours
 
 
 @value(frozen=True)
@@ -101,7 +101,7 @@ class Chart:
     unit: str  # written after each value
     top: float | None  # of the scale, which begins at 0; None: the page chooses
     drawn: tuple[Drawn, ...]  # () if there is nothing to show
-    empty: str = ""  # the reason then
+    empty: str = ""  # the reason if nothing is drawn
 
 
 @value(frozen=True)
@@ -123,7 +123,7 @@ class EndCard:
     cause: str
     who: str
     text: str
-    is_wanted: bool  # no fault
+    is_wanted: bool  # not a fault: the user or the launcher ended the round
     facts: tuple[str, ...]
     evidence: tuple[str, ...]
     tail: str
@@ -318,7 +318,7 @@ def _lanes(
 
 
 def _by_agent(histories: Iterable[AgentHistory], launch: str) -> list[AgentHistory]:
-    """Return the histories of a launch, those of all starts of an agent as one."""
+    """Return one history for each agent of a launch, joined from all starts of the agent."""
     found = dict[int, AgentHistory]()
     for history in histories:
         if history.launch == launch:
@@ -364,7 +364,7 @@ def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
 def _marks(
     happened: Sequence[Happening], rows: Sequence[lanes.Lane], axis: TimeAxis
 ) -> Iterable[Mark]:
-    """Yield a mark for what happened, of several at nearly the same place for the first."""
+    """Yield a mark for each happening; of several at nearly the same place, only the first."""
     taken = set[tuple[str, int]]()
     for happening in happened:
         place = (happening.kind, int(MOST_MARKS * axis.share(happening.at)))
@@ -466,7 +466,7 @@ def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
 
 
 def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
-    """Return the lost time as areas on top of each other, with points at the same times."""
+    """Return the chart of lost time: stacked areas with points at the same times."""
     step = -(-len(seen) // (curves.MOST_POINTS - 1)) or 1
     seen = [*seen[::step], *seen[-1:]]
     name = f"{seat} time that was no training, so far"
@@ -520,7 +520,7 @@ def _ledger(report: JobReport) -> Iterable[LedgerRow]:
 
 
 def _shown(number: int) -> list[int]:
-    """Return which of so many ends are shown: the first one, and the last ones."""
+    """Return the indexes of the ends that are shown: the first one, and the last ones."""
     if number <= MOST_ENDS:
         return list(range(number))
     return [0, *range(number - MOST_ENDS + 1, number)]
@@ -560,8 +560,8 @@ def _cards(
 
 
 def _stacks_of(end: EndReport, stacks: Sequence[HangStacks]) -> HangStacks | None:
-    """Return the stacks of a round. Of several rounds with its number, the nearest in time counts:
-    each launch of a job counts its own rounds.
+    """Return the stacks of a round. Several launches of a job may have a round with its number: the
+    nearest in time counts.
     """
     mine = [each for each in stacks if each.round == end.round]
     return min(mine, key=lambda each: abs(each.at - end.seen), default=None)

@@ -12,7 +12,7 @@ from .end_causes import Diagnosis, of_job, of_round
 from .launches import Launch, account, round_ends
 
 FORMAT = 1
-OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # and not of a worker
+OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # causes for which no worker is at fault
 
 
 @value(frozen=True)

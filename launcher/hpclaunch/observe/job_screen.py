@@ -98,7 +98,7 @@ def head_lines(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
 
 
 def _as_of_now(launch: LaunchSnapshot) -> LaunchSnapshot:
-    """Return a job that has ended as it is now: only its times have changed."""
+    """Bring the times of an old snapshot up to now, if the job has ended: nothing else changes."""
     job, old = launch.job, launch.old
     if job is None or old is None or job.stage is not Stage.ENDED:
         return launch
@@ -203,7 +203,7 @@ def _without_ranks(job: JobSnapshot) -> Iterable[tuple[str, Colour]]:
 
 
 def nodes_table(job: JobSnapshot, style: TextStyle, most: int = MOST_ROWS) -> list[str]:
-    """Return a row for each agent that has ranks: for at most `most` agents, for all with 0."""
+    """Return a row for each agent with ranks. Rows beyond `most` become one line (0: no limit)."""
     agents = job.running
     shown = agents[:most] if most and len(agents) > most + 1 else agents
     gpus = any(agent.gpus for agent in agents)
@@ -240,7 +240,7 @@ def _node_row(agent: AgentSnapshot, *, gpus: bool) -> list[Cell]:
 
 
 def _together(workers: Sequence[RankVitals]) -> str:
-    """Return the phases of workers that make no steps."""
+    """Return the phases of workers, other than the usual ones."""
     phases = sorted({worker.phase for worker in workers} - {"step", "start"})
     return ", ".join(phases)
 

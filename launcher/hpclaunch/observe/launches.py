@@ -54,7 +54,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of training whose steps were not lost."""
+        """The share of all seat seconds that was training whose steps were not lost."""
         return self.spent.get(Category.TRAINING, 0.0) / self.total if self.total > 0 else 0.0
 
 
@@ -79,10 +79,9 @@ def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
 def _continued(
     entries: Sequence[LedgerEntry], later: Sequence[LedgerEntry], is_same: bool
 ) -> list[LedgerEntry]:
-    """Return the entries of a launch, less the steps that a `later` launch does again. Another run
-    of the same training resumes from what was saved. Any other launch, such as of another program
-    or of the next element of an array, has something to do with it only if it resumed from a
-    checkpoint.
+    """Return the entries of a launch. Steps that a `later` launch repeats count as done twice. A
+    run of the same training (`is_same`) repeats all steps that were not saved. Any other launch,
+    such as the next element of an array, repeats some only if it began from a checkpoint.
     """
     saved = [e.resumed for e in later if e.round is not None and e.resumed is not None]
     if not is_same:

@@ -1,6 +1,6 @@
 """The ledger of a launch: how its seats spent their time, by the facts that were recorded.
 
-It is the same fold for a running job and afterwards. All times are seconds since the epoch.
+Each fact updates it, also while the job runs. All times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .ledger_entries import (
     scaled,
 )
 
-MOST_ENTRIES = 400  # of a ledger; the oldest ones of more are joined
+MOST_ENTRIES = 400  # of a ledger; if there are more, the oldest are joined
 MOST_ENDS = 50
 NAMED = 64  # nodes
-SHORTEST = 0.001  # seconds, or seat seconds, that something is divided by
+SHORTEST = 0.001  # the least divisor, in seconds or seat seconds
 KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocated, JobEnded)
 
 
@@ -47,13 +47,13 @@ class Ledger:
 
     entries: list[LedgerEntry] = field(default_factory=list)  # consecutive
     ends: list[RoundEnded] = field(default_factory=list)  # of rounds that ended early
-    use: SeatUse | None = None  # what the seats do since then:
+    use: SeatUse | None = None  # what the seats have done since `since`
     since: float = 0.0
-    # The round that has begun and not ended. The time of its workers is UNKNOWN in it.
+    # The round that has begun and not ended. Until it ends, the time of its workers is UNKNOWN.
     running: LedgerEntry | None = None
-    stopping: list[LedgerEntry] = field(default_factory=list)  # the time since it ran
-    last: RoundEnded | None = None  # the end of the round if it ended now
-    resumed: float | None = None  # when its checkpoint was saved
+    stopping: list[LedgerEntry] = field(default_factory=list)  # the time since its workers ran
+    last: RoundEnded | None = None  # the end of the running round, as if it ended now
+    resumed: float | None = None  # when the checkpoint of the round was saved
     ended: int = -1  # the last round that has ended
     allocated: float | None = None  # when the job got its nodes
     hosts: dict[str, None] = field(default_factory=dict)  # of nodes that reported, each once
@@ -84,19 +84,19 @@ class Ledger:
                 never = fact.saves and not checkpoint
                 known = None if age is None or not fact.saves else at - age
                 self.resumed = NEVER_SAVED if never else known
-            case RoundEnded(round=number):  # the next fact says what the seats do then
+            case RoundEnded(round=number):  # the next SeatUse closes the round
                 self.last, self.ended = fact.moved(at), max(self.ended, number)
             case HeadChanged():
                 self._change_head(fact, at)
             case NodesAllocated(since=since):
-                began = float(round(at + since))  # Slurm says it in whole seconds
+                began = float(round(at + since))  # Slurm reports whole seconds
                 self.allocated = min(began, self.allocated or began)
             case JobEnded(verdict=verdict):
                 self.verdict = verdict.moved(at)
 
     def launch(self, name: str, now: SeatUse | None = None, at: float = 0.0) -> Launch | None:
-        """Return the launch until the last fact, or until `at`, when its seats do this `now`; None
-        if nothing is known of its time.
+        """Return the launch until the last fact, or until `at` with `now` as the use of its seats.
+        Return None if no time was recorded.
         """
         whole = replace(self, entries=[*self.entries], ends=[*self.ends], stopping=[*self.stopping])
         if now is not None:
@@ -139,7 +139,7 @@ class Ledger:
             self.stopping.append(entry)
 
     def _end_round(self, end: RoundEnded | None) -> None:
-        """Add the entries of the round that has ended like this; None if that is not known."""
+        """Add the entries of the running round. `end`: how it ended; None if that is not known."""
         running, stopping = self.running, self.stopping
         self.running, self.stopping, self.last = None, [], None
         if running is not None:
@@ -155,9 +155,9 @@ class Ledger:
                 del self.ends[1]  # the first one stays
 
     def _change_head(self, fact: HeadChanged, at: float) -> None:
-        """Note that another agent leads from now on. The round of the head before lasted until now,
-        unless that head has recorded its end, or that it was being stopped. Otherwise nobody led
-        since that head was last heard.
+        """Note that another agent leads from now on. If the earlier head left a round running, the
+        round lasted until now (`fact.ended`). Otherwise nobody led since that head was last heard:
+        this time is failure detection.
         """
         ended = None if fact.ended is None else fact.ended.moved(at)
         is_running = self.use is not None and self.use.round is not None
@@ -181,7 +181,7 @@ class Ledger:
         self.use, self.since, self.verdict = None, at, None
 
     def _insert(self, end: RoundEnded, at: float) -> None:
-        """Put a round that has just ended in place of all entries since it began."""
+        """Replace all entries since this round began by one for the round, which ends now."""
         shares = end.shares
         if shares is not None and self.entries and shares.elapsed >= SHORTEST:
             begin = max(self.entries[0].begin, at - shares.elapsed)
@@ -205,7 +205,7 @@ class Ledger:
 
 
 def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
-    """Return the entry of a round with the time of its workers in place of UNKNOWN."""
+    """Return the entry of a round with UNKNOWN replaced by the shares of its workers' time."""
     whole = 0.0 if shares is None else sum(shares.spent.values())
     unknown = entry.spent.get(Category.UNKNOWN, 0.0)
     if shares is None or whole < SHORTEST or unknown <= 0:

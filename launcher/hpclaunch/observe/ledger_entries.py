@@ -11,7 +11,7 @@ from ..core.head.round_shares import sums
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.values import replace, value
 
-NEVER_SAVED = 0.0  # the training began from the start, so nothing is lost by doing it again
+NEVER_SAVED = 0.0  # in `resumed`: the round began from the start, and repeats all steps
 
 
 @value(frozen=True)
@@ -23,10 +23,9 @@ class LedgerEntry:
     seats: float
     spent: SeatSeconds
     round: int | None = None  # None: between rounds
-    # From the first step until the round came to its end; None without steps, or if all of them
-    # were done again.
+    # From the first step until the end of the steps that count; None if there are none.
     trained: tuple[float, float] | None = None
-    # When the checkpoint was saved from which the round resumed; None if that is not known.
+    # When the checkpoint that the round resumed from was saved; None if that is not known.
     resumed: float | None = None
 
 
@@ -60,8 +59,8 @@ def cut_off(entry: LedgerEntry, at: float) -> LedgerEntry:
 
 
 def rewound(entry: LedgerEntry, saved: float) -> LedgerEntry:
-    """Return an entry after a later round has resumed from what was saved at this time: the steps
-    since then are done twice. A second call changes nothing.
+    """Return an entry with its steps since `saved` counted as done twice: a later round resumed
+    from what was saved then. A second call changes nothing.
     """
     if entry.trained is None or entry.trained[1] <= saved:
         return entry
@@ -74,5 +73,5 @@ def rewound(entry: LedgerEntry, saved: float) -> LedgerEntry:
 
 
 def rewind(entries: Sequence[LedgerEntry], saved: float) -> list[LedgerEntry]:
-    """Return all entries after a later round has resumed from what was saved at this time."""
+    """Return all entries with their steps since `saved` counted as done twice."""
     return [rewound(entry, saved) for entry in entries]

@@ -51,8 +51,8 @@ def _rendezvous(job: JobSnapshot) -> str:
 
 
 def _round(job: JobSnapshot) -> str:
-    """Return the phases of the workers. Workers without torch count as training, and may just not
-    have imported it yet: the line does not mention them.
+    """Return the phases of the workers. Workers that have not imported torch are reported as
+    training, so the line leaves them out.
     """
     agents = {
         each: [agent for agent in job.running if agent.doing == each] for each in BEFORE_STEPS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..core.protocol.wording import as_bytes, harmless, plain
 
-# Sequences that terminals take for commands: colours and text styles, and all others.
+# Control sequences of terminals: colours and text styles, and all others.
 _COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
 _COMMANDS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _PLAIN = "\x1b[0m"
@@ -16,7 +16,7 @@ _NO_TIME = "--:--:--"
 
 class LogLines:
     """The lines of several rounds. `moment` returns the date and the time of day as texts. With
-    `for_terminal`, only colours are left of what a terminal takes for commands.
+    `for_terminal`, control sequences other than colours are removed.
     """
 
     def __init__(self, moment: Callable[[float], tuple[str, str]], *, for_terminal: bool) -> None:
@@ -25,7 +25,7 @@ class LogLines:
         self._day = ""  # of the last line
 
     def round(self, launch: str, number: int, at: float | None, ended: str) -> bytes:
-        """Return the title of a round that began `at` this time; `ended`: which one ended, why."""
+        """Return the title of a round that began `at` this time. `ended`: how the last ended."""
         when = ""
         if at is not None:
             self._day, begun = self._moment(at)
@@ -34,7 +34,7 @@ class LogLines:
         return as_bytes(f"-- {plain(launch)} round {number}{when}{plain(before)}\n")
 
     def line(self, at: float | None, rank: int, text: bytes) -> bytes:
-        """Return a line, which the worker wrote `at` this time; None if that is not known."""
+        """Return a line that the worker wrote `at` this time; None if that is not known."""
         before, time = "", _NO_TIME
         if at is not None:
             day, time = self._moment(at)

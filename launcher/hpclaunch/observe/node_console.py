@@ -11,7 +11,7 @@ from ..core.protocol.process_kinds import NAMES, ProcessKind
 from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
 
 NAMED = 3  # GPUs named in one message
-LOST_WITH = {  # possible losses with a process that has ended
+LOST_WITH = {  # by process: what its end may mean for the user
     ProcessKind.LOGS: "lines may be missing here, and are in the files; the journal may have a gap",
     ProcessKind.GPUS: "check nvidia-smi on this host",
 }

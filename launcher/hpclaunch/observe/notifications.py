@@ -1,4 +1,4 @@
-"""Notifications: the facts that the command of `--notify` gets."""
+"""Notifications: what the command of `--notify` gets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Notification:
 
 
 class Notifications:
-    """A fold over the facts that this agent records while it leads; each tenure begins afresh."""
+    """Makes notifications of the facts that this agent records while it leads."""
 
     def __init__(self) -> None:
         self._begin()
@@ -59,7 +59,7 @@ class Notifications:
         self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds failed
 
     def note(self, fact: facts.Fact, now: float) -> list[Notification]:
-        """Return what is to be sent because of a fact that was recorded now, in seconds."""
+        """Return the notifications of a fact. `now`: when it was recorded, in seconds."""
         if isinstance(fact, facts.HeadChanged | facts.HeadDeposed):
             self._begin()
         return list(self._note(fact, now))
@@ -104,8 +104,8 @@ class Notifications:
     def _exhausted(
         self, spares: set[str], number: int | None = None, nodes: int = 0
     ) -> Iterator[Notification]:
-        """Set the spares, of the round `number` or of the one that runs. Yield a notification if
-        the last one is gone.
+        """Set the spares, of the round `number` or of the running one. Yield a notification if the
+        last spare is gone.
         """
         had, self._spares = self._spares, spares
         if had and not spares:

@@ -16,10 +16,10 @@ from .ledger_entries import LedgerEntry
 from .time_axis import TimeAxis
 
 MOST_POINTS = 400  # of a curve
-LEAST = 15.0  # seconds over which steps are counted: an agent learns their number every five
-SAME = 1.0  # seconds: moments that are no further apart have seen the workers once
-GAP = 3  # times the usual distance of two moments: the curve is interrupted
-FEWEST = 10.0  # seconds that become one point
+LEAST = 15.0  # seconds over which a rate is taken: an agent learns the steps every five
+SAME = 1.0  # seconds: closer times are of the same reading of the steps
+GAP = 3  # times the usual distance of two moments, beyond which a curve is interrupted
+FEWEST = 10.0  # seconds that become one point, at least
 
 OVERHEAD = (*BEFORE_STEPS, Category.SAVING)
 FAULTS = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.LOST)
@@ -69,8 +69,8 @@ def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
 
 
 def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
-    """Return the parts of an entry, each with its end: before the training of a round, during it,
-    and after what is kept of it. Categories beside it are divided evenly.
+    """Split an entry into the time before, during and after the training that counts. Each part has
+    its end. Categories without a place in this order are spread evenly.
     """
     length = entry.end - entry.begin
     if entry.trained is None or length <= 0:
@@ -108,12 +108,12 @@ def step_rates(histories: Iterable[AgentHistory]) -> Curve:
 
 
 def _train(workers: WorkersMoment) -> bool:
-    """Return whether they have not ended."""
+    """Return whether the workers have not ended."""
     return workers.spent[-1:] != (Doing.NOTHING,)
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
-    """Return the rates since the first step of a round, or over the last LEAST seconds."""
+    """Return the rate at each time, over the last LEAST seconds or since the first step."""
     made = [(at, number) for at, number in steps if number > 0]
     found, i = list[Point](), 0
     for at, number in made[1:]:
@@ -140,7 +140,7 @@ class Gathered:
 
 
 def gathered(histories: Iterable[AgentHistory], axis: TimeAxis) -> list[Gathered]:
-    """Return all moments with vitals of workers or GPUs, in the order of time."""
+    """Group the moments that have vitals by time: a group for each point of a curve."""
     width = max(FEWEST, axis.length / MOST_POINTS)
     workers = defaultdict[int, list[WorkersMoment]](list)
     apart = defaultdict[int, float](float)
@@ -201,7 +201,7 @@ def _short(value: float) -> float:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return the points, or of too many the highest and the lowest of each few."""
+    """Return the points; if they are too many, the highest and the lowest of each group."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)

@@ -132,7 +132,7 @@ def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> lis
 
 
 def _saves(moments: Sequence[AgentMoment], least: float) -> list[Bar]:
-    """Return the saves, each at the moment that first knows of it."""
+    """Return the saves. Each ends at the first moment that includes it."""
     found = []
     for one, other in pairwise(moments):
         seconds = (_saving(other) - _saving(one)) / 1000
@@ -168,8 +168,8 @@ def _between(bars: Iterable[Bar], others: Sequence[Bar]) -> list[Bar]:
 def lanes(
     by_host: Mapping[str, Sequence[Bar]], by_rank: Mapping[int, tuple[str, Sequence[Bar]]]
 ) -> list[Lane]:
-    """Return a lane for each of a few ranks and each node without such ranks; otherwise for each
-    node. `by_rank` has the host and the bars of each rank; it is empty if ranks have changed hosts.
+    """Return a lane for each rank if they are few, and for each other node. `by_rank` has the host
+    and the bars of each rank; it is empty if ranks have changed hosts.
     """
     few = by_rank if len(by_rank) <= FEW_RANKS else {}
     found = [
@@ -234,7 +234,7 @@ def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[Run]:
         x, until = units * axis.share(bar.begin), units * axis.share(bar.end)
         first = min(int(x), int(units) - 1)
         last = max(first, math.ceil(until) - 1)
-        for column in (first,) if first == last else (first, last):  # nothing else is in between
+        for column in (first,) if first == last else (first, last):  # the bar fills the rest
             within = min(until, column + 1) - max(x, column)
             of = columns.setdefault(column, {})
             of[bar.category] = of.get(bar.category, 0.0) + within

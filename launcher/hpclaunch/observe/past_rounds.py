@@ -28,7 +28,7 @@ class NewestCheckpoint:
                 self._saved = None
 
     def at(self, now: float) -> CheckpointSnapshot | None:
-        """Return it with its age; None if there is none."""
+        """Return the checkpoint with its age; None if there is none."""
         from ..core.protocol.job_snapshot import CheckpointSnapshot
 
         if self._saved is None:
@@ -40,7 +40,7 @@ class NewestCheckpoint:
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
     """Return the last of these for a snapshot, the newest last."""
-    from ..core.protocol.job_snapshot import PastRound  # no start of an agent pays for these
+    from ..core.protocol.job_snapshot import PastRound  # here, to keep an agent's start short
     from .end_causes import of_round
 
     def why(end: RoundEnded) -> str:

@@ -52,8 +52,8 @@ class TopState:
     by_rank: bool = False
     sort: Sort = Sort.ORDER
     filter: str = ""  # part of a node's name
-    typing: bool = False  # the filter
-    first: int = 0  # row that is shown
+    typing: bool = False  # the user is typing the filter
+    first: int = 0  # the uppermost row that is shown
 
     def pressed(self, key: str) -> TopState | None:
         """Return the state after a key; None to leave. Keys without a meaning change nothing."""

@@ -1,5 +1,5 @@
 "use strict";
-// The drawings, which ECharts makes, and the theme. All else on the page works without scripts.
+// The theme, and the drawings, by ECharts. Everything else on the page works without scripts.
 // Colours are variables of the style sheet, so that a change of theme, or paper, needs no redrawing.
 (() => {
   const UNITS = 20000; // from the left to the right of every drawing
@@ -13,7 +13,7 @@
     node: ["triangle", 9, "--fault"],
     straggler: ["diamond", 11, "--straggler"],
   };
-  const NO_EMPHASIS = { disabled: true }; // it would need to know what a colour looks like
+  const NO_EMPHASIS = { disabled: true }; // ECharts cannot lighten a colour that is a variable
   const MIDNIGHT = 24 * 3600 * 1000;
   const narrow = document.body.clientWidth < 640;
 
@@ -84,7 +84,7 @@
       yAxis: { type: "category", data: rows, inverse: true, axisLine: { show: false },
         axisTick: { show: false },
         axisLabel: { ...STYLE, fontSize: Math.min(11, pitch - 2), interval: 0, width: narrow ? 80 : 126, overflow: "truncate" } },
-      dataZoom: { ...ZOOM, filterMode: "weakFilter" }, // a bar of which a part is shown stays
+      dataZoom: { ...ZOOM, filterMode: "weakFilter" }, // keep bars that are partly in view
       tooltip: TIP,
       series: [
         { ...rect, renderItem: bar(pitch - 2, ofRound),
@@ -101,7 +101,7 @@
     });
   }
 
-  function symbols(mark, row) { // and a halo behind it
+  function symbols(mark, row) { // the symbol, with a halo behind it
     const [symbol, symbolSize, variable] = SYMBOLS[mark.kind];
     const halo = mark.kind === "save" ? [] : [["--paper", 5]];
     return [...halo, [variable, 2]].map(([name, borderWidth]) => ({
@@ -126,10 +126,10 @@
         interval: chart.top ? chart.top / 4 : undefined,
         axisLabel: { ...STYLE, formatter: (value) => `${value}${chart.unit}` },
         splitLine: { lineStyle: { color: "var(--rule)" } } },
-      dataZoom: { ...ZOOM, filterMode: "none" }, // a curve goes on to points that are not shown
+      dataZoom: { ...ZOOM, filterMode: "none" }, // draw curves up to points out of view
       tooltip: { ...TIP, trigger: "axis", axisPointer: { lineStyle: { color: "var(--faint)" } },
         formatter: (points) => text([clock(points[0].value[0]), ...points
-          .filter((point) => point.value[1] !== null) // where a curve is interrupted
+          .filter((point) => point.value[1] !== null) // without the gaps of a curve
           .map((point) => `${point.seriesName} ${point.value[1]}${chart.unit}`)].join("\n")) },
       series,
     });
@@ -155,7 +155,7 @@
   const timeLine = drawTimeLine();
   charts.forEach((chart, i) => { if (chart.drawn.length) drawCurves(chart, i); });
   const zoomed = [...drawn];
-  for (const chart of zoomed) { // they zoom and move together
+  for (const chart of zoomed) { // the charts zoom and move together
     chart.on("datazoom", ({ batch, ...event }) => {
       const { start, end: until } = batch?.[0] ?? event;
       for (const other of zoomed) {
@@ -171,7 +171,7 @@
     const end = document.getElementById(data.mark?.link ?? "");
     if (!end) return;
     location.hash = end.id;
-    end.scrollIntoView(); // also if it was the last that was looked at
+    end.scrollIntoView(); // also if the hash is the same as before
     end.focus();
   });
 
@@ -232,7 +232,7 @@
     document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
   });
   let opened = [];
-  addEventListener("beforeprint", () => { // what is folded away is printed; drawings fit the paper
+  addEventListener("beforeprint", () => { // print folded parts; fit drawings to the paper
     opened = [...document.querySelectorAll("details:not([open])")];
     for (const each of opened) each.open = true;
     for (const chart of drawn) {
