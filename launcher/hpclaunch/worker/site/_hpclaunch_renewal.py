@@ -155,7 +155,7 @@ class Moment:
 def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
     """Return {name: (state that a seed determines, position in it)} of the generators.
 
-    Draws change that state, too, about every 600. With `moved`, draw one number first, so that the
+    Every 600th draw or so changes that state, too. With `moved`, draw one number first, so that the
     next draw is not mistaken for a seed. This is harmless: every worker gets a seed of its own.
     """
     modules = sys.modules
