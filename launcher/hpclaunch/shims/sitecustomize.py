@@ -22,7 +22,7 @@ if _words[:1] == ["-m"] and hasattr(sys, "orig_argv"):  # from Python 3.10 on
 
 sys.path[:] = [entry for entry in sys.path if entry != _here]
 sys.path_importer_cache.pop(_here, None)
-_ours = sys.modules.pop("sitecustomize", None)  # old Pythons clear a module without references
+_ours = sys.modules.pop("sitecustomize", None)  # kept, or old Pythons clear its names
 
 # Python reports exceptions of the user's module, and ignores an ImportError if there is no module.
 __import__("sitecustomize")

@@ -51,7 +51,7 @@ def _at_exit() -> None:
         if went_through_all(error.__traceback__) and is_the_workers():
             write(path, described(error))
     except BaseException:  # noqa: S110
-        pass  # also a signal handler's exception: users must see only the script's own
+        pass  # also those of signal handlers: users must see only the script's exception
 
 
 def went_through_all(trace: "TracebackType | None") -> bool:

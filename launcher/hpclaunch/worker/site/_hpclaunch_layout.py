@@ -43,7 +43,7 @@ TAKEN = 15  # the number of the last notice that this worker has taken
 # How the worker has spent its time. The fork server writes SINCE when the round begins.
 SINCE = 16  # the time at which the phase began
 SPENT = 17  # five durations, in the order of SPENDING, without the current phase
-# Questions.
+# Requests.
 ASKED_AT = 22  # the fork server's descriptor to which requests are written
 RESPONDER = 23  # the id of the thread of ANSWERER that answers them
 MAKES = 24  # whether optimizer steps can be seen, or the script counts its steps

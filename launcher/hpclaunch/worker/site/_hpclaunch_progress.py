@@ -117,7 +117,7 @@ class Progress:
             os.register_at_fork(after_in_child=self._detach)
             if (
                 slot.numbers[layout.ANSWERER] != os.getpid()
-            ):  # a launcher of the script's only waits
+            ):  # the other one only waits: it is a launcher
                 slot.numbers[layout.ANSWERER] = os.getpid()
                 _print_stacks(place)
         except (ImportError, OSError):

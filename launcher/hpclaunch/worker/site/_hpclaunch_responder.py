@@ -23,7 +23,7 @@ else:
 
 HELD = 0.02  # seconds to hold Python's lock; a thread that waits for it wakes every 5 ms
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
-MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder's entries
+MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # entries of flight recorders
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # opcodes that change nothing on the stack
 MOST_THREADS = 100  # faulthandler writes the stacks of so many threads, the newest first
@@ -111,7 +111,7 @@ def called() -> str:
     try:
         before, until = _waits(os.getpid()), time.monotonic() + HELD
         while time.monotonic() < until:
-            pass  # a thread that could run Python now waits for the lock
+            pass  # meanwhile, a thread that could run Python waits for the lock
         frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or _waits(os.getpid()) > before:
             return ""

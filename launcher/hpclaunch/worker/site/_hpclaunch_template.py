@@ -512,7 +512,7 @@ def forget() -> None:
         key = process.AuthenticationString(os.urandom(32))
         process.current_process()._config["authkey"] = key
     if "threading" in sys.modules:
-        sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 does not
+        sys.modules["threading"].main_thread()._set_native_id()  # Python does so from 3.13 on
     record_errors()
     atexit.register(finalizing().at_exit)
 

@@ -28,7 +28,7 @@ if "HPCLAUNCH_STORE" in os.environ or _template:
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if entry != _here]
 sys.path_importer_cache.pop(_here, None)
-_ours = sys.modules.pop("sitecustomize", None)  # old Pythons clear a module without references
+_ours = sys.modules.pop("sitecustomize", None)  # kept, or old Pythons clear its names
 
 try:
     # Python reports exceptions of the user's module, and ignores an ImportError if there is none.
