@@ -1,9 +1,8 @@
 """Runs at the start of every Python that has this directory in its PYTHONPATH.
 
 `python -m torch.distributed.run` and `torch.distributed.launch` become hpclaunch, like the
-`torchrun` beside this file, even for a program that calls its own interpreter by its path.
-For other programs, this file does nothing and leaves nothing behind, like
-worker/site/sitecustomize.py. It must work in old versions of Python.
+`torchrun` beside this file, even if a program calls its own interpreter by its path. For other
+programs, this file does nothing and leaves no trace. It must work in old versions of Python.
 """
 
 import os
@@ -12,7 +11,7 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 _words = getattr(sys, "argv", [])
 if _words[:1] == ["-m"] and hasattr(sys, "orig_argv"):  # from Python 3.10 on
-    # The name is a word of its own, also after -um, or follows -m without a space.
+    # The module's name is a word after -m or -um, or part of the same word, as in -mNAME.
     _module = sys.orig_argv[-len(_words)]
     if _module.startswith("-"):
         _module = _module.partition("m")[2]
@@ -23,7 +22,7 @@ if _words[:1] == ["-m"] and hasattr(sys, "orig_argv"):  # from Python 3.10 on
 
 sys.path[:] = [entry for entry in sys.path if entry != _here]
 sys.path_importer_cache.pop(_here, None)
-_ours = sys.modules.pop("sitecustomize", None)  # a reference, or old Pythons clear our names
+_ours = sys.modules.pop("sitecustomize", None)  # kept, or old Pythons clear its names
 
-# Python handles exceptions of the user's module, and expects that there may be none.
+# Python reports exceptions of the user's module, and ignores an ImportError if there is no module.
 __import__("sitecustomize")

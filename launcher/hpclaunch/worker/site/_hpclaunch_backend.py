@@ -1,10 +1,10 @@
 """The backend that torch.distributed uses where several workers share a GPU.
 
-NCCL up to 2.29 refuses two ranks on one GPU, or hangs. From 2.30 on a variable allows them: an
-experiment for two ranks, which with more exhausts the GPU and hangs. gloo always works.
+NCCL up to 2.29 refuses two ranks on one GPU, or hangs. From 2.30 on, a variable allows it, as an
+experiment for two ranks; more ranks exhaust the GPU and hang. gloo always works.
 
-The hooks load this file only in such workers (HPCLAUNCH_RANKS_PER_GPU), when they make a process
-group. A group of one rank may use NCCL: independent replicas may each have one.
+The hooks load this file only in workers that share a GPU (HPCLAUNCH_RANKS_PER_GPU), when they make
+a process group. A group of one rank may use NCCL, as independent replicas do.
 """
 
 import inspect
@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # typing is not imported here
 RANKS_PER_GPU = "HPCLAUNCH_RANKS_PER_GPU"
 SHARED_BACKEND = "HPCLAUNCH_SHARED_BACKEND"
 ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-SINCE = (2, 30)  # the first NCCL that knows this variable
-MOST = 2  # ranks on a GPU that NCCL supports then; for more, users have to set it themselves
+SINCE = (2, 30)  # the first NCCL that reads ENABLE
+MOST = 2  # ranks per GPU for which this module sets ENABLE; for more, the user has to
 
-_warned = [""]  # texts
+_warned = [""]  # texts that were written
 
 
 def chosen(
@@ -32,13 +32,13 @@ def chosen(
     try:
         call = inspect.signature(create).bind(*args, **kwargs)
     except TypeError:
-        return args, kwargs  # torch raises an error that describes them
+        return args, kwargs  # torch reports the wrong arguments
     given = call.arguments
     first = create.__name__ == "init_process_group"
     if os.environ.get(SHARED_BACKEND) == "gloo":
         use_gloo(given, first)
     elif (first or given.get("backend")) and not is_alone(given, first):
-        check_nccl(c10d, given)  # without a name, a later group is as the first one
+        check_nccl(c10d, given)  # a later group without a backend is like the first
     return call.args, call.kwargs
 
 
@@ -64,7 +64,7 @@ def use_gloo(given: "dict[str, Any]", first: bool) -> None:
         given["backend"] = ",".join(map("".join, names))
     elif first:
         given["backend"] = "gloo"
-    for name in ("pg_options", "device_id"):  # NCCL's own, and what makes it connect at once
+    for name in ("pg_options", "device_id"):  # only for NCCL; device_id makes it connect at once
         given.pop(name, None)
     if first:
         what = "torch's default" if backend is None else repr(asked)
@@ -82,7 +82,7 @@ def check_nccl(c10d: "Any", given: "dict[str, Any]") -> None:
         return
     version = nccl_version()
     if version is None:
-        return  # torch raises an error, since it has none
+        return  # torch raises an error: it has no NCCL
     ranks = int(os.environ[RANKS_PER_GPU])
     allowed = os.environ.get(ENABLE)
     number = ".".join(map(str, version))
@@ -116,7 +116,7 @@ def reason(version: "tuple[int, ...]", allowed: "str | None") -> str:
 
 
 def backends(c10d: "Any", backend: object) -> "dict[str, str]":
-    """Return {device: backend} as this torch reads the name; the default depends on its version."""
+    """Return {device: backend} for a backend's name; the default depends on torch's version."""
     name = "undefined" if backend is None else str(backend).lower()
     if name != "undefined" and "nccl" not in name:
         return {}
@@ -124,11 +124,11 @@ def backends(c10d: "Any", backend: object) -> "dict[str, str]":
         found: dict[str, str] = c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
         return found
     except (AttributeError, ValueError):
-        return {}  # another torch than is known here, or torch raises an error for the name
+        return {}  # an unknown version of torch, or torch will reject the name
 
 
 def nccl_version() -> "tuple[int, ...] | None":
-    """Return the version of the NCCL that is loaded, such as (2, 29, 7), or None. This opens no
+    """Return the version of the NCCL that is loaded, such as (2, 29, 7), or None, without opening a
     device."""
     try:
         version: tuple[int, ...] = sys.modules["torch"].cuda.nccl.version()[:3]

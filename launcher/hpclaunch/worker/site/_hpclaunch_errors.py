@@ -1,13 +1,13 @@
 """Writes the exception that ends a worker to TORCHELASTIC_ERROR_FILE, as torch's @record does.
 
 Python stores an unhandled exception (sys.last_value) before it shows it, and runs atexit callbacks
-later. One of them, registered before all others and so the last to run, writes the file;
+later. One callback, registered before all others and so the last to run, writes the file;
 sys.excepthook is left to the script.
 
-Only the worker's own failure counts. A Python below another Python writes nothing: the other one
-may handle the failure, or else fails itself. Where the worker is another program, such as a shell
-script, the Python that failed last writes the file. A file of @record, or of a launcher in the
-worker, is kept: files from here end in a newline, torch's do not.
+Only the worker's own failure counts. A Python below another Python writes nothing: the parent may
+handle the failure, or else fails itself. If the worker is another program, such as a shell script,
+the Python that failed last writes the file. A file that @record or a launcher in the worker has
+written is kept. Files from this module end in a newline; torch's do not.
 """
 
 import os
@@ -17,7 +17,7 @@ _atexit_was_there = "atexit" in sys.modules
 import atexit  # noqa: E402
 
 if not _atexit_was_there and sys.version_info >= (3, 10):
-    # The callbacks are the interpreter's; in older Pythons they are the module's.
+    # The interpreter keeps the callbacks; older Pythons keep them in the module.
     del sys.modules["atexit"]
 
 TYPE_CHECKING = False
@@ -29,9 +29,9 @@ else:
     from _hpclaunch_ownership import is_ours
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported
+PR_GET_PDEATHSIG = 2  # linux/prctl.h; only the standard library can be imported here
 
-_process = 0  # the pid whose exception is recorded; a fork has another
+_process = 0  # the pid whose exception is recorded; a fork has another pid
 
 
 def record_errors() -> None:
@@ -45,28 +45,28 @@ def record_errors() -> None:
 def _at_exit() -> None:
     try:
         error, path = getattr(sys, "last_value", None), os.environ.get(ERROR_FILE)
-        # torch too passes over SystemExit and KeyboardInterrupt.
+        # torch ignores SystemExit and KeyboardInterrupt, too.
         if not (path and isinstance(error, Exception) and _process == os.getpid()):
             return
         if went_through_all(error.__traceback__) and is_the_workers():
             write(path, described(error))
     except BaseException:  # noqa: S110
-        pass  # also an exception of a signal handler: only the script's own end may be seen
+        pass  # also those of signal handlers: users must see only the script's exception
 
 
 def went_through_all(trace: "TracebackType | None") -> bool:
-    """Return whether nothing has handled an exception: shells and test runners set sys.last_value,
-    too."""
+    """Return whether an exception went unhandled. Shells and test runners set sys.last_value for
+    handled ones, too."""
     return trace is None or trace.tb_frame.f_back is None
 
 
 def is_the_workers() -> bool:
-    """Return whether this is the worker, or only other programs than Python are between the two."""
+    """Return whether this is the worker, or no ancestor up to the worker is a Python."""
     pid, leader = os.getpid(), os.getsid(0)
     if pid == leader:
         return dies_with_its_parent()
     while pid != leader:
-        # Fails if the worker is gone, or going: then this is not its failure.
+        # Raises OSError if the worker is gone: then this is not the worker's failure.
         pid = parent(pid)
         if is_python(pid):
             return False
@@ -74,8 +74,8 @@ def is_the_workers() -> bool:
 
 
 def dies_with_its_parent() -> bool:
-    """Return whether this process gets SIGKILL when its parent dies. The fork server sets that for
-    workers; other programs that make sessions, such as torchrun, do not."""
+    """Return whether this process gets SIGKILL when its parent dies. The fork server sets this for
+    workers; other programs that create sessions, such as torchrun, do not."""
     import ctypes
     import signal
 
@@ -93,13 +93,13 @@ def is_python(pid: int) -> bool:
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except PermissionError:
-        return False  # another user's
+        return False  # another user's process
     own = os.readlink("/proc/self/exe")
     return program == own or os.path.basename(program).startswith(("python", "pypy"))
 
 
 def described(error: Exception) -> bytes:
-    """Return the text of torch.distributed.elastic.multiprocessing.errors for an exception."""
+    """Return an exception in the format of torch.distributed.elastic.multiprocessing.errors."""
     import json
     import time
     import traceback
@@ -126,8 +126,8 @@ def write(path: str, text: bytes) -> None:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file as open_file in worker/private_files.py does: another user may have put a link or
-    a pipe in its place."""
+    """Open a file as worker/private_files.py does: another user may have put a link or a pipe in
+    its place."""
     import stat
 
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

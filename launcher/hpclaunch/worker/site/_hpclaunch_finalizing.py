@@ -1,19 +1,19 @@
-"""Let a forked worker end as a new interpreter does, except that the modules of the template stay.
+"""Lets a forked worker end as a new interpreter does, without finalizing the template's modules.
 
 The objects of these modules are frozen (`gc.freeze`), so that collections leave their pages shared.
-Nevertheless, Python would clear them one by one at the end of a worker. That copies all of their
-pages, and takes longer than the end of a new interpreter. With `gc.unfreeze`, Python would also
-traverse them three times. So they are left to the end of the process.
+At the end of a worker, Python would still clear them one by one. That copies all of their pages,
+and takes longer than the end of a new interpreter. After `gc.unfreeze`, Python would also traverse
+them three times. So these objects are left as they are until the process ends.
 
-The objects of the script are not frozen, nor is `__main__`. They are finalized as usual: threads
-are joined, exit handlers run, garbage is collected, `__main__` and the modules that the worker has
-imported itself are cleared, and streams of C are flushed. torch.distributed is cleared as well,
-which destroys process groups.
+The script's objects and `__main__` are not frozen, and are finalized as usual: threads are joined,
+exit handlers run, garbage is collected, `__main__` and the modules that the worker itself has
+imported are cleared, and C streams are flushed. torch.distributed is cleared as well, which
+destroys process groups.
 
 After that, torch's static destructors would take all of its operators out of the dispatcher, one by
-one, which takes longer than all before. A process runs the exit handlers of all libraries or of
-none. A worker runs none if all libraries that are loaded are known to need none. It runs them if a
-library was preloaded, or is CUDA's, or of an extension: profilers, coverage and files of HDF5 rely
+one, which takes longer than everything before. A process runs the exit handlers of all libraries or
+of none. A worker runs none if all loaded libraries are known to need none. It runs them if a
+library was preloaded, or belongs to CUDA or an extension: profilers, coverage and HDF5 files rely
 on them.
 """
 
@@ -27,10 +27,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # what only type checkers need
     from types import ModuleType
 
-KEPT = ("sys", "builtins")  # Python clears these itself, and last
-GROUPS = "torch.distributed"  # its modules hold process groups, which have threads to end
+KEPT = ("sys", "builtins")  # Python itself clears these last
+GROUPS = "torch.distributed"  # its modules hold process groups, whose threads must end
 PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
-# Their exit handlers have no effect beyond the process.
+# Parts of the paths of libraries whose exit handlers have no effect outside the process.
 HARMLESS = ("/lib-dynload/", "-packages/numpy/", "-packages/torch/")
 OF_SYSTEM = (
     "[",
@@ -38,16 +38,16 @@ OF_SYSTEM = (
     "/lib64/",
     "/usr/lib/",
     "/usr/lib64/",
-)  # how paths of the system's libraries begin
+)  # prefixes of the system's libraries
 
-_template: "dict[str, int]" = {}  # modules to leave out: their ids by name
-left_out: "list[object]" = []  # what to keep until the process ends
+_template: "dict[str, int]" = {}  # modules to leave out: name -> id
+left_out: "list[object]" = []  # objects to keep until the process ends
 _of_torch: "frozenset[str]" = frozenset()  # libraries that come with torch
 
 
 def is_plain() -> bool:
-    """Return whether no library is loaded yet but Python's own and the system's: neither preloaded,
-    nor by a `sitecustomize` or a `.pth` file. Call it before torch is imported.
+    """Return whether only Python's own libraries and the system's are loaded: none was preloaded,
+    or loaded by a `sitecustomize` or a `.pth` file. Call it before torch is imported.
     """
     if any(map(os.environ.get, PRELOADS)) or os.path.exists("/etc/ld.so.preload"):
         return False
@@ -58,24 +58,24 @@ def is_plain() -> bool:
 
 
 def torch_is_imported() -> None:
-    """Remember the libraries that are loaded once torch is, and before anything else."""
+    """Record the loaded libraries. Call it right after torch is imported."""
     global _of_torch
     with contextlib.suppress(OSError):
         _of_torch = libraries()
 
 
 def libraries() -> "frozenset[str]":
-    """Return the paths of all mapped code, except that of libraries with harmless exit handlers."""
-    with open("/proc/self/maps", "rb") as maps:  # paths are any bytes
+    """Return the paths of all mapped code, except libraries with harmless exit handlers."""
+    with open("/proc/self/maps", "rb") as maps:  # a path may contain any bytes
         mappings = [os.fsdecode(line).rstrip().split(None, 5) for line in maps]
     code = (path[0] for _, mode, _, _, _, *path in mappings if path and "x" in mode)
     return frozenset(path for path in code if not any(part in path for part in HARMLESS))
 
 
 def leave_out_exit_handlers() -> None:
-    """Have C's exit() flush the streams of C, and then end the process."""
+    """Have C's exit() flush the C streams, and then end the process."""
     libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)  # it gets the exit status
+    libc.on_exit(libc._exit, None)  # called with the exit status
     libc.on_exit(libc.fcloseall, None)  # the last one registered is called first
 
 
@@ -83,7 +83,7 @@ def freeze() -> None:
     """Exclude all objects that exist from collections, except `__main__` and its dictionary."""
     main = sys.modules["__main__"]
     for name, module in sys.modules.items():
-        # multiprocessing gives `__main__` another name as well.
+        # multiprocessing also stores `__main__` under another name.
         if name not in KEPT and not name.startswith(GROUPS) and module is not main:
             _template[name] = id(module)
     own = [ctypes.py_object(main), ctypes.py_object(vars(main))]
@@ -95,8 +95,8 @@ def freeze() -> None:
 
 
 def at_exit() -> None:
-    """Have the modules of the template left out at the right moment: Python drops this attribute of
-    `sys` after it has collected garbage, and before it clears the modules."""
+    """Have the template's modules left out at the right moment: Python drops this attribute of
+    `sys` between collecting garbage and clearing the modules."""
     sys.__interactivehook__ = TemplateRemover()  # type: ignore[assignment]
 
 
@@ -118,11 +118,11 @@ class TemplateRemover:
 def unwind(main: "ModuleType") -> None:
     """Have Python clear `__main__`, the newest names first, since objects may use older ones.
 
-    Without this, it would not be cleared at all if a module that was left out refers to one of its
-    functions or classes.
+    `__main__` refers to itself afterwards, since Python clears only modules that are alive. Its
+    names may outlive it: a left-out module may refer to one of its functions or classes.
     """
     names = vars(main)
     newest_first = [*names.items()][::-1]
     names.clear()
     names.update(newest_first)
-    names[""] = main  # Python clears only modules that exist
+    names[""] = main  # keeps `__main__` alive until Python clears it

@@ -1,18 +1,18 @@
 """Patches of torch and other libraries in a worker, applied when the script imports them.
 
-A script can choose its own rendezvous, as without a launcher. TORCHELASTIC_USE_AGENT_STORE means
-that the launcher serves the store at HPCLAUNCH_STORE. torch applies it to every address: all ranks
-become clients there, and wait for a server that nobody starts. With these hooks it applies to the
-launcher's store only, and rank 0 serves a store at any other address. A file:// store gets a new
-file in every round, since the old file has the addresses of processes that are dead. Both take the
-worker's rank if the script gives none.
+A script can choose its own rendezvous. TORCHELASTIC_USE_AGENT_STORE says that the launcher serves
+the store at HPCLAUNCH_STORE, but torch applies it to every address: all ranks become clients, and
+wait for a server that nobody starts. With these hooks it applies to the launcher's store only, and
+rank 0 serves a store at any other address. A file:// store gets a new file in every round, since
+the old file has the addresses of dead processes. Both use the worker's rank if the script gives
+none.
 
-A worker's output continues when its files cannot grow (`_hpclaunch_output`), and a worker can
+A worker continues when its output files cannot grow (`_hpclaunch_output`), and a worker can
 destroy its process groups right after a collective. `_hpclaunch_progress` records the progress of
 a script. Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group.
 Where Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
-The hooks patch private names of torch, from 2.4 on. If one is missing, torch stays as it is.
+The hooks patch private names of torch, from 2.4 on. If a name is missing, its patch is left out.
 """
 
 import os
@@ -32,22 +32,22 @@ else:
     from _hpclaunch_progress import progress
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-C10D = "torch.distributed.distributed_c10d"  # which imports it
+C10D = "torch.distributed.distributed_c10d"  # imports RENDEZVOUS
 OPTIMIZER = "torch.optim.optimizer"
 SCALER = "torch.amp.grad_scaler"
 GRAPHS = "torch.cuda.graphs"
 ENGINE = "deepspeed.runtime.engine"
 REQUESTS = "transformers.trainer_jit_checkpoint"
 SERIALIZATION = "torch.serialization"
-HOROVOD = "horovod.common.basics"  # which all its bindings import
+HOROVOD = "horovod.common.basics"  # all its bindings import this
 RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
-_loaded: "dict[str, Any]" = {}  # name of a file beside this: its module
+_loaded: "dict[str, Any]" = {}  # name of a module in this directory: the module
 
 
 class Finder:
-    """A finder on the meta path that patches modules, and leaves once all are patched."""
+    """A finder on `sys.meta_path` that patches modules, and removes itself after the last one."""
 
     def __init__(self) -> None:
         self.awaited = set(PATCHES)
@@ -79,20 +79,20 @@ class Finder:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            pass  # not one of Python's loaders
+            pass  # the loader has no settable attributes: it is not one of Python's
 
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
             self.awaited -= {C10D, *(n for n in RARE if not self._find(n.partition(".")[0]))}
         if not self.awaited:
-            # A new list, since threads that are importing may be iterating over the old one.
+            # A new list, since importing threads may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
 def in_round() -> bool:
-    """Return whether the launcher's variables are those of this process. A launcher that a worker
-    starts, such as torchrun, has its own store and run id for its workers."""
+    """Return whether the launcher's variables are meant for this process. A launcher that a worker
+    starts, such as torchrun, gives its own store and run id to its workers."""
     ids = {os.environ.get(name) for name in ("HPCLAUNCH_RUN_ID", "TORCHELASTIC_RUN_ID")}
     return "HPCLAUNCH_STORE" in os.environ and len(ids - {None}) < 2
 
@@ -118,13 +118,13 @@ def own_stores(rendezvous: "Any") -> None:
 
     @functools.wraps(create)
     def create_store(hostname: str, port: int, *args: "Any", **kwargs: "Any") -> "Any":
-        # The port is enough: no other server can have it on rank 0's host, whatever name the script
-        # has for that host.
+        # The port identifies the launcher's store, whatever name the script uses for rank 0's host:
+        # no other server there can have this port.
         if not (use_agent_store() and in_round()) or str(port) == launchers_port():
             return create(hostname, port, *args, **kwargs)
         thread.creates_own = True
-        # The C++ side reads the variable too: it would take another job's server at MASTER_PORT
-        # for the launcher's store, and join it. This changes its view only, not os.environ.
+        # The C++ side reads the variable, too: it would take another job's server at MASTER_PORT
+        # for the launcher's store, and join it. os.environ is not changed.
         os.putenv(AGENT_STORE, "False")
         try:
             return create(hostname, port, *args, **kwargs)
@@ -169,7 +169,7 @@ def own_ranks(rendezvous: "Any") -> None:
 
 
 def own_backends(c10d: "Any") -> None:
-    """Check backends in every call: a forked worker gets its environment after the import."""
+    """Check the backend in every call: forked workers get their variables after the import."""
     import functools
 
     def choosing(create: "Any") -> "Any":
@@ -188,14 +188,14 @@ def own_backends(c10d: "Any") -> None:
 
 
 def ends_in_order(c10d: "Any") -> None:
-    """Before a group is destroyed, wait until its threads no longer need the interpreter's lock.
+    """Have destroy_process_group wait up to 1 s for threads that need the interpreter's lock.
 
     gloo's threads take the lock to release the tensors of a collective. If DDP's reducer then has
-    the last reference to the group, it waits for these threads with the lock held, for ever. With
-    torch 2.13, about every fourth script that ends right after a collective hangs, whatever
-    launches it.
+    the last reference to the group, it holds the lock and waits for these threads for ever. With
+    torch 2.13, about every fourth script that ends right after a collective hangs, with any
+    launcher.
 
-    In older versions, at least 2.4 to 2.6, these threads have the name of the thread that made
+    In older versions, at least 2.4 to 2.6, gloo's threads have the name of the thread that created
     them.
     """
     import functools
@@ -209,7 +209,7 @@ def ends_in_order(c10d: "Any") -> None:
     def destroy_group(*args: "Any", **kwargs: "Any") -> "Any":
         limit = time.monotonic() + 1
         while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
-            time.sleep(0.001)  # without the lock
+            time.sleep(0.001)  # releases the lock
             if b"R" not in states or time.monotonic() > limit:
                 break
         return destroy(*args, **kwargs)
@@ -227,7 +227,7 @@ def own_name() -> bytes:
 
 
 def states_of(wanted: bytes) -> "list[bytes]":
-    """Return the states of this process's other threads with a name, as in proc(5)."""
+    """Return the states, as in proc(5), of this process's other threads with this name."""
     from _thread import get_native_id
 
     states = []
@@ -244,7 +244,7 @@ def states_of(wanted: bytes) -> "list[bytes]":
 
 
 def own_horovod(basics: "Any") -> None:
-    """Prepare Horovod in every call, as above. `init` of each binding is a method of this class."""
+    """Have HorovodBasics.init, which all bindings use, prepare Horovod first."""
     import functools
 
     try:
@@ -262,7 +262,7 @@ def own_horovod(basics: "Any") -> None:
 
 
 def beside(name: str) -> "Any":
-    """Return a module of this directory. It is loaded when needed, and not in `sys.modules`."""
+    """Return a module of this directory. It is loaded on first use, and not in `sys.modules`."""
     if name not in _loaded:
         from importlib.util import module_from_spec, spec_from_file_location
 
@@ -276,7 +276,7 @@ def beside(name: str) -> "Any":
 
 def with_rank(url: str) -> str:
     """Return the URL with this worker's rank and world size, if the script gives neither. Scripts
-    for MPI give neither, since MPI knows them; with another backend torch would refuse."""
+    for MPI leave them to MPI; with another backend, torch would refuse the URL."""
     from urllib.parse import urlparse
 
     query = urlparse(url).query
@@ -288,8 +288,8 @@ def with_rank(url: str) -> str:
 
 
 def of_round(url: str) -> str:
-    """Return a file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`. A run
-    id may be used again, but every round has another port."""
+    """Return a file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`. Run
+    ids may be used again, but every round has a new port."""
     import re
     from urllib.parse import urlparse
 
@@ -316,7 +316,7 @@ def remove_earlier(stem: str, restarts: int) -> None:
             if match and int(match.group(1)) < restarts:
                 os.unlink(os.path.join(directory, name))
     except OSError:
-        pass  # no reason to fail; if the directory is at fault, torch raises an error
+        pass  # if the directory is at fault, torch will raise an error
 
 
 PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {

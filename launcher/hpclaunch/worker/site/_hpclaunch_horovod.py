@@ -1,12 +1,12 @@
-"""Gives Horovod with gloo what horovodrun would: its variables, and the rendezvous server.
+"""Sets up Horovod with gloo as horovodrun would: its variables, and the rendezvous server.
 
 The hooks load this file when a script calls `hvd.init()`, unless horovodrun or mpirun has started
-it. The ranks first meet at the round's store, each with its place; rank 0 writes there where its
-server listens. The server is a thread of rank 0's process and ends with it: Horovod needs it only
-to connect, and every round has another.
+the script. The ranks exchange their places in the round's store, and rank 0 writes its server's
+port there. The server is a thread of rank 0's process and ends with it. Horovod needs the server
+only to connect, and every round has a new one.
 
-Horovod's server speaks plain HTTP, and its clients can read and write the addresses in it, as with
-torch's store. So it listens at the address of that store, and answers only the hosts of the ranks.
+Horovod's server speaks plain HTTP without authentication; torch's store has none either. So it
+listens at the store's address only, and answers only the hosts of the ranks.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # typing is not imported here
 
     Place: "TypeAlias" = tuple[str, int]  # host, local rank
 
-OTHERS = (  # set by horovodrun or mpirun, or where ranks meet elsewhere
+OTHERS = (  # set by horovodrun or mpirun, or by users of another rendezvous
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
@@ -34,8 +34,8 @@ KEYS = "hpclaunch/horovod"  # in the round's store
 def prepare() -> None:
     """Set the variables for this worker, unless they are set. Return once all ranks have met.
 
-    Raises torch.distributed's errors if the store cannot be reached, or not all ranks meet within 5
-    minutes; RuntimeError where Horovod cannot connect.
+    Raises torch.distributed's errors if the store cannot be reached, or if ranks are missing after
+    5 minutes; RuntimeError if the address is not IPv4.
     """
     env = os.environ
     if any(name in env for name in OTHERS) or env.get("HOROVOD_CONTROLLER", "gloo") != "gloo":
@@ -77,15 +77,15 @@ def meet(address: str, port: int, rank: int, size: int, mine: "Place") -> "tuple
 
 
 def source_address(server: str) -> str:
-    """Return the address of this process in connections to a server, by the kernel's route."""
+    """Return the local address from which this host connects to a server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((server, 9))
         return str(s.getsockname()[0])
 
 
 def place(env: "Mapping[str, str]") -> "Place":
-    """Return (host, local rank). hvd.local_rank() is LOCAL_RANK, which scripts take as their
-    device. A worker that only sees its own device, as 0, gets a host of its own."""
+    """Return (host, local rank). hvd.local_rank() must be LOCAL_RANK, which scripts use as their
+    device. A worker that sees only its own device has LOCAL_RANK 0 and gets its own host name."""
     local, position = env["LOCAL_RANK"], env["HPCLAUNCH_LOCAL_RANK"]
     host = "{}-{}".format(socket.gethostname(), env["GROUP_RANK"])
     if local != position:
@@ -94,8 +94,8 @@ def place(env: "Mapping[str, str]") -> "Place":
 
 
 def assignment(places: "Sequence[Place]", rank: int) -> "dict[str, str | int]":
-    """Return {variable: value}, as Horovod counts: the cross rank is the rank among hosts with the
-    same local rank."""
+    """Return {variable: value}. Horovod's cross rank is a rank among those with the same local
+    rank."""
     host, local = places[rank]
     across = [other for other, (_, its) in enumerate(places) if its == local]
     return {
@@ -110,8 +110,8 @@ def assignment(places: "Sequence[Place]", rank: int) -> "dict[str, str | int]":
 
 
 def serve(address: str, places: "Sequence[Place]", sources: "set[str]") -> int:
-    """Start a server that lives as long as this process, for clients at these addresses. Return
-    its port."""
+    """Start a server for clients at these addresses, which ends with this process. Return its
+    port."""
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
 
@@ -120,7 +120,7 @@ def serve(address: str, places: "Sequence[Place]", sources: "set[str]") -> int:
         request_queue_size = 4096
 
         def server_bind(self) -> None:
-            # HTTPServer's own looks up our name, which may take long.
+            # HTTPServer.server_bind looks up the host's name, which may take long.
             socketserver.TCPServer.server_bind(self)
 
         def verify_request(self, _: object, client_address: "tuple[str, int]") -> bool:

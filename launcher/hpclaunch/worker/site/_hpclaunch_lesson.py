@@ -1,11 +1,11 @@
-"""In a worker: reports what its script has imported by the second optimizer step.
+"""In a worker: reports what its script has imported by the second optimizer step, or by its end.
 
-This report, the lesson, has the steps that a later template has to do in order to be where the
-script was: ["import", name, origin], ["set", variable, value or null] or ["seed", generator, null].
-Only installed modules and those of Python are in it. The script's own may change until it is
-started the next time, so workers import them themselves.
+The report is called the lesson. It lists the steps that bring a later template to the same state:
+["import", name, origin], ["set", variable, value or null] or ["seed", generator, null]. It names
+only modules of Python and of installed packages. The script's own modules may change before the
+next start, so workers import them themselves.
 
-The lesson is one line to the fork server. After that, only a hook is left that does nothing.
+The worker sends it to the fork server as one line. After that, one hook remains and does nothing.
 """
 
 import atexit
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # typing is not imported here
 else:
     from _hpclaunch_progress import progress  # loaded before
 
-STEPS = 2  # of an optimizer; the first may import what only the second needs
-MOST = 1 << 20  # bytes of that line
+STEPS = 2  # of an optimizer; a script may import modules after the first one
+MOST = 1 << 20  # bytes of the message
 STDLIB = os.path.dirname(os.__file__) + os.sep
 INSTALLED = ("/site-packages/", "/dist-packages/")
 SEEDS = (
@@ -47,7 +47,7 @@ class Lesson:
         self.path = path
         self.pid = os.getpid()
         self.known = frozenset(sys.modules)
-        self.changes: list[tuple[str, Step]] = []  # (the last module by then, a step)
+        self.changes: list[tuple[str, Step]] = []  # (the newest module at that time, a step)
         self.environ: dict[str, str | None] = {**os.environ}
         self.left = STEPS
         # (module, name, function, ours)
@@ -56,7 +56,7 @@ class Lesson:
         self.replace("os", "unsetenv", self.unsetenv)
         for generator, module, name in SEEDS:
             self.replace(module, name, functools.partial(self.seed, generator))
-        # This hook stays: torch is iterating over its hooks when the lesson is sent.
+        # This hook is never removed: torch iterates over its hooks while the lesson is sent.
         progress.listen(self.stepped)
         atexit.register(self.send)
 
@@ -72,13 +72,13 @@ class Lesson:
         self.replaced.append((module, name, function, ours))
 
     def note(self, *step: "str | None") -> None:
-        """Note a step. A function that a script took by `from random import seed` calls this also
-        after the lesson was sent."""
+        """Note a step, until the lesson is sent. A script that did `from random import seed` keeps
+        the replaced function, which calls this even later."""
         if self.left > 0:
             try:
                 self.changes.append((next(reversed(sys.modules)), [*step]))
             except RuntimeError:
-                pass  # another thread imports something right now
+                pass  # another thread is importing a module
 
     def putenv(self, name: "str | bytes", value: "str | bytes") -> None:
         self.note("set", os.fsdecode(name), os.fsdecode(value))
@@ -129,15 +129,15 @@ class Lesson:
             if spec is not None and name not in self.known and spec.name == name:
                 origin = spec.origin or ""
                 if is_shared(origin):
-                    # Those in a package are where the package is.
+                    # A submodule has the origin "": it comes with its package.
                     steps.append(["import", name, "" if "." in name else origin])
             steps += lasting(changes.pop(name, ()), self.environ)
         return steps
 
 
 class NotedFunction:
-    """A function that notes its calls. In a process that receives it by pickle, as DataLoader's
-    workers may, it is the function that has its name there."""
+    """A function that notes its calls. Pickle stores it by name, so a process that receives it,
+    such as a DataLoader's worker, gets its own function of that name."""
 
     def __init__(
         self, module: "ModuleType", name: str, function: "Any", noting: "Callable[..., object]"
@@ -166,9 +166,10 @@ class ModuleByName:
 
 
 def lasting(changes: "Sequence[Step]", environ: "dict[str, str | None]") -> "list[Step]":
-    """Return the steps with only the last value of each variable, and without a variable that was
-    changed and put back: some scripts remove all of them for a while. A variable that was only set
-    to the value that it had stays: the next time it may have another."""
+    """Return the steps with only the last value of each variable.
+
+    Leave out a variable that was changed and put back: some scripts remove all for a while. Keep
+    one that was only set to the value that it had: next time it may have another."""
     sets = [step for step in changes if step[0] == "set"]
     last = {step[1]: step for step in sets}
     several = {step[1] for step in sets if step is not last[step[1]]}

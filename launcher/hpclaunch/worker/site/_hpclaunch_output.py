@@ -1,8 +1,8 @@
-"""Standard output and error of a worker that continue when their files cannot grow.
+"""Standard output and error of a worker that keep working while their files cannot grow.
 
 A full disk, a quota, or a file server that is gone must not end a training because a script prints.
-The bytes that are lost are counted, and a line has their number once the file can be written again.
-This is only for the worker's own files: anywhere else, a script gets the error.
+Lost bytes are counted, and a line reports their number once the file can be written again. This
+applies only to the worker's own files: with others, a script gets the error.
 """
 
 import io
@@ -13,16 +13,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from typing import Any
 
-# EIO, EFBIG, ENOSPC, EROFS, ESTALE, EDQUOT: scripts need not have the module `errno`.
+# EIO, EFBIG, ENOSPC, EROFS, ESTALE, EDQUOT, without importing `errno`, which a script could notice.
 FULL = {5, 27, 28, 30, 116, 122}
 STREAMS = (("stdout", 1), ("stderr", 2))
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # beside which they are
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the worker's output files are beside this one
 ENDS = ".error.json"
 
 
 class FileIO(io.FileIO):
     __module__ = io.FileIO.__module__
-    _lost = 0  # bytes since the last ones that were written
+    _lost = 0  # bytes lost since the last successful write
     _why = ""
 
     def write(self, data: "Any") -> int:
@@ -34,7 +34,7 @@ class FileIO(io.FileIO):
                 _write(self, note.encode())
                 self._lost = 0
             written = _write(self, left)
-            while written is not None and written < len(left):  # as when the disk is full now
+            while written is not None and written < len(left):  # the disk may be full by now
                 left = left[written:]
                 written = _write(self, left)
         except OSError as e:
@@ -49,7 +49,7 @@ _write = io.FileIO.write
 
 
 def keep_writing() -> None:
-    """Replace the streams of this process that are files of its worker."""
+    """Replace the streams of this process that write to its worker's files."""
     path = os.environ.get(ERROR_FILE, "")
     if not path.endswith(ENDS):
         return

@@ -1,8 +1,8 @@
 """The owners of files in a shared directory, for the launcher and for workers of any Python.
 
-Root counts as this user, since root can change everything anyway. On some file systems, all files
-that this user makes belong to somebody else: to nobody on NFS that squashes root, or to one owner
-of a mount. Files of that owner count as this user's, too.
+Files of root count as this user's, since root can change everything anyway. On some file systems,
+the files that this user makes belong to another user: to nobody on NFS with root squashing, or to
+the owner of the mount. Files of that user count as this user's, too.
 """
 
 import os
@@ -14,7 +14,7 @@ def is_ours(found: os.stat_result, directory: "str | os.PathLike[str]") -> bool:
 
 
 def owner_of_new(directory: "str | os.PathLike[str]") -> "int | None":
-    """Return who owns a file that this user makes in a directory; None if none can be made."""
+    """Return the owner of a file that this user makes in a directory; None if that fails."""
     probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,12 +1,12 @@
 """Parks torch outside `sys.modules` until a worker's script imports it.
 
-A worker that is forked from the template has torch in its memory, but its script does not find it
-in `sys.modules`. When the script imports torch or a part of it, `Parking`, the first finder on
-`sys.meta_path`, restores all of torch. `_hpclaunch_restart.py` needs to know this moment. Modules
-that torch has imported from elsewhere stay in `sys.modules`.
+A worker that is forked from the template has torch in its memory, but not in `sys.modules`. When
+the script imports torch or a part of it, `Parking`, the first finder on `sys.meta_path`, restores
+all of torch and informs `_hpclaunch_restart.py`. Modules from elsewhere that torch has imported
+stay in `sys.modules`.
 
-`Effects` are what importing torch did beside loading modules. Nothing here is imported that a
-script might not have imported.
+`Effects` are what importing torch did beside loading modules. This module imports nothing that a
+script would not have in `sys.modules`.
 """
 
 import _frozen_importlib_external
@@ -28,13 +28,13 @@ TORCH = ("torch", "functorch")
 
 class Effects:
     """The effects of importing torch beside loading modules: variables that it reads and sets, and
-    output. Created before the import; `end` is called after it."""
+    output. Create it before the import, and call `end` after it."""
 
     def __init__(self, startup: "Startup") -> None:
         self.read: frozenset[str] = frozenset()
         self.changes: dict[str, str | None] = {}  # name: value, or None for a deletion
         self.written: tuple[bytes, ...] = (b"", b"")  # to stdout and stderr
-        self.sizes = sizes()  # of what was written by its end
+        self.sizes = sizes()  # of stdout and stderr; `end` updates them
         self._before: Any = startup, dict(os.environ)
         startup.asked.clear()
 
@@ -48,7 +48,7 @@ class Effects:
 
 
 def sizes() -> "list[int]":
-    """Return how much the template has written to stdout and stderr, which are files."""
+    """Return the sizes of the template's stdout and stderr, which are files."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -56,7 +56,7 @@ def sizes() -> "list[int]":
 
 
 def read(fd: int, begin: int, end: int) -> bytes:
-    """Return bytes of a file that is open for appending."""
+    """Return the bytes from `begin` to `end` of one of these files."""
     if begin == end:
         return b""
     with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as f:
@@ -64,14 +64,13 @@ def read(fd: int, begin: int, end: int) -> bytes:
 
 
 class Parking:
-    """The modules of torch, which the template has imported with others that were not there
-    `at_start`."""
+    """The modules of torch. `at_start` names the modules that are loaded when a script begins."""
 
     def __init__(self, at_start: "frozenset[str]", effects: "Effects") -> None:
         self.effects = effects
         loaded = {name: module for name, module in sys.modules.items() if name not in at_start}
         self.modules = {name: m for name, m in loaded.items() if name.partition(".")[0] in TORCH}
-        # Those that the script might have found elsewhere, or replaced, before torch imports them.
+        # Modules that the script might find elsewhere, or replace, before it imports torch.
         self.origins = {
             name: (module, spec.origin if spec.has_location else None)
             for name, module in loaded.items()
@@ -82,8 +81,8 @@ class Parking:
         self.is_parked = False
 
     def park(self, restarts: "Restarts") -> None:
-        """Park torch in a worker that is about to run its script. `restarts` learns when it is
-        restored, and when it must not be."""
+        """Park torch in a worker that is about to run its script. `restarts` is informed when torch
+        is restored, or when the script needs a new interpreter instead."""
         self.restarts = restarts
         for name in self.modules:
             del sys.modules[name]
@@ -109,7 +108,7 @@ class Parking:
         return None
 
     def restored(self, name: str, origin: "str | None") -> "ModuleType":
-        """Restore torch, one of whose modules was found at `origin`; return this module."""
+        """Restore torch, whose module `name` was found at `origin`, and return this module."""
         module = self.modules[name]
         if self.is_parked:
             known = spec_of(module)
@@ -124,12 +123,12 @@ class Parking:
         return module
 
     def _check(self) -> None:
-        """Become a new interpreter if importing torch would now load another module than it has:
-        the script has put one into `sys.modules`, or a directory into `sys.path`."""
+        """Become a new interpreter if importing torch now would load another module than the
+        template has: the script has changed `sys.modules` or `sys.path`."""
         for name, (module, _) in self.origins.items():
             if sys.modules.get(name, module) is not module:
                 self.restarts.restart("module", name)
-        if self.path in (sys.path, sys.path[1:]):  # the first is the script's directory
+        if self.path in (sys.path, sys.path[1:]):  # the first entry is the script's directory
             return
         for name, (_, origin) in self.origins.items():
             if origin is not None:
@@ -139,8 +138,8 @@ class Parking:
 
 
 class Loader:
-    """A loader that restores torch, and otherwise looks like the module's own, which is None for a
-    package without a file."""
+    """A loader that restores torch, and otherwise imitates the module's own loader, which is None
+    for a package without a file."""
 
     def __init__(self, parking: "Parking", loader: "Any") -> None:
         self._parking, self._loader = parking, loader
@@ -159,7 +158,7 @@ class Loader:
         return module
 
     def exec_module(self, module: "ModuleType") -> None:
-        module.__spec__ = self._spec  # importlib has set another
+        module.__spec__ = self._spec  # importlib has replaced it
 
     def load_module(self, name: str) -> "ModuleType":
         __import__(name)
@@ -167,7 +166,7 @@ class Loader:
 
 
 def spec_of(module: object) -> "ModuleSpec | None":
-    """Return the spec of a module, without asking an object that answers every question."""
+    """Return the spec of a module, without calling a `__getattr__` of it."""
     spec: ModuleSpec | None = getattr(module, "__dict__", {}).get("__spec__")
     return spec
 
@@ -176,5 +175,5 @@ def is_same(known: "str | None", found: "str | None") -> bool:
     """Return whether two origins are one file, whatever links lead to it."""
     try:
         return known == found or os.path.samefile(known, found)  # type: ignore[arg-type]
-    except (OSError, TypeError):  # no files
+    except (OSError, TypeError):  # an origin is not a file
         return False

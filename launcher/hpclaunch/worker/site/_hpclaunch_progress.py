@@ -1,13 +1,13 @@
-"""In a worker: the progress of its script, for the fork server, and the notices that it takes.
+"""In a worker: records the progress of its script for the fork server, and takes notices.
 
 Hooks in torch write each optimizer step and the phase to the worker's slot in shared memory
 (`_hpclaunch_layout.py`), without a thread or a system call per step. The fork server writes there
 which notice is given, and before which step (`step_notices.py`).
 
-Where the worker is, a thread of it answers (`_hpclaunch_responder.py`). Where nobody answers,
+A thread answers the fork server's requests for stacks (`_hpclaunch_responder.py`). Without it,
 SIGNAL has faulthandler write the stacks of all threads in C, without Python's lock. If another
-thread runs Python at that moment, the worker may die of it, so the sender of SIGNAL waits for a
-moment without risk (`stack_questions.py`).
+thread runs Python at that moment, the worker may crash, so the sender of SIGNAL waits for a safe
+moment (`stack_questions.py`).
 """
 
 import os
@@ -24,36 +24,36 @@ if TYPE_CHECKING:  # typing is not imported here
 else:
     import _hpclaunch_layout as layout
 
-    del sys.modules["_hpclaunch_layout"]  # a script need not see it
+    del sys.modules["_hpclaunch_layout"]  # keep it out of the script's sight
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two looks whether a notice is given
-MOST_ENTERED = 1000  # last steps that are kept
+FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two checks for a notice
+MOST_ENTERED = 1000  # number of recent steps to keep
 
 
 class Progress:
-    """The progress of the process that is the worker, or of the first one below it that trains."""
+    """The progress of the worker's process, or of the first process below it that trains."""
 
     def __init__(self) -> None:
-        self._slot: layout.Slot | None = None  # once this process writes to it
-        self._counts: dict[int, int] = {}  # steps by optimizer
-        self._most = 0  # of these
-        self._others = 0  # steps in a row of optimizers that have made fewer
-        self._engine: object = None  # the engine that makes a step, if any
-        self._begun = False  # this process is a worker, or below one, and no template
-        self._tried = 0  # the process that has tried to write to its slot
-        self._raises_signal = False  # a handler of the script's runs, for a notice
-        # torch's functions for hooks after and before each step of all optimizers
+        self._slot: layout.Slot | None = None  # set once this process writes to it
+        self._counts: dict[int, int] = {}  # optimizer's id -> steps
+        self._most = 0  # the largest of these counts
+        self._others = 0  # steps in a row of optimizers with smaller counts
+        self._engine: object = None  # the DeepSpeed engine that is making a step, if any
+        self._begun = False  # this process is a worker or below one, and not the template
+        self._tried = 0  # the pid that has tried to write to its slot
+        self._raises_signal = False  # the script's handler is running for a notice
+        # torch's functions that register hooks after and before the steps of all optimizers
         self._register_after: Any = None
         self._register_before: Any = None
-        self._listeners: list[Callable[[object], None]] = []  # not yet registered
-        self._counts_steps = False  # the hooks that count steps are registered
-        self._answering = 0  # the process that has begun to answer requests
-        self.entered: list[tuple[int, int]] = []  # the last steps: (number, when begun, in ns)
+        self._listeners: list[Callable[[object], None]] = []  # not yet registered as hooks
+        self._counts_steps = False  # whether the hooks that count steps are registered
+        self._answering = 0  # the pid that has begun to answer requests
+        self.entered: list[tuple[int, int]] = []  # the last steps: (number, begin in ns)
 
     # Answers
 
     def begin(self) -> None:
-        """At the start of every Python below a worker: print stacks on SIGNAL from now on."""
+        """Write stacks on SIGNAL from now on. Every Python below a worker calls this first."""
         place = layout.Place.of_environment()
         if place is None:
             return
@@ -64,11 +64,11 @@ class Progress:
                     return
             _print_stacks(place)
         except (ImportError, OSError):
-            pass  # no faulthandler, or the fork server is gone, or in another namespace
+            pass  # no faulthandler; or the fork server is gone, or in another namespace
 
     def answer(self) -> None:
-        """Begin to answer requests: there is a process group or an optimizer, so torch has threads
-        in any case."""
+        """Start the responder. Called once there is a process group or an optimizer, when torch has
+        threads in any case."""
         place, slot = layout.Place.of_environment(), self.slot()
         if place is None or slot is None or self._answering == os.getpid():
             return
@@ -76,13 +76,13 @@ class Progress:
         try:
             hooks: Any = sys.modules["_hpclaunch_hooks"]
             hooks.beside("_hpclaunch_responder").start(place, slot)
-        except Exception:  # noqa: S110  # a thread too many, or the script has emptied sys.modules
+        except Exception:  # noqa: S110  # no thread granted, or the script has emptied sys.modules
             pass
 
     # The slot
 
     def slot(self) -> "layout.Slot | None":
-        """Return the slot that this process writes to. A process that it has forked has none."""
+        """Return the slot that this process writes to; None in a process that it has forked."""
         if self._begun and self._tried != os.getpid():
             self._tried = os.getpid()
             self._slot = None
@@ -100,7 +100,7 @@ class Progress:
             with layout.Opened(place.server, place.memory) as fd:
                 if not claim(fd, place.slot, layout.WRITER):
                     return
-                # Erase what another program has left.
+                # Erase what an earlier process has left.
                 fields = (
                     layout.NUMBER,
                     layout.ASKS,
@@ -117,14 +117,14 @@ class Progress:
             os.register_at_fork(after_in_child=self._detach)
             if (
                 slot.numbers[layout.ANSWERER] != os.getpid()
-            ):  # a launcher of the script's only waits
+            ):  # the other one only waits: it is a launcher
                 slot.numbers[layout.ANSWERER] = os.getpid()
                 _print_stacks(place)
         except (ImportError, OSError):
             pass  # as above
 
     def _end(self) -> None:
-        """Note that the script has ended, and which signals it handles: Python resets them next."""
+        """Record that the script has ended, and its signal handlers, before Python resets them."""
         slot = self.slot()
         if slot is not None:
             import _signal  # type: ignore[import-not-found]  # the module in C
@@ -138,13 +138,13 @@ class Progress:
     # Phases
 
     def phase(self, number: int, among: "Any" = range(layout.OTHER + 1)) -> None:
-        """Begin a phase, if the current one is another of those."""
+        """Begin a phase, if the current phase is in `among`."""
         slot = self.slot()
         if slot is not None and slot.numbers[layout.PHASE] in among:
             _turn_to(slot, number)
 
     def saves(self, function: "Any") -> "Any":
-        """Wrap a function that saves: while it runs in the main thread, the phase is "save"."""
+        """Wrap a function: while it runs in the main thread of a training, the phase is "save"."""
         import functools
         import threading
 
@@ -170,7 +170,7 @@ class Progress:
     # Steps
 
     def step(self, number: int) -> None:
-        """Count a step for a script that counts for itself. Its numbers may begin anywhere."""
+        """Count a step for a script that counts its own steps. Its numbers may begin anywhere."""
         slot = self.slot()
         if slot is not None:
             slot.numbers[layout.MAKES] = 1
@@ -179,11 +179,11 @@ class Progress:
             self.stepped(None)
 
     def stepped(self, optimizer: object, monotonic: "Any" = time.monotonic) -> None:
-        """Count a step of an optimizer. This runs after each one, so it is short.
+        """Count a step of an optimizer. This runs after each step, so it is short.
 
-        The optimizer that has made the most steps leads: its steps count, and others make theirs in
-        between. If they continue without it, as where one model is trained after another, the next
-        one to step gets as many steps as it has. So the count depends only on the order of the
+        The optimizer with the most steps leads: only its steps count, and others step in between.
+        If the others continue without it, as when one model is trained after another, the next
+        optimizer to step gets the leader's count. So the count depends only on the order of the
         steps, which is the same on all ranks.
         """
         slot = self._slot
@@ -205,7 +205,7 @@ class Progress:
         slot.times[layout.TIME] = monotonic()
 
     def entering(self, optimizer: object) -> None:
-        """Begin a step of an optimizer. This runs before each one, so it is short."""
+        """Begin a step of an optimizer. This runs before each step, so it is short."""
         slot = self._slot
         if slot is None or self._engine is not None:
             return
@@ -218,9 +218,9 @@ class Progress:
                 self._take_notice(slot.numbers, number)
 
     def _take_notice(self, numbers: "memoryview[int]", step: int) -> None:
-        """Wait at the step of a notice until it is known whether the notice is given there.
+        """Wait before the step of a notice, and take the notice if it is given.
 
-        All ranks take it before the same step, or none does. So no time-out ends this: the agent
+        All ranks take it before the same step, or none does. So there is no time-out: the agent
         gives or withdraws the notice, or ends the worker.
         """
         pause = FIRST_PAUSE
@@ -228,7 +228,7 @@ class Progress:
             step >= numbers[layout.STEP_OF_NOTICE]
             and numbers[layout.TAKEN] != numbers[layout.NOTICE]
         ):
-            # The step is read again: another notice may have been offered since.
+            # Read the step again: another notice may have been offered meanwhile.
             if (
                 numbers[layout.GIVEN] == numbers[layout.NOTICE]
                 and step >= numbers[layout.STEP_OF_NOTICE]
@@ -244,7 +244,7 @@ class Progress:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def due(self) -> bool:
-        """Return whether notice was given, and this rank is at its step, or makes none."""
+        """Return whether notice was given, and this rank is at its step or makes no steps."""
         slot = self.slot()
         if slot is None:
             return False
@@ -254,13 +254,13 @@ class Progress:
             return True
         given = numbers[layout.GIVEN]
         if given and not (numbers[layout.MAKES] or numbers[layout.ENTERED]):
-            numbers[layout.TAKEN] = given  # whatever is offered next
+            numbers[layout.TAKEN] = given  # even if another notice is offered next
             return True
         at_its_step = numbers[layout.ENTERED] >= numbers[layout.STEP_OF_NOTICE]
         return bool(given > 0 and given == numbers[layout.NOTICE] and at_its_step)
 
     def unseen(self) -> None:
-        """Record that an optimizer is part of compiled code, so its steps are not seen."""
+        """Record that an optimizer's steps are not seen, since they are part of compiled code."""
         slot = self.slot()
         if slot is not None:
             slot.numbers[layout.MAKES] = 0
@@ -281,7 +281,7 @@ class Progress:
             _wrap(optimizer.Optimizer, "_patch_step_function", self._made)
 
     def listen(self, function: "Callable[[object], None]") -> None:
-        """Have a function called with the optimizer after each step, once there is one."""
+        """Call `function` with the optimizer after each step, once there is an optimizer."""
         self._listeners.append(function)
 
     def watch_saves(self, serialization: "Any") -> None:
@@ -290,41 +290,41 @@ class Progress:
             serialization.save = self.saves(serialization.save)
 
     def watch_scalers(self, scaler: "ModuleType") -> None:
-        """Watch torch.amp.grad_scaler. When it skips a step, no optimizer makes one, but the
-        training continues."""
+        """Watch torch.amp.grad_scaler. When it skips an optimizer step, the training still makes
+        progress."""
         _wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
     def watch_engines(self, engine: "ModuleType") -> None:
-        """Watch deepspeed.runtime.engine. With ZeRO, a step of an engine is several of its
-        optimizer, one for each group of weights. In between, the weights are those of no step."""
+        """Watch deepspeed.runtime.engine. With ZeRO, a step of the engine is several optimizer
+        steps, one for each group of weights. Between them, the weights are inconsistent."""
         kind = getattr(engine, "DeepSpeedEngine", None)
         _wrap(kind, "_take_model_step", self._begins, self._ends)
 
     def watch_requests(self, trainer: "ModuleType") -> None:
-        """Watch transformers.trainer_jit_checkpoint. Its handler of SIGTERM has a timer request a
-        checkpoint 3 s later, when some ranks may be a step ahead. They take a notice at one step,
-        so the checkpoint is requested there."""
+        """Watch transformers.trainer_jit_checkpoint. Its handler of SIGTERM starts a timer, which
+        requests a checkpoint after 3 s, when some ranks may be a step ahead. For a notice, which
+        all ranks take before the same step, request the checkpoint at once."""
         _wrap(getattr(trainer, "CheckpointManager", None), "_sigterm_handler", self._requested)
 
     def watch_graphs(self, graphs: "ModuleType") -> None:
-        """Watch torch.cuda.graphs. A step that is part of a graph is not seen."""
+        """Watch torch.cuda.graphs: the steps that are part of a graph are not seen."""
         _wrap(getattr(graphs, "CUDAGraph", None), "replay", self._moved)
 
     def _meets(self, *_: object) -> None:
         self.phase(layout.RENDEZVOUS, among=(layout.START,))
 
     def _has_met(self) -> None:
-        """End the rendezvous, be it successful or not."""
-        # It may be a server that waits for requests.
+        """End the rendezvous, successful or not. The process may be a server that never trains."""
         self.phase(layout.START, among=(layout.RENDEZVOUS,))
         self.answer()
 
     def _made(self, optimizer: object) -> None:
-        """Note that an optimizer was made, or its state loaded. It has as many steps as the leading
-        one."""
+        """Record that an optimizer was created, with as many steps as the leading one, or that it
+        has loaded its state."""
         slot = self.slot()
         if slot is not None:
-            # Not if its state is loaded. Another one had its id before, on some ranks.
+            # Loading its state keeps the count of an optimizer. A new one may have the id, but must
+            # not have the count, of an optimizer that was freed, perhaps on some ranks only.
             if "state" not in vars(optimizer):
                 self._counts[id(optimizer)] = self._most
             if not self._counts_steps:
@@ -355,7 +355,7 @@ class Progress:
 
 
 def _turn_to(slot: "layout.Slot", phase: int) -> None:
-    """Begin another phase, and add the time of the last one to what was spent."""
+    """Begin another phase, and add the time of the last phase to SPENT."""
     now = time.monotonic()
     counted = layout.counted_as(
         slot.numbers[layout.PHASE], slot.times[layout.SPENT + layout.MEETING]
@@ -372,8 +372,8 @@ def _wrap(
     before: "Callable[..., None]",
     after: "Callable[[], None] | None" = None,
 ) -> None:
-    """Have `before` called with the first argument before each call of a function, and `after`
-    after it."""
+    """Call `before` with the first argument before each call of a function, and `after` after
+    it."""
     import functools
 
     function = getattr(owner, name, None)
@@ -393,8 +393,8 @@ def _wrap(
 
 
 def _hook_before(entering: "Callable[[object], None]") -> "Callable[..., None]":
-    """Return a hook that leaves nothing in a compiled step, where torch.compile knows its
-    condition."""
+    """Return a hook that calls `entering`. If torch.compile knows the hook's condition, compiled
+    code contains nothing of the hook."""
     from torch.compiler import is_dynamo_compiling
 
     def before_step(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -405,10 +405,9 @@ def _hook_before(entering: "Callable[[object], None]") -> "Callable[..., None]":
 
 
 def _hook_after(stepped: "Callable[[object], None]") -> "Callable[..., None]":
-    """Return a hook that calls `stepped`. torch.compile traces the hook along with a compiled
-    optimizer, and cannot trace most of what it could do. What is one graph without it must stay
-    one."""
-    # torch imports it for the first optimizer that is made, a moment later.
+    """Return a hook that calls `stepped`. torch.compile traces the hook with a compiled optimizer,
+    whose graph it must not break: it may call only `comptime`."""
+    # torch imports this module soon in any case, for the first optimizer that is created.
     from torch._dynamo.comptime import comptime
 
     def after_step(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -422,8 +421,8 @@ def _while_compiling(_context: object) -> None:
 
 
 def _raise_signal(signum: int) -> None:
-    """Raise a signal in this process, if the script handles it. In the main thread, the handler has
-    run when this returns."""
+    """Raise a signal in this process, if the script handles it. In the main thread, the handler
+    runs before this returns."""
     import _signal  # the module in C
 
     if not signum:
@@ -434,8 +433,8 @@ def _raise_signal(signum: int) -> None:
 
 
 def claim(fd: int, slot: int, field: int) -> bool:
-    """Have a field of a slot name this process, unless it names another one that lives. Return
-    whether it does: of several Pythons below one worker, the first one has the slot."""
+    """Write this process's pid to a field of a slot, unless it names another living process. Return
+    whether it was written. Of several Pythons below one worker, the first one succeeds."""
     at = slot * layout.SLOT + 8 * field
     known = int.from_bytes(os.pread(fd, 8, at), sys.byteorder)
     if known and known != os.getpid() and os.path.exists(f"/proc/{known}"):
@@ -445,8 +444,8 @@ def claim(fd: int, slot: int, field: int) -> bool:
 
 
 def _mapped(fd: int) -> memoryview:
-    """Return the whole file as memory. Python's mmap would keep a descriptor open; torch has loaded
-    ctypes in any case."""
+    """Map a whole file into memory. Python's mmap would keep a descriptor open; torch loads ctypes
+    in any case."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -463,7 +462,7 @@ def _print_stacks(place: "layout.Place") -> None:
     import _signal  # the module in C
 
     if _signal.getsignal(layout.SIGNAL) != _signal.SIG_DFL:
-        return  # somebody's own
+        return  # the signal is in use
     handler = faulthandler()
     with layout.Opened(place.server, place.stacks, os.O_WRONLY | os.O_APPEND) as fd:
         high = dup_high(fd, layout.HIGH)
@@ -471,7 +470,7 @@ def _print_stacks(place: "layout.Place") -> None:
 
 
 def faulthandler() -> "Any":
-    """Return the module, and leave it in `sys.modules` only if it was there."""
+    """Return the module `faulthandler`, without adding it to `sys.modules`."""
     known = "faulthandler" in sys.modules
     import faulthandler
 
@@ -481,7 +480,7 @@ def faulthandler() -> "Any":
 
 
 def dup_high(fd: int, numbers: "tuple[int, ...]") -> int:
-    """Duplicate a descriptor as the first of these numbers that is free and allowed."""
+    """Duplicate a descriptor to the first of these numbers that is free and below the limit."""
     for number in numbers:
         try:
             os.fstat(number)
@@ -489,7 +488,7 @@ def dup_high(fd: int, numbers: "tuple[int, ...]") -> int:
             try:
                 return os.dup2(fd, number, inheritable=False)
             except OSError:
-                pass  # above the limit
+                pass  # not below the limit
     raise OSError
 
 

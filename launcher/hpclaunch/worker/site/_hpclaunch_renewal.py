@@ -1,14 +1,13 @@
-"""In a fork of the template that is to be the next one: imports what a script was seen to import.
+"""In a fork that is to replace the template: imports what scripts of earlier rounds have imported.
 
-The process is compared before and after each import. A module that would make a difference for
-workers that are forked afterwards is left to them: one that starts a thread or a process; opens a
+The state of the process is compared before and after each import. A module is left to the workers
+if it would make them differ from fresh interpreters: it starts a thread or a process; opens a
 socket or a device; seeds a generator, or draws a number after the script has seeded it; reads a
-variable of which each worker has its own value; replaces a function of another module; writes a
-line; or keeps the process id. Such a module ends this process, which names it, so that the next
-attempt does without it.
+variable that differs between workers; replaces a function of another module; writes output; or
+stores the process id. Such a module ends this process, which reports it, and the next attempt does
+without it.
 
-What forks inherit without harm may stay: handlers of signals and of the interpreter's end, locks,
-caches, files that are open for reading.
+Forks may inherit handlers of signals and of exit, locks, caches, and files open for reading.
 """
 
 import importlib
@@ -29,26 +28,26 @@ OWN_BUSINESS = {"sys", "__main__"}
 
 
 class NotForAll(Exception):  # noqa: N818
-    """Why a module cannot be imported for all workers."""
+    """The reason why a module cannot be imported for all workers."""
 
 
 class Renewal:
-    """The steps of a lesson, without modules that ended an earlier attempt."""
+    """The steps of a lesson, without the modules that ended earlier attempts."""
 
     def __init__(self, template: "Template", unfit: "type[Exception]", request: "Renew") -> None:
         self.template = template
-        self.unfit = unfit  # the template's exception
+        self.unfit = unfit  # the exception of the template's checks
         self.steps = request.steps
         self.names = {step.name for step in self.steps if step.kind not in ("set", "seed")}
         template.own |= frozenset(request.own)
         self.asked = template.startup.asked
-        self.set_here: dict[str, str | None] = {}  # as the script has set them by now
-        self.seeded: set[str] = set()  # generators, by the script
-        # {module: {name: function or class}}, to see which are replaced; empty if not careful
+        self.set_here: dict[str, str | None] = {}  # variables, as the script has set them so far
+        self.seeded: set[str] = set()  # generators that the script has seeded so far
+        # {module: {name: function or class}}, to detect replaced ones; empty if not careful
         self.functions: dict[str, dict[str, object]] = {}
 
     def run(self, careful: bool) -> None:
-        """Do all steps; with `careful`, also compare functions. Raises NotForAll(module, why)."""
+        """Do all steps; if `careful`, detect replaced functions. Raises NotForAll(module, why)."""
         before = dict(os.environ)
         if careful:
             self.note_functions()
@@ -64,7 +63,7 @@ class Renewal:
                 self.load(name, "", value)
             elif name not in sys.modules:
                 self.load(name, value)
-        for name, value in [*self.set_here.items()]:  # the script itself is going to set them
+        for name, value in [*self.set_here.items()]:  # the worker's script will set them
             if os.environ.get(name) == value:
                 self.set(name, before.get(name))
 
@@ -83,7 +82,7 @@ class Renewal:
         self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
-        # In a lesson, a package is after those of its modules that it imports itself.
+        # A lesson lists a package after those of its modules that the package itself imports.
         blamed = package if is_new and package in self.names else name
         before, known = Moment(), set(sys.modules)
         try:
@@ -110,14 +109,14 @@ class Renewal:
         """Record the functions of new modules."""
         for name, module in list(sys.modules.items()):
             if name not in self.functions and isinstance(module, type(sys)):
-                # isinstance() would ask the object, and some warn that they are deprecated.
+                # isinstance() would read `__class__`, and some objects then warn of deprecation.
                 space = vars(module).items()
                 found = {k: v for k, v in space if issubclass(type(v), FUNCTIONS)}
                 self.functions[name] = found
 
     def replaced(self, own: str) -> str:
-        """Describe a function of another package that an import of `own` has replaced; "" if there
-        is none."""
+        """Describe a function of another package that the import of `own` has replaced, or return
+        ""."""
         for module, before in self.functions.items():
             top = module.partition(".")[0]
             there = sys.modules.get(module)
@@ -134,14 +133,14 @@ class Renewal:
 
 
 class Moment:
-    """The generators of random numbers and the output, which an import may change for others."""
+    """A snapshot of the random number generators and the output, which an import may change."""
 
     def __init__(self) -> None:
         self.generators = generators(moved=True)
         self.written = written()
 
     def differs(self, seeded: "set[str]") -> str:
-        """Describe what has changed since; "" if nothing has."""
+        """Describe what has changed since then; "" if nothing has."""
         now = generators()
         for key, (seed, position) in self.generators.items():
             if now[key][0] != seed:
@@ -154,9 +153,10 @@ class Moment:
 
 
 def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
-    """Return {name: (what a seed determines, the position after it)}. The first changes also after
-    some 600 draws; with `moved`, one is drawn first, so that a change by the next draw is not taken
-    for a seed. Every worker gets a seed of its own.
+    """Return {name: (state that a seed determines, position in it)} of the generators.
+
+    Every 600th draw or so changes that state, too. With `moved`, draw one number first, so that the
+    next draw is not mistaken for a seed. This is harmless: every worker gets a seed of its own.
     """
     modules = sys.modules
     if moved:
@@ -174,7 +174,7 @@ def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
 
 
 def keeps_pid(names: "Iterable[str]") -> str:
-    """Describe where one of these modules keeps the process id; "" if none does."""
+    """Name an attribute of these modules that is the process id; "" if there is none."""
     pid = os.getpid()
     for name in names:
         for attribute, value in getattr(sys.modules[name], "__dict__", {}).items():

@@ -1,12 +1,11 @@
-"""In a worker: the thread that answers the fork server's requests, the responder.
+"""In a worker: the responder, a thread that answers the fork server's requests.
 
-It is there once the script has a process group or an optimizer. It waits for bytes from a pipe, and
-answers each: faulthandler writes the stacks of all threads to one file, and torch's flight
-recorder goes to another as a line of JSON, with the name of the function that the main thread
-waits in.
+It starts once the script has a process group or an optimizer. It reads requests from a pipe, one
+byte each. faulthandler writes the stacks of all threads to one file. torch's flight recorder goes
+to another file as a line of JSON, with the name of the function in which the main thread waits.
 
-The responder holds Python's lock while it does so, and thus no other thread runs Python. A rank
-that waits in a collective has released the lock.
+The responder holds Python's lock meanwhile, so no other thread runs Python. A rank that waits in a
+collective has released the lock.
 """
 
 import os
@@ -22,13 +21,13 @@ if TYPE_CHECKING:  # typing is not imported here
 else:
     from _hpclaunch_progress import dup_high, faulthandler, layout, progress  # loaded before
 
-HELD = 0.02  # seconds for which Python's lock is kept; threads that wait for it ask after 5 ms
+HELD = 0.02  # seconds to hold Python's lock; a thread that waits for it wakes every 5 ms
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
-MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
+MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # entries of flight recorders
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
-UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # which change nothing on the stack
-MOST_THREADS = 100  # of which faulthandler writes the stacks, the newest first
-MOST_FRAMES = 100  # of a stack, as faulthandler
+UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # opcodes that change nothing on the stack
+MOST_THREADS = 100  # faulthandler writes the stacks of so many threads, the newest first
+MOST_FRAMES = 100  # of a stack, as in faulthandler
 
 
 def start(place: "layout.Place", slot: "layout.Slot") -> None:
@@ -42,8 +41,8 @@ def _answer(place: "layout.Place", slot: "layout.Slot", handler: "Any") -> None:
     import _signal  # type: ignore[import-not-found]  # the module in C
     from _thread import get_native_id
 
-    # This thread takes no signal that the script waits for in another one. In its handler of
-    # SIGNAL, SIGNAL is blocked, but SIGNAL + 1 is not: by that `is_answering` recognizes it.
+    # This thread takes no signal that the script waits for in another thread. `is_answering` sees
+    # that its handler of SIGNAL runs: SIGNAL is blocked then, but SIGNAL + 1 is not.
     both = {layout.SIGNAL, layout.SIGNAL + 1}
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - both)
     try:
@@ -69,8 +68,8 @@ def _answer(place: "layout.Place", slot: "layout.Slot", handler: "Any") -> None:
 
 
 def _left_out() -> bytes:
-    """Return the stack of the main thread as faulthandler writes it, if there are so many newer
-    threads that faulthandler leaves it out."""
+    """Return the main thread's stack in faulthandler's format, if faulthandler leaves it out
+    because there are too many newer threads; else b""."""
     import threading
 
     main: Any = threading.main_thread().ident
@@ -92,8 +91,8 @@ def _append(place: "layout.Place", text: bytes) -> None:
 
 
 def allocations() -> int:
-    """Return how often this process has allocated memory of GPUs, as torch's allocator counts; 0
-    without it. This asks no GPU."""
+    """Return how often torch's allocator has allocated GPU memory in this process; 0 if torch has
+    none. This queries no GPU."""
     cuda = sys.modules.get("torch.cuda")
     try:
         if cuda is None or not cuda.is_initialized():
@@ -106,31 +105,31 @@ def allocations() -> int:
 
 def called() -> str:
     """Return the name of the function in which the main thread waits without Python's lock; "" if
-    it runs Python, or the name is not known."""
+    it runs Python, or if the name is not known."""
     import threading
 
     try:
         before, until = _waits(os.getpid()), time.monotonic() + HELD
         while time.monotonic() < until:
-            pass  # a thread that is about to run Python waits for the lock meanwhile
+            pass  # meanwhile, a thread that could run Python waits for the lock
         frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or _waits(os.getpid()) > before:
             return ""
-    except (KeyError, OSError):  # not known to this kernel
+    except (KeyError, OSError):  # this kernel does not show it
         return ""
     return _name_of_call(frame)
 
 
 def _waits(thread: int) -> int:
-    """Return how often a thread of this process has waited for something."""
+    """Return how often a thread of this process has waited: its voluntary context switches."""
     with open(f"/proc/self/task/{thread}/status", "rb") as f:
         lines = dict(line.split(b":", 1) for line in f)
     return int(lines[b"voluntary_ctxt_switches"])
 
 
 def _name_of_call(frame: "Any") -> str:
-    """Return the name of the method that a frame has called; "" if it called something else, or if
-    the arguments have branches."""
+    """Return the name of the method that a frame is calling; "" if it calls something else, or if
+    the arguments contain branches."""
     import dis
 
     before: Any = []
@@ -150,7 +149,7 @@ def _name_of_call(frame: "Any") -> str:
         above = number + each.opname.endswith("_KW")
     if before and before[-1].opname == "PRECALL":
         before.pop()
-    # What was loaded before the first of the arguments that lie above it on the stack.
+    # Find what was pushed before the `above` values on top of the stack: the function.
     while before and above > 0 and before[-1].opcode not in {*dis.hasjrel, *dis.hasjabs}:
         last = before.pop()
         above -= dis.stack_effect(last.opcode, last.arg)
@@ -161,8 +160,8 @@ def _name_of_call(frame: "Any") -> str:
 
 
 def recorded() -> bytes:
-    """Return the last entries of torch's flight recorders, with the function that the main thread
-    waits in as "call"."""
+    """Return the last entries of torch's flight recorders, and as "call" the function in which the
+    main thread waits."""
     kept = [
         {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
         for entry in _entries(on_gpus=True)[-MOST_ENTRIES:]
@@ -171,14 +170,14 @@ def recorded() -> bytes:
 
 
 def arrived(since: int) -> bytes:
-    """Return when collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
-    monotonic clock; none in a pipeline, where ranks begin them one after the other. "blind" means
-    that torch records none.
+    """Return the times in ns, on the monotonic clock, at which collectives began after `since`:
+    {"BACKEND:GROUP": {number: time}}. In a pipeline there are none, since its ranks begin them one
+    after the other. "blind" means that torch records none.
 
     The recorder of collectives on GPUs is not read in a training that may be healthy. It queries
     the CUDA events of collectives that have just ended, which may be freed already, and a query
-    from this thread breaks the capture of a CUDA graph. A host only enqueues such collectives, and
-    its next step is as late as they are, so "steps" has the time at which each step began.
+    from this thread breaks the capture of a CUDA graph. The host only enqueues such collectives,
+    and its next step is as late as they are. So "steps" has the time at which each step began.
     """
     ahead = time.time_ns() - time.monotonic_ns()
     entries = [entry for entry in _entries(on_gpus=False) if entry.keys() >= NEEDED]
@@ -203,7 +202,7 @@ def arrived(since: int) -> bytes:
 
 
 def _entries(*, on_gpus: bool) -> "list[dict[str, Any]]":
-    """Return the entries of all recorders that this torch has, the oldest first; without `on_gpus`
+    """Return the entries of all recorders that this torch has, the oldest first; without `on_gpus`,
     only those of collectives on CPUs."""
     import json
 

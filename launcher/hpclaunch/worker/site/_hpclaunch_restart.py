@@ -1,12 +1,12 @@
-"""Makes a worker a new interpreter if its script changes a variable too late for the template.
+"""Makes a worker a new interpreter if its script changes a variable that torch has read already.
 
-While torch is loaded it reads environment variables. In a worker that is forked, this has happened
-before the script began. So until the script imports torch, changes of these variables are watched:
-a change replaces the process by a new interpreter, with the same arguments, streams and process id,
-which imports torch itself. This is reported to the fork server, which starts later rounds cold.
+torch reads environment variables while it is loaded, in a forked worker before the script begins.
+So until the script imports torch, changes of these variables are watched. A change replaces the
+process by a new interpreter with the same arguments, streams and process id, which imports torch
+itself. The worker reports this to the fork server, which starts later rounds cold.
 
-A process that the script has forked cannot begin anew. If it imports torch, it reports what it has
-changed.
+A process that the script has forked cannot become a new interpreter. If it imports torch, it
+reports what it has changed.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ else:
 
 is_read_at_load = beside("_hpclaunch_variables").is_read_at_load
 PR_SET_PDEATHSIG = 1
-MOST = 300  # characters of a name in a report, which must fit into a pipe in one piece
-# Python ignores these for itself.
+MOST = 300  # characters of a name, so that a report fits into PIPE_BUF
+# Python itself ignores these.
 PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 class Restarts:
-    """Watches a worker. `environ` and `worker` are what a new interpreter is started with, `report`
-    is the fork server's pipe."""
+    """A watch for changes that need a new interpreter. `environ` and `worker` are for starting
+    it, `report` is the path of the fork server's pipe."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Restarts:
         self.environ, self.worker, self.blocked, self.report = environ, worker, blocked, report
         self.pid = os.getpid()
         self.directory = ""
-        with contextlib.suppress(OSError):  # it was removed
+        with contextlib.suppress(OSError):  # the directory was removed
             self.directory = os.getcwd()
         self.mask = os.umask(0o77)
         os.umask(self.mask)
@@ -58,7 +58,7 @@ class Restarts:
         self.libc = ctypes.CDLL(None)
         self.given = os.putenv, os.unsetenv
         self.watching = self.putenv, self.unsetenv
-        self.noted = b""  # what a process that the script has forked has changed
+        self.noted = b""  # the report of a process that the script has forked
         os.putenv, os.unsetenv = self.watching  # type: ignore[assignment]  # for str and bytes
 
     # Variables
@@ -76,13 +76,13 @@ class Restarts:
             self.restart("variable", name)
 
     def matters(self, name: str) -> bool:
-        """Return whether torch is parked, and has read this variable while it was loaded."""
+        """Return whether torch is parked, and has read this variable."""
         read = is_read_at_load(name) or name in self.parking.effects.read
         return read and self.parking.is_parked
 
     def restored(self, effects: "Effects") -> None:
-        """Torch is there for the script: give what it has written, and set what it has set while it
-        was loaded."""
+        """Finish the script's import of torch: write the output of the import, set the variables
+        that it sets, and send a pending report."""
         if (os.putenv, os.unsetenv) == self.watching:
             os.putenv, os.unsetenv = self.given
         for fd, data in enumerate(effects.written, start=1):
@@ -99,8 +99,8 @@ class Restarts:
     # A new interpreter
 
     def restart(self, kind: str, name: str) -> None:
-        """Report what the script has done, and begin anew. A process that the script has forked
-        cannot: it reports it if it imports torch."""
+        """Report what the script has changed, and become a new interpreter. A process that the
+        script has forked cannot, and reports the change when it imports torch."""
         forked = os.getpid() != self.pid
         file, line = caller()
         file = file.removeprefix(self.directory + os.sep)
@@ -132,7 +132,7 @@ class Restarts:
         try:
             if self.worker.stdin:
                 os.dup2(os.open(self.worker.stdin, os.O_RDONLY), 0)
-            # Another thread than the first one has its own of these.
+            # Each thread has its own setting.
             self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             for s in signal.valid_signals():
@@ -147,18 +147,18 @@ class Restarts:
 
 
 def inheritable() -> "set[int]":
-    """Return the descriptors that a new interpreter would have."""
+    """Return the descriptors that an exec would keep."""
     found = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # that of the directory itself
+        with contextlib.suppress(OSError):  # the descriptor of this listing, closed by now
             if os.get_inheritable(fd):
                 found.add(fd)
     return found
 
 
 def is_import_of_package() -> bool:
-    """Return whether an installed package is being imported: what it sets then, as scikit-learn
-    does, it means for itself. A program that is installed itself and run with -m is the script.
+    """Return whether an installed package is being imported. Such a package, as scikit-learn, sets
+    variables for itself. An installed program that is run with -m counts as the script.
     """
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != "<module>":
@@ -171,7 +171,7 @@ def is_import_of_package() -> bool:
 
 
 def caller() -> "tuple[str, int]":
-    """Return (file, line) of what sets a variable or imports a module."""
+    """Return the (file, line) that sets a variable or imports a module."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,11 +1,10 @@
 """Watches, in the template, what Python runs before a script: sitecustomize and usercustomize.
 
-Both may add to sys.path, install import hooks, or set variables, and forked workers inherit that.
-Two things cannot be inherited: all workers would share what they open or start, and would have the
-template's value of a variable that differs between workers. The template checks for both before it
-is ready.
+Both may add to sys.path, install import hooks, or set variables, and forked workers inherit this.
+Workers must not share files, threads or processes, nor the template's value of a variable that
+differs between workers. The template checks for both before it is ready.
 
-This imports nothing, since it would be imported before these two run.
+This module imports nothing that is not yet loaded, since it runs before both.
 """
 
 import os
@@ -32,10 +31,10 @@ def _reader(frame: "FrameType") -> str:
 
 
 class Environ(type(os.environ)):  # type: ignore[misc]
-    """os.environ while the template loads. It records which file reads which variable.
+    """os.environ while the template loads; it records which file reads which variable.
 
-    Code that lists all variables, to find those with its prefix or to pass them on, may read each
-    of them once: tqdm does that, and torch imports it.
+    A file that iterates over all variables, to copy them or to find a prefix, may then read each
+    once without a record. tqdm does so, and torch imports it.
     """
 
     def __iter__(self) -> "Iterator[str]":
@@ -53,13 +52,13 @@ class Environ(type(os.environ)):  # type: ignore[misc]
 
 
 class Startup:
-    """The state before they run, when this is created, and what they do."""
+    """The state of the process before sitecustomize runs, and what it and usercustomize change."""
 
     def __init__(self, parking: "ModuleType") -> None:
         for name in (__name__, parking.__name__):
             del sys.modules[name]
         self.parking = parking
-        self.modules: frozenset[str] = frozenset()  # that a script finds there
+        self.modules: frozenset[str] = frozenset()  # in sys.modules when a script begins
         self.open = self.descriptors().keys()
         self.asked = _asked
         self._plain = type(os.environ)
@@ -67,7 +66,7 @@ class Startup:
 
     def serve_next(self) -> None:
         """Serve as the template once usercustomize has run; sitecustomize has run already."""
-        import site  # which is running
+        import site  # the module that is running sitecustomize
 
         if not site.ENABLE_USER_SITE:
             self._serve()
@@ -106,7 +105,7 @@ class Startup:
         for fd in os.listdir("/proc/self/fd"):
             try:
                 found[fd] = os.readlink("/proc/self/fd/" + fd)
-            except OSError:  # that of the directory itself
+            except OSError:  # the descriptor of this listing, closed by now
                 pass
         return found
 

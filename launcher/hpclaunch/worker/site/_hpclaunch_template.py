@@ -1,31 +1,31 @@
 """The template: an interpreter that has imported torch, and forks the workers of every round.
 
-The fork server starts it with the workers' own command line. It never runs the script. Still in its
-startup, after all that Python runs before a script (`_hpclaunch_startup.py`), it serves
-requests. A worker that it forks returns from here, and continues to the script as a fresh
-interpreter does. So `__main__`, `sys.argv`, `sys.path`, the interpreter's options and the end of a
-script are Python's own. What the template has imported is parked in the worker until the script
-imports it (`_hpclaunch_parking.py`).
+The fork server starts it with the workers' own command line, but it never runs the script. Its
+startup stops after everything that Python runs before a script (`_hpclaunch_startup.py`), and it
+serves requests there. In a forked worker, `serve` returns, and Python continues to the script as in
+a fresh interpreter. So `__main__`, `sys.argv`, `sys.path`, the interpreter's options and the end of
+a script are Python's own. torch is parked in the worker until the script imports it
+(`_hpclaunch_parking.py`).
 
 HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a socket to the fork server
-(`worker/template_messages.py`), and the files with what was written to stdout and stderr.
+(`worker/template_messages.py`), and the files for stdout and stderr.
 
 On Fork, a child may hold the round's TCPStore, whose listening socket comes with the request. The
-first and the last worker write lessons (`_hpclaunch_lesson.py`). Every worker reports why it
-becomes a new interpreter, if it does (`_hpclaunch_restart.py`).
+first and the last worker write lessons (`_hpclaunch_lesson.py`). A worker that becomes a new
+interpreter reports why (`_hpclaunch_restart.py`).
 
-On Renew, a fork of the template imports what a lesson says (`_hpclaunch_renewal.py`), as the fork
-server's child like the workers. It answers Begun on its own channel, and is a template like this
-one once it has answered Ready, unless a module is Unsafe. This one continues until then.
+On Renew, a fork of the template, the successor, does the steps of a lesson
+(`_hpclaunch_renewal.py`). It is a child of the fork server, like the workers. On its own channel it
+answers Begun, then either Unsafe, and ends, or Ready, and replaces this template, which serves
+until then.
 
-Workers are forked by a child of this process that ends at once. So they become children of the fork
-server, which is the nearest subreaper: it alone waits for them and ends them.
+A child of this process forks the workers and ends at once. So they become children of the fork
+server, the nearest subreaper, and it alone waits for them and ends them.
 
-When it forks, nothing may be here that a fork could break: it has one thread (HARMLESS ones apart),
-no child, no device, no socket or writable file but its own, no module that the script would find
-elsewhere, and has read none of the variables that differ between workers ("own"). Otherwise the
-template is unfit. A module that brings any of this along ends the template, so that the next one
-does without the module.
+When it forks, the template must have nothing that a fork could break: one thread (except HARMLESS
+ones), no child, no device, no sockets or writable files but its own, no module that the script
+would find elsewhere, and no variable read that differs between workers ("own"). Otherwise it is
+unfit. A module that breaks this ends the template, and the next one does without the module.
 """
 
 import atexit
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from ._hpclaunch_progress import progress
     from ._hpclaunch_startup import Startup
 
-    # In a worker that was forked, what `become` needs: the template, the pid of the process between
-    # the two, the worker, and the request
+    # What `become` needs in a forked worker: the template, the pid of the process that has forked
+    # the worker, the worker, and the request
     NewWorker: "TypeAlias" = tuple["Template", int, Worker, Fork]
 else:
     # All of these are loaded already.
@@ -83,21 +83,20 @@ else:
     if not _has_future:  # a script would see it
         del sys.modules["__future__"]
 
-NAME = b"hpclaunch-torch"  # of the template, for ps
+NAME = b"hpclaunch-torch"  # the template's name in ps
 NO_TORCH = 3  # exit code
-SHARED = (  # what must not be open
+SHARED = (  # prefixes of the links of descriptors that must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
 )
-# jemalloc, which pyarrow brings along, is informed of a fork, and then does that thread's work
-# elsewhere.
+# jemalloc, which pyarrow loads, handles a fork: other threads then do this thread's work.
 HARMLESS = (b"jemalloc_bg_thd",)
 OURS = ("__main__", "_hpclaunch_hooks", "_hpclaunch_worker")
 STARTUP = "what this Python runs before a script (sitecustomize, usercustomize, .pth files)"
 
 
 def serve(startup: "Startup") -> None:
-    """Serve the fork server's requests. Return in the workers only."""
+    """Serve the fork server's requests. Returns only in the forked workers."""
     try:
         words = os.environ.pop("HPCLAUNCH_TEMPLATE").split(",")
         worker = Template(startup, *map(int, words)).run()
@@ -111,7 +110,7 @@ def serve(startup: "Startup") -> None:
 
 
 class UnfitError(Exception):
-    """Why a worker that is forked from here would differ from a fresh interpreter."""
+    """The reason why a worker that is forked from here would differ from a fresh interpreter."""
 
 
 class Template:
@@ -122,16 +121,16 @@ class Template:
         self.server = server
         self.channel = JsonLines(socket.socket(fileno=channel))
         self.output = (out, err)
-        self.env: dict[str, str] = {}  # with which this process was started
+        self.env: dict[str, str] = {}  # the environment of this process at its start
         self.own: frozenset[str] = frozenset()
         self.blocked: list[int] = []
         self.unseeded: Any = None
         self.effects: Any = None  # of importing torch
-        # What all else has written to stdout and stderr, and which variables it has changed
+        # The output and the changed variables of everything but the import of torch
         self.written = (b"", b"")
         self.changes: dict[str, str | None] = {}
         self.parking: Any = None
-        # The words of the command line up to the script, which every worker has in common.
+        # The words of the command line up to the script, which all workers have in common
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
         self.name = name()
@@ -141,7 +140,7 @@ class Template:
         set_command_line(NAME)
 
     def run(self) -> "NewWorker | None":
-        """Return None at the end; in a worker that was forked, what `become` needs."""
+        """Serve requests. Return None at the end, or in a forked worker what `become` needs."""
         while True:
             channel = self.channel
             try:
@@ -168,7 +167,7 @@ class Template:
                         never(request)
 
     def take_name(self) -> None:
-        """Older torches give the process that imports them another name: the workers have that."""
+        """Record a process name that an import has set, for the workers: older torches set one."""
         if (given := name()) != NAME:
             self.name = given
             set_name(NAME)
@@ -182,7 +181,7 @@ class Template:
         self.env, self.own = request.env, frozenset(request.own)
         self.blocked = request.blocked
         often = gc.get_threshold()
-        gc.set_threshold(0)  # what is imported stays, and collections cost a tenth of the time
+        gc.set_threshold(0)  # imports make little garbage, and collections take 10 % of the time
         try:
             if is_traced():
                 raise UnfitError("the interpreter is being traced")
@@ -203,12 +202,12 @@ class Template:
             self.load_module(name)
         self.prepare_to_fork()
         self.answer(replies.Ready(self.words))
-        if not gc.get_threshold()[0]:  # else a module has set another
+        if not gc.get_threshold()[0]:  # no module has set another threshold
             gc.set_threshold(*often)
         finalizing().freeze()
 
     def prepare_to_fork(self) -> None:
-        """Prepare what the workers need, so that none of them makes it for itself."""
+        """Prepare what all workers need, so that no worker does it itself."""
         parking, torchs = self.startup.parking, self.effects
         self.changes = {
             name: value
@@ -242,10 +241,10 @@ class Template:
         self.check_shadows(name)
 
     def check_state(self, what: str) -> None:
-        """Raise UnfitError if a fork would lose threads or devices, or share connections or
-        files."""
+        """Raise UnfitError if a fork would lose threads or devices, or share connections or files,
+        or if a variable that differs between workers was read."""
         if threads():
-            # OpenBLAS ends its threads before a fork, and starts them again when it needs them.
+            # Before a fork, OpenBLAS ends its threads; it starts them again when needed.
             pid = fork()
             if not pid:
                 os._exit(0)
@@ -264,8 +263,8 @@ class Template:
                 )
 
     def check_shadows(self, imported: str, known: "frozenset[str]" = frozenset()) -> None:
-        """Raise UnfitError if the script would find one of the modules beside itself first; they
-        were not searched there."""
+        """Raise UnfitError if a module in the script's directory shadows an imported one: the
+        template did not search this directory."""
         first = script_directory()
         if first is None:
             return
@@ -285,7 +284,7 @@ class Template:
         """Fork a successor. Return True in the successor."""
         try:
             between = fork_through()
-        except OSError:  # the kernel grants no further process, as the end of its channel shows
+        except OSError:  # no process granted; the fork server sees the end of the channel
             return False
         if not between:
             return False
@@ -359,7 +358,7 @@ class Template:
         os._exit(0)
 
     def lesson_of(self, worker: "Worker", request: "Fork") -> "str | None":
-        """Return where the worker writes its lesson; None for most."""
+        """Return the path to which the worker writes its lesson; None for most workers."""
         places = dict(zip((0, -1), request.learn, strict=False))
         for place, fd in places.items():
             if worker is request.workers[place]:
@@ -371,7 +370,7 @@ class Template:
         return f"/proc/{self.server}/fd/{fd}"
 
     def adopted(self, between: int) -> None:
-        """Wait until the fork server is our parent, whose death then ends us."""
+        """Wait until the fork server is this process's parent, and die when it dies."""
         os.setsid()
         while os.getppid() == between:
             time.sleep(0.0002)
@@ -382,7 +381,7 @@ class Template:
         close(*self.channel.descriptors)
 
     def hold_store(self, between: int, listener: int, err: str) -> None:
-        """Serve the round's store until we are killed; it outlives the workers of the round."""
+        """Serve the round's store, beyond the end of its workers, until this process is killed."""
         try:
             self.adopted(between)
             redirect(err, err)
@@ -396,8 +395,8 @@ class Template:
 
 
 class Unseeded:
-    """Generators of random numbers that modules have made for themselves, such as for the ids of
-    runs or of cached files, which must differ between workers."""
+    """The random number generators that modules have created for themselves, for example for ids
+    of runs or of cached files, which must differ between workers."""
 
     def __init__(self) -> None:
         import random
@@ -417,7 +416,7 @@ class Unseeded:
         self.kind.seed = noting  # type: ignore[method-assign, assignment]
 
     def renew(self) -> None:
-        """Seed the generators, in a worker, and put the function back."""
+        """Seed the generators in a worker, and restore Random.seed."""
         self.kind.seed = self.seed  # type: ignore[method-assign]
         for generator in [*self.known.values()]:
             generator.seed()
@@ -426,15 +425,15 @@ class Unseeded:
 def import_torch() -> None:
     try:
         import torch.distributed  # noqa: F401
-    except (ImportError, OSError):  # or one of its libraries is not there
+    except (ImportError, OSError):  # OSError: a library is missing
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(NO_TORCH)
 
 
 def serve_store(listener: int) -> object:
-    """Return a TCPStore that takes over a listening socket. torch's libuv backend can do so from
-    2.8 on, its older backend in every version."""
+    """Return a TCPStore that takes over a listening socket. torch's libuv backend supports this
+    from 2.8 on, its older backend in every version."""
     import functools
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -471,7 +470,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
         try:
             os.sched_setaffinity(0, worker.cpus)
         except OSError:
-            pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
+            pass  # the cgroup has shrunk: use the CPUs that it has
     template.startup.end()
     environ = request.env | worker.env
     os.environ.clear()
@@ -503,8 +502,8 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
 
 
 def forget() -> None:
-    """Renew what each process has of its own: random numbers, a key for children, its thread's
-    id."""
+    """Renew the state that each process has for itself: random numbers, the key for children, and
+    the thread's id."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()
@@ -513,7 +512,7 @@ def forget() -> None:
         key = process.AuthenticationString(os.urandom(32))
         process.current_process()._config["authkey"] = key
     if "threading" in sys.modules:
-        sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 forgets it
+        sys.modules["threading"].main_thread()._set_native_id()  # Python does so from 3.13 on
     record_errors()
     atexit.register(finalizing().at_exit)
 
@@ -523,7 +522,7 @@ def finalizing() -> "Any":
 
 
 def fork_through() -> int:
-    """Fork a grandchild, whose parent ends at once. Return that parent's pid there, and 0 here."""
+    """Fork a grandchild, whose parent ends at once. Return the parent's pid there, and 0 here."""
     between = fork()
     if between:
         os.waitpid(between, 0)
@@ -539,8 +538,8 @@ def fork_through() -> int:
 
 
 def fork() -> int:
-    """Fork without a warning: from 3.12 on, Python warns of threads, and only HARMLESS ones are
-    here."""
+    """Fork without a warning. Python warns of other threads from 3.12 on, but only HARMLESS ones
+    are here."""
     if sys.version_info < (3, 12) or len(os.listdir("/proc/self/task")) == 1:
         return os.fork()
     with warnings.catch_warnings():
@@ -560,7 +559,7 @@ def set_name(new: bytes) -> None:
 
 
 def arguments() -> "tuple[int, int]":
-    """Return where the command line begins and ends in the memory of this process: proc(5)."""
+    """Return the begin and end of the command line in this process's memory, as in proc(5)."""
     with open("/proc/self/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return int(fields[45]), int(fields[46])
@@ -573,12 +572,12 @@ def command_line() -> bytes:
 
 def set_command_line(new: bytes) -> None:
     begin, end = arguments()
-    if begin:  # else this kernel hides where it is
+    if begin:  # 0: this kernel hides the address
         ctypes.memmove(begin, new.ljust(end - begin, b"\0"), end - begin)
 
 
 def threads() -> "list[bytes]":
-    """Return the names of the threads beside this one that a fork must not lose."""
+    """Return the names of the other threads, which a fork would lose, except HARMLESS ones."""
     names = []
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -591,16 +590,16 @@ def threads() -> "list[bytes]":
 
 
 def is_traced() -> bool:
-    """Return whether a debugger, a profiler or coverage follows this process: they follow only
-    one."""
+    """Return whether a debugger, a profiler or coverage traces this process: these trace only one
+    process."""
     tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
     names = [tools.get_tool(number) for number in range(6)] if tools else []
     return bool(sys.gettrace() or sys.getprofile() or any(names))
 
 
 def is_written(fd: str, target: str) -> bool:
-    """Return whether a descriptor is a file that is open for writing, at a position that workers
-    would share."""
+    """Return whether a descriptor is a file that is open for writing. Workers would share the
+    position in it."""
     if target.startswith("/dev/"):
         return False
     with open(f"/proc/self/fdinfo/{fd}") as f:
@@ -609,7 +608,7 @@ def is_written(fd: str, target: str) -> bool:
 
 
 def is_of_torch(file: str) -> bool:
-    """Return whether a file is one of torch's, which reads some variables when it is imported, but
+    """Return whether a file belongs to torch, which reads some variables when it is imported, but
     uses them only in the worker."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return spec is not None and file.startswith(os.path.dirname(spec.origin) + os.sep)
@@ -634,7 +633,7 @@ def write(fd: int, data: bytes) -> None:
 
 
 def script_directory() -> "str | None":
-    """Return what Python will put first in sys.path; None if nothing."""
+    """Return the directory or archive that Python will put first in sys.path; None if none."""
     if getattr(sys.flags, "safe_path", False):
         return None
     script = sys.argv[0]
