@@ -15,7 +15,7 @@ from ..protocol.values import value
 
 @value(frozen=True)
 class Meaning:
-    """What it means if the pattern `words` matches the last lines. "" or None: nothing is known.
+    """The meaning of last lines that the pattern `words` matches. "" or None: it is not known.
 
     The pattern is compiled only when it is used, to keep an agent's start short.
     """
