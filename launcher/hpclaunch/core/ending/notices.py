@@ -23,7 +23,7 @@ from .negotiation import Agent, Negotiation, Outcome, Round, last_answers, with_
 from .table import ENDS
 
 WAVE = 2.0  # seconds within which all agents receive a signal that is sent to all of them
-SAVES = 2  # between a notice and the end, as many saves fit as long as the longest
+SAVES = 2  # saves that fit between a notice and the end, each as long as the longest so far
 
 
 @value(frozen=True)

@@ -1,8 +1,8 @@
 """The decision whether another run follows the end of the job: Slurm starts it again, or the next
 element of its array.
 
-A run that makes no progress is the last, unless it is the first. So no job is started again for
-ever.
+A run that is known to have made no progress is the last, unless it is the first. In any case,
+`--max-requeues` or the length of the array limits the runs.
 """
 
 from __future__ import annotations

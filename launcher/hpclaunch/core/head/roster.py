@@ -196,7 +196,7 @@ class Roster:
 
 
 class Awaited:
-    """A cache of the agents that are not done, which the others wait for.
+    """A cache of the agents that are waited for.
 
     The head checks this at every report. To keep it cheap with thousands of agents, those that were
     not done last time are checked first, and all agents only once these are done.

@@ -89,7 +89,7 @@ class Running(JobStage):
         # Processes that the workers have left behind delay neither a restart nor the end.
         hurried = EndReason.LOSS in current.ends or end.allocation.is_over(now)
         done = done or (hurried and current.has_ended_well)
-        if current.has_failed and not done:  # if all are done, only a store failed, after its use
+        if current.has_failed and not done:  # if all are done, a failed store is not needed
             current.ends.add(EndReason.FAILURE)
         if not done:
             end.check(now)
