@@ -1,8 +1,8 @@
 """The decision whether another run follows the end of the job: Slurm starts it again, or the next
 element of its array.
 
-A run that makes no progress is the last, unless it is the first. So no job is started again for
-ever.
+A run that is known to have made no progress is the last, unless it is the first. In any case,
+`--max-requeues` or the length of the array limits the runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class RequeueDecision:
         self.job, self.wanted = job, job.requeueing
         self.is_stopped = False  # by its user
         self._has_recorded = False
-        self._requeued_if_killed = False  # the job is preempted
+        self._requeued_if_killed = False  # Slurm requeues the preempted job when it kills it
 
     def found(self, event: EndFound) -> list[Effect]:
         """Note what Slurm has answered, and record at once if it will not start the job again."""
-        if event.state is JobState.PREEMPTED:  # else it may not have answered this time
+        if event.state is JobState.PREEMPTED:  # any other state may mean that Slurm did not answer
             self._requeued_if_killed = event.requeued_if_killed
         asked = self.wanted.on and not self.wanted.is_chain
         if self._has_recorded or event.may_requeue is not False or not asked:
@@ -52,9 +52,9 @@ class RequeueDecision:
         return self._is_wanted(origin) and self.wanted.before > 0
 
     def decide(self, ended: Verdict, left: float, *, progress: bool) -> Verdict:
-        """Add the sequel. `left`: seconds until Slurm ends the job. `progress`: this run is
-        believed to have saved a checkpoint that is further than the one it began with; only for
-        verdicts that depend on it.
+        """Add the sequel to a verdict. `left`: seconds until Slurm ends the job. `progress`: this
+        run counts as having saved a checkpoint beyond its first one; only for verdicts that depend
+        on it.
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)

@@ -1,4 +1,4 @@
-"""Snapshots: all that the head knows of its job at one moment, for whoever looks. Queries only."""
+"""Snapshots: all that the head knows of its job at one moment. Nothing here changes the head."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
 
 
 def _has_vitals(report: Report | None, wanted: Query | None) -> bool:
-    """Return whether the agent has answered this query for vitals, or has none."""
+    """Return whether the agent has answered this query for vitals, or need not answer."""
     if wanted is None or report is None or report.phase is not Phase.RUNNING:
         return True
     return report.answer(Vitals, wanted) is not None
@@ -103,7 +103,7 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
 
 
 def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
-    """Return the state of an agent, and the reason if it is not as it should be."""
+    """Return the state of an agent, and the reason if it is lost or its node is cordoned."""
     if peer.lost:
         return AgentState.LOST, peer.lost
     if peer.report is None:

@@ -24,7 +24,7 @@ class LossDetector:
         self._notice_at = math.inf  # when to record them again
 
     def expect(self, peer: Peer) -> None:
-        """Let the agent count as lost from now on if it is silent for too long."""
+        """Schedule the next check of this agent's silence. The head's own agent is not checked."""
         if peer.place.index != self.roster.me:
             self.check_at = min(self.check_at, self._deadline(peer))
 
@@ -35,7 +35,7 @@ class LossDetector:
         return min(peer.presence.deadline(), notice_at)
 
     def note(self, peer: Peer, report: Report, now: float, *, ending: bool) -> list[Effect]:
-        """Note a new report, and record what has changed by it."""
+        """Note a new report, and record what it changes."""
         effects: list[Effect] = []
         self.roster.absent.discard(peer.place.index)
         if report.unfit:

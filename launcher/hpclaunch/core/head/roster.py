@@ -11,7 +11,7 @@ from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
 from ..protocol.wording import NAMES, some
 
-CORDONED = {  # why a node has no workers; a node that is unfit has reasons of its own
+CORDONED = {  # why a node has no workers; the agent of an unfit node reports another reason
     CordonKind.FAILING: "its workers, and no others, have failed again and again",
     CordonKind.SLOW: "the others have waited for its workers, step after step",
     CordonKind.DRAINING: "Slurm drains it",
@@ -50,18 +50,18 @@ class Peer:
 
     @property
     def host(self) -> str:
-        """The name of its host as the agent gives it: without Slurm, nobody knows it beforehand."""
+        """The host's name as the agent reports it: without Slurm, it is not known before that."""
         return self.place.host if self.report is None else self.report.host
 
     def accept(self, report: Report, now: float, *, follows: bool = True) -> bool:
-        """Note a report. Returns False if it is old, or from another start of the agent.
+        """Note a report. Return False if it is old, or from another start of an agent that is not
+        lost.
 
-        `follows`: the agent follows this head. If it follows another one, then the serial number
-        that it answers is not of ours.
+        `follows`: the agent follows this head. Otherwise it answers the orders of another one.
 
         Two launches in one job step have the same keys. So an agent of the second launch may reach
-        the head of the first one while that is still leaving, and must not be mistaken for the
-        agent of the first launch.
+        the head of the first one, which is still leaving, and must not be mistaken for the agent of
+        the first launch.
         """
         known = self.report
         if known is not None and report.incarnation != known.incarnation:
@@ -84,7 +84,7 @@ class Peer:
         return self.report is None or self.report.phase in busy
 
     def workers_have_ended(self, number: int) -> bool:
-        """Return whether all workers of this round have ended, whatever they have left behind."""
+        """Return whether all workers of this round have ended. Leftovers may still run."""
         report, part = self.report, self.assignment
         if report is None or part is None or report.round != number:
             return False
@@ -120,7 +120,7 @@ class Roster:
         self.me = me
         self._peers = [Peer(place, job.timing) for place in job.places]
         self.absent = {place.index for place in job.places}  # agents that were never heard
-        self._possible: frozenset[int] | None = None  # a cache of `possible`; None: not worked out
+        self._possible: frozenset[int] | None = None  # a cache of `possible`; None: out of date
         self.changes = 0  # how often `changed` was called
 
     def __iter__(self) -> Iterator[Peer]:
@@ -160,7 +160,7 @@ class Roster:
 
     @property
     def nodes_by_task(self) -> list[int]:
-        """Return the nodes that can take part, ordered by the first task of each.
+        """The nodes that can take part, ordered by the first task of each.
 
         Slurm may number tasks in another order than nodes (`srun --distribution=arbitrary`).
         """
@@ -196,10 +196,10 @@ class Roster:
 
 
 class Awaited:
-    """The agents that the others wait for.
+    """A cache of the agents that are waited for.
 
-    The head asks for them again with every report. To make this cheap with thousands of agents,
-    those of the last time are asked first, and all agents only when none of these is left.
+    The head checks this at every report. To keep it cheap with thousands of agents, those that were
+    not done last time are checked first, and all agents only once these are done.
     """
 
     def __init__(self) -> None:

@@ -15,10 +15,10 @@ from .roster import Peer
 from .round_shares import RoundPart, together
 
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may have workers
-MOST_FAILURES = 9  # of a round that a fact names, the cause among them
-MOST_LOST = 8  # nodes
-STEPS_KEPT, STEPS_APART = 13, 5.0  # counts, and seconds between two of them
-ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
+MOST_FAILURES = 9  # failures that a fact lists, including the cause
+MOST_LOST = 8  # lost nodes that a fact lists
+STEPS_KEPT, STEPS_APART = 13, 5.0  # step counts, and seconds between two of them
+ELAPSED = Doing.NOTHING + 1  # the position in `Spent` of the time since the round began
 
 
 @value()
@@ -26,16 +26,16 @@ class Round:
     number: int
     participants: list[Peer]  # the agents that have workers in it
     groups: list[int]  # their nodes in the order of their ranks
-    seats: list[float]  # of each agent of the job, as they were when it began
+    seats: list[float]  # the seats of each agent of the job when the round began
     begun: float  # when it began
     resumed: str  # the checkpoint that it resumed from; "" for none
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
     ends: set[EndReason] = field(default_factory=set)
-    still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known
+    still_since: float = math.inf  # since when there is no sign of life; inf: not all are suspected
     stopped_at: float = math.inf  # when the head ended it
-    cut: float = math.inf  # when something happened that ended it, as far as was known by then
+    cut: float = math.inf  # when the cause of its end happened, as far as known at `stopped_at`
     missed: float = 0.0  # seconds of it in which the head's process did not run
-    # The time and the number of steps of rank 0, over the last minute.
+    # The time and the number of steps of the agent of rank 0, over the last minute.
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
@@ -62,7 +62,7 @@ class Round:
 
     @property
     def pace(self) -> float | None:
-        """Seconds for a step, over the last minute; None if that is not known."""
+        """Seconds per step, over the last minute; None if that is not known."""
         if len(self.steps) < 2:
             return None
         (since, first), (until, last) = self.steps[0], self.steps[-1]
@@ -77,7 +77,7 @@ class Round:
         self.stopped_at, self.cut = now, self.came_to_end(now)
 
     def miss(self, seconds: float) -> None:
-        """Note that the head's process did not run for so long, although workers may have."""
+        """Note that the head's process did not run for `seconds`. Workers may have run."""
         if self.stopped_at == math.inf:
             self.missed += seconds
 
@@ -109,7 +109,7 @@ class Round:
         )
 
     def _shares(self, end: float) -> RoundShares:
-        """Return what the seats of its agents spent the round on until `end`."""
+        """Return how the seats of its agents spent the round until `end`."""
         begin = self.begun - self.missed
         parts = [
             part_of(peer, self.number, self.seats[peer.place.index], begin)
@@ -125,7 +125,7 @@ def ranks_of(peer: Peer) -> range:
 
 
 def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
-    """Return what an agent has reported of a round that began at this time."""
+    """Return an agent's part in round `number`, which began at `begin`, from its last report."""
     report = peer.report
     if report is None or report.round != number:
         return RoundPart((), seats)

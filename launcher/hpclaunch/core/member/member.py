@@ -58,8 +58,8 @@ from .worker_group import WorkerGroup
 
 
 class Member:
-    """Takes events with `handle(event, now)`, which returns effects. Once the phase is ENDED, the
-    agent may leave, and `verdict` says how the job ended.
+    """An agent's own side: `handle(event, now)` returns effects. Once the phase is ENDED, the agent
+    may leave, and `verdict` says how the job ended.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Member:
         has_place: bool = True,
     ) -> None:
         """`task`: Slurm's number of this agent's task.
-        `claim`: where no other start of this agent can live; "" if that is not known.
+        `claim`: what only one start of this agent can hold; "" if that is not known.
         `anew`: this is the first agent of the job, and an earlier start of it was killed.
         `has_place`: False if `index` is a stand-in until the first head gives it a place."""
         self.job = job
@@ -100,8 +100,8 @@ class Member:
         self._looking = Looking()
         self._waiting = Waiting(job, self.place, knows_head=self.follower.knows_first_head)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
-        self._warned = 0  # the same, if the job may end later
-        self._heed_at = math.inf  # when to take it for the end of the job
+        self._warned = 0  # a signal after which the job may end later; 0 for none
+        self._heed_at = math.inf  # when to end the job because of `_warned`
         self._stop: Order | None = None  # a postponed order to stop
         self._stop_at = math.inf  # when to obey it
         self._serial = 0
@@ -171,7 +171,7 @@ class Member:
                 self._looking.saw(seen)
             case WorkersSeen() | WorkersAnswered():
                 effects += self.work.handle(event, now)
-                if self._is_head:  # to which no report goes at every beat
+                if self._is_head:  # it sends itself no report at every beat
                     self._report_at = now
             case Signalled(signum=signum):
                 effects += self._handle_signal(signum, now)
@@ -205,16 +205,16 @@ class Member:
             asked = self.work.obey(order, now, willing=willing)
         until = None if self._is_head else follower.link.extend_lease(order)
         keep: list[Effect] = [] if until is None else [KeepWorkers(until)]
-        # The lease is for what the order asks for. It must not wake held workers that are to be
-        # stopped: the head may have begun another round without them.
+        # Stop workers first: a new lease would wake workers that are held, and the head may have
+        # begun another round without them.
         stops = any(isinstance(effect, StopWorkers) for effect in asked)
         self._hasten_report(order, asked, now)
         return effects + (asked + keep if stops else keep + asked)
 
     def _hasten_report(self, order: Order, asked: list[Effect], now: float) -> None:
-        """Report before the next quiet beat because of queries: at once for an urgent one that is
-        new, since the head's answer shows how far its clock is ahead, which a sample needs; at the
-        next beat for one that is not urgent, since its answer is no news.
+        """Report before the next quiet beat if the order has queries. If one of them is new and
+        urgent, report at once: the head's next order then shows how far its clock is ahead, which a
+        sample needs. For one that is not urgent, report at the next beat: its answer is not `news`.
         """
         new = [effect.query for effect in asked if isinstance(effect, AskWorkers)]
         if any(query.kind.is_urgent for query in new):
@@ -348,8 +348,8 @@ class Member:
 
 
 class Looking:
-    """The look at the checkpoint that the head has chosen. On a parallel file system, one that
-    another node has written may appear late. If each node has a directory of its own, it may not be
+    """The look at the checkpoint that the head has chosen. If another node has written it, it may
+    appear late on a parallel file system. If each node has a directory of its own, it may not be
     there at all.
     """
 

@@ -6,7 +6,7 @@ from ..protocol.model import Doing, Spent
 
 
 class Spending:
-    """The spending of one round. It changes with what is seen of the workers, not with time."""
+    """The time spent in one round, as of when the workers were last seen."""
 
     def __init__(self) -> None:
         self._since = 0.0  # when the round began here
@@ -17,8 +17,8 @@ class Spending:
         self._seen = (0,) * Doing.NOTHING + (Doing.START.value,)
 
     def saw(self, spent: Spent, doing: Doing, now: float) -> None:
-        """`spent` and `doing` are those of the fork server, for which all begins with the workers;
-        () if it does not know.
+        """Note what the fork server reports. Its `spent` counts from the birth of the workers; ()
+        if that is not known.
         """
         if not (spent and self._seen):
             return
@@ -28,8 +28,8 @@ class Spending:
         self._seen = (start, *spent, doing.value)
 
     def ended(self, at: float) -> None:
-        """Note that workers and fork server have ended. Until then, the workers did what was seen
-        last.
+        """Note that the workers and the fork server ended at this time. The time since the last
+        report counts as what the workers did then.
         """
         if not self._seen:
             return
@@ -39,7 +39,7 @@ class Spending:
         self._seen = (*spent, Doing.NOTHING.value)
 
     def report(self, now: float | None) -> Spent:
-        """Return the time spent and, with `now`, also for how long the round has lasted."""
+        """Return the time spent; with `now`, also how long the round has lasted."""
         if now is None or not self._seen:
             return self._seen
         return (*self._seen, round(1000 * (now - self._since)))

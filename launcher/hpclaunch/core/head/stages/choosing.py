@@ -36,20 +36,20 @@ class Choosing(JobStage):
         super().__init__(state)
         self.job, self.budget = state.job, state.budget
         self._search_number = 0  # of the last search
-        self._choice: CheckpointChosen | None = None  # what it has found
+        self._choice: CheckpointChosen | None = None  # what the last search found
         self._chosen_at = 0.0
         self._look: Look | None = None  # what the agents were asked to look at
         self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
-        # Checkpoints are known by the checksums of their marks.
-        self._avoid: dict[int, str] = {}  # why each is passed over that has not failed
-        self._failed = set(self.budget.tally.avoided)  # those that have failed
-        self._tally_before: Tally | None = None  # the tally before the first choice was rejected
-        self._accepts_rejected = False  # there is nothing better
-        self._unseen = ""  # which agent does not see a checkpoint that was passed over for this
+        # The keys of both are checksums of the checkpoints' marks.
+        self._avoid: dict[int, str] = {}  # why to pass over a checkpoint that has not failed
+        self._failed = set(self.budget.tally.avoided)  # checkpoints that have failed
+        self._tally_before: Tally | None = None  # the tally before a choice was rejected
+        self._accepts_rejected = False  # no other checkpoint was found
+        self._unseen = ""  # the first checkpoint that an agent did not see, and which agent
         self._not_answered = Awaited()
         self._waited_for: list[Peer] = []
         self._asked_at = 0.0
-        self._give_up_at = math.inf  # until then, agents may not see it yet; inf: they never will
+        self._give_up_at = math.inf  # until then, the choice may still appear; inf: it will not
         self._notice_at = math.inf
 
     def enter(self, now: float) -> list[Effect]:
@@ -85,8 +85,8 @@ class Choosing(JobStage):
         choice = self._choice
         if choice is None:
             return Step()
-        # Are all still ready? If an agent's fork server was killed meanwhile, its store port is
-        # dead until it reports a new one: workers would wait for a store that nobody has.
+        # All must still be ready. If an agent's fork server was killed meanwhile, its store port is
+        # closed until it reports a new one: workers would wait for a store that does not exist.
         ready, effects = state.can_begin_round(now)
         if not ready:
             return Step(effects)
@@ -153,7 +153,7 @@ class Choosing(JobStage):
 
     def _none_found(self) -> list[Effect] | None:
         if not self._accepts_rejected and self._failed:
-            # A rejected checkpoint is better than none. The rejection in this round is undone.
+            # A rejected checkpoint is better than none. A rejection in this stage is undone.
             self._accepts_rejected = True
             self.budget.tally = self._tally_before or self.budget.tally
             self._failed = set()
@@ -183,14 +183,12 @@ class Choosing(JobStage):
         self._not_answered = Awaited()
 
     def _check_answers(self, choice: CheckpointChosen) -> list[Effect] | None:
-        is_late = (
-            self._give_up_at == math.inf
-        )  # who does not see it by now counts as never seeing it
+        is_late = self._give_up_at == math.inf  # an agent that does not see it by now never will
 
         def has_answered(peer: Peer) -> bool:
             seen = self._seen(peer)
             if peer.out or seen is None:
-                return peer.out  # it no longer takes part
+                return peer.out  # an agent that is out no longer takes part
             return is_late or not seen.missing
 
         participants = self.state.next_participants
@@ -208,12 +206,12 @@ class Choosing(JobStage):
         return None
 
     def _seen(self, peer: Peer) -> Seen | None:
-        """Return the agent's answer to the present question; None if it has not answered yet."""
+        """Return the agent's answer to the last question; None if it has not answered yet."""
         seen, look = None if peer.report is None else peer.report.seen, self._look_of(peer)
         return seen if look is not None and seen is not None and look.is_answered(seen) else None
 
     def _look_of(self, peer: Peer) -> Look | None:
-        """Return the checkpoint that the agent is asked to look at; None for none."""
+        """Return the checkpoint that the agent is asked to look at, if any."""
         share = self._shares.get(peer.place.index)
         if self._look is None or share is None:
             return self._look
