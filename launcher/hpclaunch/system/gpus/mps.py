@@ -155,7 +155,7 @@ class MpsKeeperClient(Helper):
         return [decode(EVENTS, raw) for raw in self.receive()]
 
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
-        """Make all daemons fit for a round. Answered by "ready" or "failed" with its number.
+        """Prepare all daemons for a round. Answered by Ready, Failed or Occupied, with its number.
 
         No worker of an earlier round may be left on this node.
         """
