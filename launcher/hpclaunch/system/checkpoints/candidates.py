@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from .listing import Entry, Folder, Identity
 
 SECOND = 10**9  # nanoseconds
-SLACK = 2 * SECOND  # allowed between the clocks of the nodes that write one checkpoint
+SLACK = 2 * SECOND  # allowed difference between the clocks of nodes that write one checkpoint
 SETTLED = 10 * SECOND  # after a write; a process that still runs has finished its save by then
 
 DRAFTS = (".tmp", ".part", ".partial", ".temp")
@@ -202,7 +202,7 @@ class CheckpointCandidate:
     @property
     def mark(self) -> str:
         """Return a text that identifies this save, the same on every node. A later save may have
-        the same path. Nodes may have different numbers for one device, so it is left out.
+        the same path. The device's number is left out, since it differs between nodes.
         """
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"

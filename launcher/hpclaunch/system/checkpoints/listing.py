@@ -156,8 +156,8 @@ def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
 
 
 def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
-    """Yield the results of `work` in the order of the items. It runs in threads if the median of
-    the first items takes over `slow` seconds: a single one may only have waited for a CPU.
+    """Yield the results of `work` in the order of the items. Threads run it if the median of the
+    first items takes over `slow` seconds: a single one may only have waited for a CPU.
     """
     took = []
     for item in items[:PROBE]:

@@ -114,8 +114,8 @@ def _pieces(stream: BinaryIO) -> Pieces:
 
 
 def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str, Field]:
-    """Return the values of those of these keys that a pickled dictionary has. `before` is the
-    number of pickles before it. Raises ValueError for anything but pickles.
+    """Return the values of `names` in a pickled dictionary, without those that it lacks. `before`
+    is the number of pickles before it. Raises ValueError for anything but pickles.
     """
 
     def read() -> dict[str, Field]:

@@ -26,7 +26,7 @@ from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
 PERIOD = 10.0  # least seconds between two periodic searches
-SHARE = 0.01  # of the time: the most that periodic searches may take
+SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
 

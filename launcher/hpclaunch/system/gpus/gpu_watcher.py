@@ -381,7 +381,7 @@ class GpuWatcher:
             self.report(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Return our recent processes on this GPU. A GPU that broke is not read: it may hang."""
+        """Return our recent processes on this GPU. A broken GPU is not read: it may hang."""
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:

@@ -38,7 +38,7 @@ def read(workers: int, *, logs: Disk | None, first: bool, several: bool) -> Host
 
 
 def load() -> float | None:
-    """Return the load average of the last minute, or what is runnable now if that is less.
+    """Return the load average of the last minute, or the number of runnable threads if lower.
 
     A job script that unpacks its data with every core leaves a high average behind.
     """

@@ -111,8 +111,8 @@ def claim(what: str) -> socket.socket | None:
 
 
 def scope(held: socket.socket) -> str:
-    """Return a text that identifies what a claim holds, which only one living process can do: the
-    boot, the network namespace, the user and the number of the name. "" if it is not known.
+    """Return what identifies a claim: the boot, the network namespace, the user and the number of
+    the name. Only one living process can hold it. "" if it is not known.
     """
     name = held.getsockname()
     if not name:

@@ -38,7 +38,7 @@ def requeue(job: str, environ: Mapping[str, str]) -> None:
     try:
         _run("scontrol", "requeue", job)
     except RefusedError:
-        if not _was_requeued(shown("job", job), environ):  # not meanwhile either
+        if not _was_requeued(shown("job", job), environ):  # nobody else has done it
             raise
 
 

@@ -91,7 +91,7 @@ def _check_job(environ: Mapping[str, str]) -> None:
 
 
 def step_without_variables() -> str:
-    """Return the step whose task this process is according to the system; "" if it is none."""
+    """Return the step whose task this process is by its cgroup and parents; "" if it is none."""
     mine = own_step()
     return "" if mine is None or not mine.step.isdecimal() else f"{mine.job}.{mine.step}"
 
@@ -215,7 +215,7 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 def expand(nodelist: str) -> list[str]:
     """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError.
 
-    Where there is no `scontrol`, as in most containers, Slurm's rules are applied here.
+    `scontrol` expands it, where there is one: most containers lack it.
     """
     hosts = _expand_here(nodelist)
     if len(hosts) > 1 and shutil.which("scontrol"):

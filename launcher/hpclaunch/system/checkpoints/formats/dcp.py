@@ -94,9 +94,7 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
 
 @lru_cache(maxsize=1024)
 def _names_optimizer(path: str, _identity: Identity) -> bool:
-    """Return whether the beginning of the metadata, which has the names of all tensors, names an
-    optimizer.
-    """
+    """Return whether the metadata name an optimizer. The beginning has the names of all tensors."""
     data = archives.read_beginning(path, BEGINNING)
     return any(word in data for word in OPTIMIZER)
 

@@ -119,9 +119,9 @@ def tag_parts(
     """Return the files of a tag. Raises IncompleteError unless they are those of all ranks, and of
     one save.
 
-    `own` is the checkpoint that consists of these files, whose `world` is set; None if it has
-    others, which are written later. Without these, and if the name of the tag is used again, a file
-    that is newer than `latest` counts as one of the next save.
+    `own` is the checkpoint that consists of these files, whose `world` is set; None if it has other
+    files too, which are written later. If it has none, and the name of the tag is used again, a
+    file that is newer than `latest` counts as one of the next save.
     """
     tag = os.path.basename(folder.path)
     folder.files.look()

@@ -89,5 +89,5 @@ def _structured(root: Folder) -> Iterator[Part]:
         for name in folder.files:
             if name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
                 part = Part.of(folder.files[name], prefix + name)
-                of_torch = part.kind is FileKind.TORCH  # by its name; others may use that too
+                of_torch = part.kind is FileKind.TORCH  # by its name, which says little here
                 yield part._replace(kind=FileKind.ANY) if of_torch else part

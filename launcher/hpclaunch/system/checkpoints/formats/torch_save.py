@@ -12,7 +12,7 @@ from ..candidates import CheckpointCandidate, FileFormat, Location, step_of
 from ..listing import Identity
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-# Parts of other formats' checkpoints: not such a file but its directory may be one.
+# Parts of other formats' checkpoints: the directory of such a file may be a checkpoint.
 PARTS = re.compile(
     r"(?:training_args|(?:optimizer|scheduler|sampler|dl_state_dict|pytorch_model|adapter_model)"
     r"(?:_fsdp)?(?:_\d+)?(?:_rank\d+)?(?:-\d+-of-\d+)?)\.bin|"
