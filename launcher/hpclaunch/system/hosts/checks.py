@@ -40,7 +40,7 @@ _IN_BYTES = ("locked memory", "core")
 def own_name(host: str, *, several: bool) -> Finding:
     """Check the addresses of the host's name, which programs take for their own."""
     check = "host name"
-    advice = "mend /etc/hosts on this host, or the name service"
+    advice = "fix /etc/hosts on this host, or the name service"
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def limits(agents: int, workers: int) -> Finding:
         wrong.append("InfiniBand needs unlimited locked memory")
         advice.append("ulimit -l unlimited; or ask for LimitMEMLOCK=infinity of slurmd")
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        wrong.append("address space limited, of which CUDA takes a lot")
+        wrong.append("address space limited, but CUDA reserves a lot of it")
         advice.append("ulimit -v unlimited")
     if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
         wrong.append("CPU time limited")

@@ -43,7 +43,7 @@ class Megatron:
         iteration = int(named[1])
         source = "its name"
         if _read(place.root) == "":
-            source += f"; Megatron ends at once until {TRACKER}, now empty, says {iteration}"
+            source += f"; Megatron exits at its start until {TRACKER}, now empty, says {iteration}"
         found = dcp.candidate(self, place)
         if found is None and (legacy := _legacy(place.folder)):
             found = CheckpointCandidate(place, self, legacy[0].entry)
