@@ -6,7 +6,7 @@ registered. Every other rank writes its `random_states_R.pkl` at any time. Under
 all ranks write their part of model and optimizer first. No file is always the last.
 
 The number of registered objects is not recorded. All count as saved if a later save has begun, if
-the save before has no more of them, or, for the first save, if its round ran for a while after it.
+the save before has as many or fewer, or, for the first save, if its round ran for a while longer.
 """
 
 from __future__ import annotations
