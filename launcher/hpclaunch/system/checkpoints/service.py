@@ -1,7 +1,8 @@
 """The process that searches for checkpoints. It remembers what it has verified. Its agent ends it
 when it has been idle for a while, and starts another for the next request.
 
-A request (`messages.py`) interrupts whatever it is doing unasked. Standard library only.
+A request (`messages.py`) interrupts reading, except a look with --verify full. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
 from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
-PERIOD = 10.0  # seconds between two searches that nobody has asked for, at least
-SHARE = 0.01  # of the time that these searches may take
+PERIOD = 10.0  # least seconds between two periodic searches
+SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
 
@@ -40,7 +41,7 @@ class CheckpointService:
         self.memory = Memory()
         self._known: dict[str, ExaminedCheckpoint] = {}  # complete checkpoints, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
-        self._whole: set[str] = set()  # marks of the checkpoints of which every byte was read
+        self._whole: set[str] = set()  # marks of checkpoints whose every byte was read
         self._rounds: messages.RoundTimes = ()
         self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
@@ -57,7 +58,7 @@ class CheckpointService:
         return found
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
-        """Begin or stop searching without being asked."""
+        """Start or stop the periodic searches."""
         self.watches, self._rounds = on, rounds
 
     def _facts(self, rounds: messages.RoundTimes) -> Facts:
@@ -68,11 +69,11 @@ class CheckpointService:
         return Facts(self.exclude, self.complete, known)
 
     def is_read(self, found: ExaminedCheckpoint) -> bool:
-        """Return whether all of it was read, or none of it is to be read."""
+        """Return whether every byte was read, or --verify reads none."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
     def look_at(self, asked: messages.LookAt, is_asked: Callable[[], bool]) -> tuple[str, str]:
-        """Return why it is missing or differs here, and the damage to its bytes; "" for nothing."""
+        """Return the fields `missing` and `damage` of the answer."""
         path, facts, (k, n) = asked.path, self._facts(asked.rounds), asked.share
         try:
             found = look_at(self.where, path, facts, self.memory, opens=self.opens)
@@ -97,7 +98,7 @@ class CheckpointService:
     def read(
         self, path: str, is_asked: Callable[[], bool], *, share: tuple[int, int] = ALL
     ) -> Outcome:
-        """Read a checkpoint that a search has found complete, as far as there is time."""
+        """Read a checkpoint that a search has found complete, as much as time allows."""
         found = self._known[path]
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
@@ -119,7 +120,7 @@ class CheckpointService:
         try:
             newest = self.search(self._rounds, self._avoid)[-1:]
         except OSError:
-            return  # a request gets the error as its answer
+            return  # the answer to the next request reports it
         finally:
             self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
         for found in newest:
@@ -155,7 +156,7 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
-    os.nice(NICE)  # it also works while the workers compute
+    os.nice(NICE)  # it also runs while the workers compute
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 

@@ -37,8 +37,8 @@ class GpuReport:
 
 
 class GpuWatcherClient(Helper):
-    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf at
-    `next_deadline` or once the watcher is gone. `lost` is set when it can no longer answer.
+    """A client that sends checks and returns reports. Every check is answered: by the watcher, or
+    by this client at `next_deadline` or once the watcher is gone, and then `lost` is set.
     """
 
     kind = ProcessKind.GPUS
@@ -67,8 +67,7 @@ class GpuWatcherClient(Helper):
     def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
         """Ask for all that is wrong before a round begins, while no worker of ours is running.
 
-        `dead` are the pids of the last round's workers, until whose memory is free the answer
-        waits.
+        `dead` are the pids of the last round's workers. The answer waits for their memory.
         """
         self._round, self._deadline = round, time.monotonic() + self._limit
         self.send(Check(round, tuple(sorted(dead))))
@@ -80,7 +79,7 @@ class GpuWatcherClient(Helper):
             self.send(AskUse())
 
     def reports(self) -> Iterator[GpuReport]:
-        """Yield the reports that are there. Call this when the descriptor is readable."""
+        """Yield the reports that have arrived. Call this when the descriptor is readable."""
         for reply in self.receive():
             match decode(REPLIES, reply):
                 case Used(use=use):
@@ -97,7 +96,7 @@ class GpuWatcherClient(Helper):
             yield self._answer(Finding("NVML", why, Grade.WARN))
 
     def expire(self) -> GpuReport:
-        """Return the answer that NVML hangs. Call this at `next_deadline`."""
+        """Kill the watcher, and return the answer that NVML hangs. Call this at `next_deadline`."""
         self.lost = True
         self._process.kill()
         found = f"does not answer within {self._limit:.0f} s"

@@ -34,7 +34,7 @@ LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
 
 
 def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
-    """Return the MPS support of this node; `cuda` is the driver's version of it, from NVML."""
+    """Return the MPS support of this node; `cuda` is the CUDA version of the driver."""
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
     here = MpsSupport(control, cuda=cuda, connections=environ.get(CONNECTIONS, ""))
@@ -53,8 +53,8 @@ def _is_socket(path: str) -> bool:
 
 
 def _stranger(pipes: str) -> str:
-    """Return which part of a daemon belongs to another user than root and this one; "" if none
-    does. A stranger's daemon could give the workers whatever it likes.
+    """Return which part of a daemon belongs to a user other than root and this one; "" if none
+    does. Workers must not trust the daemon of another user.
     """
     try:
         found = {path: os.stat(path).st_uid for path in (pipes, f"{pipes}/control")}
@@ -70,7 +70,7 @@ def _stranger(pipes: str) -> str:
 
 
 def _listener(path: str) -> int | None:
-    """Return the user of the process that listens; None if nobody does, or that is not known."""
+    """Return the user of the process that listens on a socket; None if that is not known."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(ANSWER_LIMIT)
         try:
@@ -93,7 +93,7 @@ def _answers(control: str, pipes: str) -> bool:
 
 
 def stale(environ: Mapping[str, str]) -> bool:
-    """Return whether a killed keeper has left files on this node: a new one removes them."""
+    """Return whether a killed keeper has left files on this node, which a new one removes."""
     return any(
         _abandoned(path) for place in _places(environ) for path in Path(place).glob(f"{_prefix()}*")
     )
@@ -130,7 +130,7 @@ def _short(name: str) -> str:
 
 
 class MpsKeeperClient(Helper):
-    """Requests out, events in. Once the keeper is lost, its daemons are gone too."""
+    """A client that sends requests and returns events. The daemons die with the keeper."""
 
     has_children = True
     kind = ProcessKind.MPS
@@ -151,11 +151,11 @@ class MpsKeeperClient(Helper):
         return MpsKeeperClient(job, control, handled, first_look=first_look)
 
     def hear(self) -> list[Event]:
-        """Return the events that are there; call it when the descriptor is readable."""
+        """Return the events that have arrived. Call this when the descriptor is readable."""
         return [decode(EVENTS, raw) for raw in self.receive()]
 
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
-        """Make all daemons fit for a round. Answered by "ready" or "failed" with its number.
+        """Prepare all daemons for a round. Answered by Ready, Failed or Occupied, with its number.
 
         No worker of an earlier round may be left on this node.
         """
@@ -163,7 +163,7 @@ class MpsKeeperClient(Helper):
         self.send(messages.Prepare(number, described, foreign))
 
     def watch(self, workers: Mapping[int, int]) -> None:
-        """Watch the workers that should be clients: their pids, by rank. Each leads its session."""
+        """Watch the workers, which should be clients: pids by rank. Each leads a session."""
         self.send(messages.Watch({**workers}))
 
     def close(self) -> None:

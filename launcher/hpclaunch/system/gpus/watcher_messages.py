@@ -37,7 +37,7 @@ class ReportedXid(Message):
 
 
 class Found(Message):
-    """The answer to a check; without a round, news: Xids at once, the rest when it is read."""
+    """The answer to a check; without a round, news: Xids at once, other findings periodically."""
 
     round: int | None
     findings: tuple[FoundProblem, ...]
@@ -45,7 +45,7 @@ class Found(Message):
 
 
 class SeenUse(Message):
-    """The fields of a GpuUse (core/protocol/model.py)."""
+    """The fields of a GpuUse (core/protocol/gpu_use.py)."""
 
     busy: float | None
     used: int

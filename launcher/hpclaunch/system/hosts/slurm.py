@@ -37,9 +37,8 @@ def allocation(
 ) -> Allocation:
     """Return the allocation that the environment of a step describes.
 
-    Outside of a step, `unique` becomes part of the name of this launch.
-    `run_id` is the user's; it distinguishes launches in one step. With `alone`, other tasks of the
-    step and other nodes of the job are ignored.
+    `unique` distinguishes launches outside of a step, and the user's `run_id` those in one step.
+    With `alone`, other tasks of the step and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
     if job and not alone:
@@ -61,8 +60,8 @@ def _alone(name: str, unique: str) -> Allocation:
 
 
 def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
-    """Return whether hpclaunch was typed in the shell of `srun --pty`. UsageError if the step has
-    several nodes.
+    """Return whether hpclaunch was typed in the shell of `srun --pty`. Raises UsageError if the
+    step has several nodes.
 
     Only the first task of such a step has a terminal; the shells of the others end at once. An
     interactive shell runs each command in a process group of its own; srun and scripts do not.
@@ -92,16 +91,14 @@ def _check_job(environ: Mapping[str, str]) -> None:
 
 
 def step_without_variables() -> str:
-    """Return the step of which this process is a task although it has no variables of Slurm; "" if
-    it is none.
-    """
+    """Return the step whose task this process is by its cgroup and parents; "" if it is none."""
     mine = own_step()
     return "" if mine is None or not mine.step.isdecimal() else f"{mine.job}.{mine.step}"
 
 
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
-    """Raise UsageError if this shell is not on the only node of the job: without srun, a shell is
-    on one node, and one of salloc may be on none.
+    """Raise UsageError if this shell is not on the only node of the job. Without srun, a shell is
+    on one node only, and salloc's may be on a login node.
     """
     nodes, components = environ.get("SLURM_JOB_NUM_NODES", "1"), len(_components(environ))
     srun = f"srun --het-group=0-{components - 1}" if components else "srun"
@@ -179,8 +176,8 @@ def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:
     """Return whether Slurm would end this step when it finds a node down.
 
-    Only the srun that has started the step shows this, by the lack of --no-kill, and it is visible
-    only where it runs: on the first node, for a batch script.
+    Only the srun that has started the step shows this, by the lack of --no-kill. It is visible only
+    where it runs, which is the first node for a batch script.
     """
     found = False
     for process in Path("/proc").glob("[0-9]*"):
@@ -218,7 +215,7 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 def expand(nodelist: str) -> list[str]:
     """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError.
 
-    Slurm itself expands it, where there is `scontrol`: inside most containers there is none.
+    `scontrol` expands it, where there is one: most containers lack it.
     """
     hosts = _expand_here(nodelist)
     if len(hosts) > 1 and shutil.which("scontrol"):

@@ -1,8 +1,8 @@
 """torch.distributed.checkpoint (DCP), also `async_save`, torchtitan, and what others save with it.
 
-Every rank writes its shards, `__R_0.distcp`. When all have, the first writes `.metadata.tmp`, which
+Every rank writes its shards, `__R_0.distcp`. Then the first rank writes `.metadata.tmp`, which
 names each part of each tensor in them, and renames it to `.metadata`. Without collectives
-(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and nothing is written last.
+(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and no file is the last.
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
 
 @lru_cache(maxsize=1024)
 def _names_optimizer(path: str, _identity: Identity) -> bool:
-    """Return whether the metadata name an optimizer, as far as their beginning shows: the names of
-    all tensors are there. Without one, it may be a model alone.
-    """
+    """Return whether the metadata name an optimizer. The beginning has the names of all tensors."""
     data = archives.read_beginning(path, BEGINNING)
     return any(word in data for word in OPTIMIZER)
 

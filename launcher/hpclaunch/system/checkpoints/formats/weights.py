@@ -1,5 +1,5 @@
-"""A model as the Hugging Face libraries write it: one file, or shards that an index names. Not a
-format of its own: others have such a model in them.
+"""A model as the Hugging Face libraries write it: one file, or shards that an index names. It is a
+part of several formats.
 """
 
 from __future__ import annotations
