@@ -1,4 +1,4 @@
-"""Tests whether another host can be reached, and if not, why, by connections to its ports."""
+"""Finds out, by connections to its ports, why another host cannot be reached."""
 
 from __future__ import annotations
 
