@@ -1,3 +1,3 @@
-"""The outside world: Slurm, the network, GPUs, processes, files. Of the other packages here, each
-imports only `shared/`.
+"""The outside world: Slurm, the network, GPUs, processes, files. Each package here may import
+`shared/`, but no other one of these.
 """
