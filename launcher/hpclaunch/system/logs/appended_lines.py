@@ -38,7 +38,7 @@ class AppendedLines:
             self._waiting += line
 
     def flush(self, service: LogServiceClient) -> None:
-        """Send lines that the log service accepts without a wait, at the end of a loop turn."""
+        """Send what the log service accepts at once. Call this at the end of each loop turn."""
         while self._waiting and not service.wanting:
             end = self._waiting.find(b"\n", CHUNK) + 1 or len(self._waiting)
             if not self._send(service, end):

@@ -55,7 +55,7 @@ def with_beginning(last: str, file: Path) -> str:
     if not lines:
         return last
     if lines[0] in last:
-        # In a file of both streams, other output may follow. The end of the exception comes last.
+        # In a file of both streams, other output may follow: repeat the exception's last line.
         is_last = file.suffix == ".err" or last.endswith(lines[-1])
         return last if is_last else f"{last}\n{lines[-1]}"
     more = error.get("extraInfo") if isinstance(error, dict) else None

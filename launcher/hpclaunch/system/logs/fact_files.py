@@ -61,7 +61,7 @@ class FactFile:
         self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)}, at)
 
     def flush(self, service: LogServiceClient) -> None:
-        """Send lines that the log service accepts without a wait, at the end of a loop turn."""
+        """Send what the log service accepts at once. Call this at the end of each loop turn."""
         self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:

@@ -114,7 +114,7 @@ class Journal(Recorder):
         super().__init__(self._lines.add)
 
     def flush(self, service: LogServiceClient) -> None:
-        """Send lines that the log service accepts without a wait, at the end of a loop turn."""
+        """Send what the log service accepts at once. Call this at the end of each loop turn."""
         self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:

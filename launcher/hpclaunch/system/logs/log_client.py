@@ -24,7 +24,7 @@ NOTED = 5.0  # seconds after which the user sees what the agent waits for
 
 
 class LogServiceClient(Helper):
-    """The client's side of the log service. Only `close` waits for the process."""
+    """The agent's end of the log service. Only `close` waits for the process."""
 
     kind = ProcessKind.LOGS
 

@@ -27,7 +27,7 @@ from .output_index import EMPTIED, JOINED, PERIOD, FileGrowth, IndexBegun, Index
 CHUNK = 1 << 16  # bytes read at once; a longer line is split
 LONGEST = 4096  # bytes of a line of an index
 MOST_OPEN = 200  # files
-UNDATED = 1 << 20  # bytes without times that are shown of the end of a file, if it has changed
+UNDATED = 1 << 20  # bytes at the end of a recently changed file that are shown without times
 ALL = 1 << 62  # bytes
 FILES = re.compile(r"rank-(\d{1,9})\.(?:out|err)")
 
@@ -159,7 +159,7 @@ class _WorkerFile:
             yield self._line(text, changed, dated=dated)
 
     def skip_to_the_last(self, since: float) -> None:
-        """Skip a file that no index mentions `since` then; if it has changed, keep its end."""
+        """Skip a file that no index mentions after `since`; if it has changed, keep its end."""
         end = size(self.path)
         self.offset = max(0, end - UNDATED) if self.changed >= since else end
 
@@ -328,7 +328,7 @@ class _Round:
 
     @property
     def index_size(self) -> int:
-        """Return the size of its first index. Of its many indexes, most launches write to this."""
+        """Return the size of its first index, to which most of the launches there have written."""
         return next((index.size for index in self._indexes.values()), 0)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
@@ -394,7 +394,7 @@ class _Round:
                 file.emptied = max(file.emptied, line.time)
 
     def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
-        """Find where to begin in files of which the indexes have shown nothing since then."""
+        """Find where to begin in files that the indexes do not mention after the wanted time."""
         since = self._wanted.since
         changed = {n: f for n, f in self._files.items() if f.offset is None and f.changed >= since}
         for index in indexes if changed else ():

@@ -65,14 +65,14 @@ def proves_death(
 
 
 def release_word(key: bytes, agent: int) -> str:
-    """Return the word with which a restarted agent has the notice of its predecessor taken down."""
+    """Return the word that takes down the notice of a restarted agent's predecessor."""
     import hmac
 
     return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
-    """Have the notice of an earlier agent in this place taken down, since a new agent is alive.
+    """Take down the notice of an earlier agent in this place, since a new agent is alive.
     Returns once nobody serves it any longer, or a reply takes longer than RELEASE_LIMIT.
     """
     for port in ports:

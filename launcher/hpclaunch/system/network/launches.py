@@ -71,8 +71,8 @@ class FoundLaunches:
 
 
 class LaunchStream:
-    """A process that repeats snapshots of launches. The stream is `over` once none of them is led
-    from its node: they have ended, or another agent leads.
+    """A stream of snapshots from a process of its own. It is `over` once none of the launches is
+    led from that node: they have ended, or another agent leads.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None) -> None:

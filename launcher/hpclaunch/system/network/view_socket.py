@@ -1,4 +1,4 @@
-"""The socket at which an agent answers questions about its job, to its own user on its own machine.
+"""The socket at which an agent answers questions of its user, on its machine, about its job.
 
 It is an abstract Unix socket (`unix(7)`), whose name begins with the user's id so that
 `view_client.py` finds it. The kernel reports who sent a question; those of other users are dropped.

@@ -17,7 +17,7 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 
 class ForkServerClient(Helper):
-    """Commands out, events in."""
+    """A helper that receives commands and sends events."""
 
     has_children = True
     kind = ProcessKind.FORK_SERVER
@@ -145,7 +145,7 @@ class ForkServerClient(Helper):
         self.send(messages.Kill())
 
     def signal_left(self, signum: int) -> None:
-        """Send a signal to everything that the workers, which have all ended, have left behind."""
+        """Send a signal to all leftovers of the workers, which have all ended."""
         self.send(messages.SignalLeft(signum))
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:

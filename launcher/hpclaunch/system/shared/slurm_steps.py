@@ -70,7 +70,7 @@ def reader(module: str, *words: str) -> list[str]:
 
 
 def srun(job: str, nodes: str, *options: str) -> list[str]:
-    """Return the beginning of a command line that runs a task on each of some nodes of a job."""
+    """Return the beginning of a command line that runs a task on each of `nodes` nodes of a job."""
     return [*SRUN, f"--jobid={job}", f"--nodes={nodes}", f"--ntasks={nodes}", *options]
 
 
