@@ -17,7 +17,7 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 
 class ForkServerClient(Helper):
-    """A helper that receives commands and sends events."""
+    """A client that sends commands and receives events."""
 
     has_children = True
     kind = ProcessKind.FORK_SERVER
