@@ -39,7 +39,7 @@ KINDS: dict[str, type[facts.Fact]] = {kind.__name__: kind for kind in get_args(f
 
 
 class FactFile:
-    """The file of one agent. Without a directory there is none."""
+    """The facts file of one agent. Without a directory, facts are dropped."""
 
     def __init__(
         self, directory: Path | None, label: str, launch: str, host: str, incarnation: str
@@ -61,11 +61,11 @@ class FactFile:
         self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)}, at)
 
     def flush(self, service: LogServiceClient) -> None:
-        """Give the log service what it takes without a wait. Call this at the end of each turn."""
+        """Send what the log service accepts at once. Call this at the end of each loop turn."""
         self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:
-        """Give the log service the rest, however much that is. Close the service after this."""
+        """Send the log service all remaining lines. Close the service after this."""
         self._lines.finish(service)
 
     def _note_gap(self, lost: int) -> None:
@@ -165,8 +165,8 @@ def _chosen(
 
 
 def _without_repeats(lines: Iterable[tuple[bytes, dict[str, Any]]]) -> list[bytes]:
-    """Leave out each SeatUse between two equal ones, without which a ledger is the same: a job of
-    two weeks records 4 MB of them.
+    """Leave out each SeatUse between two equal ones: it changes no ledger, and a job of two weeks
+    records 4 MB of them.
     """
     found: list[bytes] = []
     before, repeats = None, 0
@@ -182,5 +182,5 @@ def _without_repeats(lines: Iterable[tuple[bytes, dict[str, Any]]]) -> list[byte
 
 
 def of_lines(text: str) -> list[AgentFacts]:
-    """Return the facts in such lines."""
+    """Return the facts in the text that `lines_of` returns."""
     return _runs(text.encode().splitlines())

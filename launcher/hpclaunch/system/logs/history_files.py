@@ -1,6 +1,6 @@
-"""The histories: `history-AGENT-TIME.jsonl` in the log directory, one of each agent.
+"""The histories: `history-AGENT-TIME.jsonl` in the log directory, one for each start of an agent.
 
-The first line says whose it is, and each other one is a moment. Lines are only ever appended; the
+The first line names the agent, and each other line is a moment. Lines are only ever appended; the
 last one may be cut off.
 """
 

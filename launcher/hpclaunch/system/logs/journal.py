@@ -61,7 +61,7 @@ class Recorder:
         """Record the effects of the last event. `control` is the core after it."""
         assert self._event is not None, "effects follow an event"
         event, at = self._event
-        # All are asked, since each remembers what is new.
+        # Every one is checked, since each check remembers the message.
         is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]
         if WHOLE or any(is_new):
             self._line(at, entry("event", event))
@@ -73,7 +73,7 @@ class Recorder:
             self._line(at, {"note": "position", "with": position})
 
     def add_failed_event(self) -> None:
-        """Record the event in which the core failed, if it did: there are no effects of it."""
+        """Record an event without effects, if the core failed while it handled one."""
         if self._event is not None:
             event, at = self._event
             self._line(at, entry("event", event))
@@ -114,11 +114,11 @@ class Journal(Recorder):
         super().__init__(self._lines.add)
 
     def flush(self, service: LogServiceClient) -> None:
-        """Give the log service what it takes without a wait. Call this at the end of each turn."""
+        """Send what the log service accepts at once. Call this at the end of each loop turn."""
         self._lines.flush(service)
 
     def finish(self, service: LogServiceClient) -> None:
-        """Give the log service the rest, however much that is. Close the service after this."""
+        """Send the log service all remaining lines. Close the service after this."""
         self.add_failed_event()
         self._lines.finish(service)
 

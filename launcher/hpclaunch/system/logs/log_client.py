@@ -20,11 +20,11 @@ from . import messages
 
 MOST = 1 << 20  # bytes that wait for the process; messages beyond that are dropped and counted
 END_LIMIT = 60.0  # seconds without a sign of life at the end; a file system may stall for long
-NOTED = 5.0  # seconds after which the user sees what is waited for
+NOTED = 5.0  # seconds after which the user sees what the agent waits for
 
 
 class LogServiceClient(Helper):
-    """Requests out, replies in. Nothing here waits for the process, until the end."""
+    """The agent's end of the log service. Only `close` waits for the process."""
 
     kind = ProcessKind.LOGS
 
@@ -56,15 +56,15 @@ class LogServiceClient(Helper):
 
     @property
     def wanting(self) -> bool:
-        """Call `flush` when the descriptor is writable."""
+        """Return whether requests wait: then call `flush` when the descriptor is writable."""
         return bool(self._waiting) and not self.lost
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):  # it takes nothing for now, or is gone: see receive()
+        with contextlib.suppress(OSError):  # its buffer is full, or it is gone: see receive()
             self._send()
 
     def dropped(self) -> int:
-        """Return once, when lines are accepted again, how many were dropped."""
+        """Return the number of dropped lines, once, when all requests are sent; 0 until then."""
         if self._waiting:
             return 0
         lines, self._unsaid = self._unsaid, 0
@@ -109,8 +109,8 @@ class LogServiceClient(Helper):
         self.send(messages.Finish())
 
     def close(self) -> list[messages.Complaint]:
-        """End the process once everything is shown, nobody reads it, or the file system hangs.
-        Return what could not be written at the end.
+        """Wait until the process has shown everything and ended. Abandon it after END_LIMIT without
+        a sign of life. Return what it could not write.
         """
         complaints: list[messages.Complaint] = []
         try:
@@ -118,7 +118,7 @@ class LogServiceClient(Helper):
                 with contextlib.suppress(BlockingIOError):
                     self._send()
             self._socket.shutdown(socket.SHUT_WR)
-            while self._is_alive(select.POLLIN):  # it shows what is left, and reports that
+            while self._is_alive(select.POLLIN):  # meanwhile it sends Draining
                 replies = [decode(messages.REPLIES, reply) for reply in self._lines.receive()]
                 complaints += [r for r in replies if isinstance(r, messages.Complaint)]
         except EOFError:

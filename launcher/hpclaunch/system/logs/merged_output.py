@@ -2,10 +2,10 @@
 
 The indexes (`output_index.py`) say when which bytes were written. They are read in order, and the
 bytes piece by piece, so that little is in memory however large the files are. Bytes that no index
-mentions are shown, too: in the middle of a file together with the next ones, at its end with the
-time of its last change, and for a file without an index at the end of its round.
+mentions are shown, too. In the middle of a file they have the time of the next ones, and at its end
+that of its last change. A file without an index comes at the end of its round.
 
-Nothing here waits. To follow a job, ask again for what is new.
+Nothing here waits. To follow a job, call `JobOutput.look` and `lines` again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .output_index import EMPTIED, JOINED, PERIOD, FileGrowth, IndexBegun, Index
 CHUNK = 1 << 16  # bytes read at once; a longer line is split
 LONGEST = 4096  # bytes of a line of an index
 MOST_OPEN = 200  # files
-UNDATED = 1 << 20  # bytes at the end of a file without times that may be recent
+UNDATED = 1 << 20  # bytes at the end of a recently changed file that are shown without times
 ALL = 1 << 62  # bytes
 FILES = re.compile(r"rank-(\d{1,9})\.(?:out|err)")
 
@@ -39,7 +39,7 @@ class OutputLine:
     time: float  # seconds since the epoch
     dated: bool  # the time is known
     round: Path  # its directory
-    begun: IndexBegun | None  # the begin of its index; None without an index
+    begun: IndexBegun | None  # the first line of its index; None without an index
     rank: int
     text: bytes
 
@@ -75,7 +75,7 @@ def merged(streams: Iterable[tuple[float, Iterator[OutputLine]]]) -> Iterator[Ou
 
 
 class _OpenFiles:
-    """Files to be read, of which those that were read last stay open."""
+    """A cache of open files."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[Path, int] = OrderedDict()
@@ -109,8 +109,8 @@ class _OpenFiles:
 
 @dataclass(slots=True)
 class _WorkerFile:
-    """One stream of one worker in a round, read up to the byte `offset`. None: what was written
-    before the first growth is not wanted.
+    """One stream of one worker in a round, read up to the byte `offset`. If that is None, bytes
+    before the first growth are skipped.
     """
 
     path: Path
@@ -159,7 +159,7 @@ class _WorkerFile:
             yield self._line(text, changed, dated=dated)
 
     def skip_to_the_last(self, since: float) -> None:
-        """Skip a file of which no index has anything since then, except for a recent end."""
+        """Skip a file that no index mentions after `since`; if it has changed, keep its end."""
         end = size(self.path)
         self.offset = max(0, end - UNDATED) if self.changed >= since else end
 
@@ -252,7 +252,7 @@ class _OutputIndex:
         """Yield what is new. `file_of` finds the file of a name; None for an unwanted one."""
         more = True
         while True:
-            # The index may mention the earlier one of two lines later, by less than a period.
+            # An earlier line of output may come later in the index: read two periods ahead.
             while more and (not self._heap or self._read_until <= self._heap[0][0] + 2 * PERIOD):
                 more = self._take(file_of, since)
             if not self._heap:
@@ -290,7 +290,7 @@ class _OutputIndex:
         return True
 
     def _parsed(self, position: int, ending: bytes = b"") -> tuple[list[IndexLine], int]:
-        """Return the whole lines from there on with this end, and the bytes that were read."""
+        """Return the whole lines from there on with this end, and the number of bytes read."""
         data = self._files.read(self._path, position, CHUNK)
         end = data.rfind(b"\n") + 1
         found = (parse(line) for line in data[:end].splitlines() if line.endswith(ending))
@@ -311,7 +311,7 @@ class _Round:
         self.nodes: set[str] = set()  # all that have an index
 
     def begin(self) -> float:
-        """Return a time before which it has no line."""
+        """Return a time before which the round has no line."""
         if self._indexes:
             return min(index.begun.time for index in self._indexes.values())
         names = self._names()
@@ -323,12 +323,12 @@ class _Round:
 
     @property
     def begun_last(self) -> float:
-        """Return when it was begun last, as far as its indexes were read; 0 without an index."""
+        """Return the latest start in its indexes, as far as they were read; 0 without an index."""
         return max((index.begun.time for index in self._indexes.values()), default=0.0)
 
     @property
     def index_size(self) -> int:
-        """Return the bytes of its first index. There may be many; most launches write to this."""
+        """Return the size of its first index, to which most of the launches there have written."""
         return next((index.size for index in self._indexes.values()), 0)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
@@ -362,8 +362,8 @@ class _Round:
                 self._add(name)
 
     def _holds_both_streams(self, name: str, streams: Collection[str]) -> bool:
-        """Return whether a file of standard output holds standard error as well: there is no other
-        file for that, although all files of a rank are made before it writes anything.
+        """Return whether a file of standard output holds standard error as well: it has content,
+        and no file for that exists, although a rank's files are made before it writes anything.
         """
         has_errors = name.replace(".out", ".err") in streams
         return not has_errors and size(self._directory / name) > 0
@@ -394,7 +394,7 @@ class _Round:
                 file.emptied = max(file.emptied, line.time)
 
     def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
-        """Find where to begin in the files of which no index has shown anything since then."""
+        """Find where to begin in files that the indexes do not mention after the wanted time."""
         since = self._wanted.since
         changed = {n: f for n, f in self._files.items() if f.offset is None and f.changed >= since}
         for index in indexes if changed else ():
@@ -427,7 +427,7 @@ class JobOutput:
 
     @property
     def refused(self) -> OSError | None:
-        """Return why a file cannot be read, if there is one."""
+        """Return why a file could not be read; None if all could."""
         return self._opened.refused
 
     def look(self, directories: Iterable[Path]) -> None:

@@ -18,9 +18,8 @@ MOST_BYTES = 16_000  # of a file
 
 
 def read(directory: Path, faulty: Collection[tuple[int, int]]) -> list[HangStacks]:
-    """Return the stacks of all rounds that have readable ones. `faulty` are rounds, perhaps of
-    several launches, with their ranks at fault: these are first. Raises OSError for the directory
-    itself.
+    """Return the stacks of all rounds that have readable ones. `faulty` has (round, rank) for each
+    rank at fault, whose stacks come first. Raises OSError for the directory itself.
     """
     found = []
     for number, path in sorted(rounds(directory).items()):

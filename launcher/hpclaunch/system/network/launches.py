@@ -1,7 +1,7 @@
 """The running launches of this user, here or in Slurm's jobs, and the user's requests to them.
 
-In a Slurm job a short step asks, beside the job's own steps: first on one node, where the head
-usually is, then on the node that this one names, and only if necessary on all of them.
+A short step, which overlaps the job's own steps, asks the agents of a Slurm job: on one node, where
+the head usually is; if no agent is there, on all nodes; then on the node of the head.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FoundLaunches:
 
     which: str
     launches: Sequence[LaunchSnapshot]
-    step: Sequence[str] = ()  # how a command line begins that runs on the node of their head
+    step: Sequence[str] = ()  # the beginning of a command line that runs on their head's node
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -60,7 +60,7 @@ class FoundLaunches:
         return self.launches[0]
 
     def request(self, request: Request) -> list[str]:
-        """Send a request to each launch. Returns why each refuses it; "" for one that does it."""
+        """Send a request to each launch. Return why each refuses it; "" for one that grants it."""
         if not self.step:
             return view_client.request(request.value, self.which)
         done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
@@ -71,7 +71,7 @@ class FoundLaunches:
 
 
 class LaunchStream:
-    """Snapshots again and again, by a process of its own. It is `over` once none of the launches is
+    """A stream of snapshots from a process of its own. It is `over` once none of the launches is
     led from that node: they have ended, or another agent leads.
     """
 
@@ -86,7 +86,7 @@ class LaunchStream:
         )
         self._text = b""
         self._answers = Answers()
-        self._said: list[bytes] = []  # since the last complete look
+        self._said: list[bytes] = []  # answers since the last complete look
 
     def __enter__(self) -> LaunchStream:
         return self
@@ -135,7 +135,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         raise NoLaunchError(f"cannot look at job {which}: {complaint or state}")
     if len(running) > 1:
         numbers = ", ".join(job.id for job in running)
-        raise NoLaunchError(f"job {which} has several that run: {numbers}")
+        raise NoLaunchError(f"job {which} has several running elements, name one: {numbers}")
     try:
         return _in_job(running[0], running[0].id if which == number else which, env)
     except NoLaunchError as e:
@@ -143,7 +143,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
 
 
 def all_launches(environ: Mapping[str, str]) -> LaunchList:
-    """Return this user's launches: those that are led from this machine, and those of all jobs."""
+    """Return this user's launches: those led from this machine, and those of all Slurm jobs."""
     here, others = _known(data for _, data in view_client.looked_patiently(""))
     launches = {launch.name: launch for launch in here}
     env = slurm_steps.environment(environ)
@@ -184,7 +184,7 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
         raise NoLaunchError(_first_error(complaint) or "no hpclaunch runs in it")
-    head = next(filter(None, heads), "")  # some may not know of it
+    head = next(filter(None, heads), "")  # some agents may not know it
     if not head:
         raise NoLaunchError("it has no head at the moment: ask again later")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={head}")

@@ -17,7 +17,7 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 
 class ForkServerClient(Helper):
-    """Commands out, events in."""
+    """A client that sends commands and receives events."""
 
     has_children = True
     kind = ProcessKind.FORK_SERVER
@@ -47,9 +47,8 @@ class ForkServerClient(Helper):
     ) -> None:
         """Start the template, `now` or on the first connection to a store.
 
-        `own` are variables that differ between workers: a module that depends on one of them when
-        it is imported cannot be imported for all. The first successor of the template does these
-        `steps`.
+        `own` are variables that differ between workers: the template imports no module that reads
+        one of them on import. The first successor of the template performs the `steps`.
         """
         self.send(
             messages.Prepare(
@@ -118,7 +117,7 @@ class ForkServerClient(Helper):
         self.send(messages.Query(kind, number))
 
     def await_stillness(self, seconds: Sequence[float]) -> None:
-        """Report "progress" at once when nothing has moved for one of these times."""
+        """Have "progress" reported at once when nothing has moved for one of these times."""
         self.send(messages.AwaitStillness([*seconds]))
 
     def signal(self, signum: int) -> None:
@@ -146,7 +145,7 @@ class ForkServerClient(Helper):
         self.send(messages.Kill())
 
     def signal_left(self, signum: int) -> None:
-        """Send a signal to everything that the workers, which have all ended, have left behind."""
+        """Send a signal to all leftovers of the workers, which have all ended."""
         self.send(messages.SignalLeft(signum))
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:

@@ -21,8 +21,8 @@ class FindJobEnd(Message):
     end: str  # SLURM_JOB_END_TIME, or ""
     restarts: str  # SLURM_RESTART_COUNT, or ""
     nodes: str  # which of these are drained? "" for none
-    since: float  # a job that was over by then, in seconds since 1970, is an earlier one
-    before: JobEndFound | None  # the last answer, which counts in part while Slurm is silent
+    since: float  # seconds since 1970; a job that had ended by then is an earlier one
+    before: JobEndFound | None  # the last answer, of which a part is used if Slurm is silent
 
 
 class JobEndFound(Message):
@@ -36,7 +36,7 @@ class JobEndFound(Message):
     draining: tuple[str, ...]
     endless: bool
     began: float | None  # when the job began, in seconds since 1970
-    has_answered: bool  # Slurm has, by now
+    has_answered: bool  # Slurm has answered at least once
     step_end: float  # when the step reaches its own time limit, in seconds since 1970; or infinite
 
 
