@@ -334,7 +334,7 @@ class QuorumAwaited:
 
 @value(frozen=True)
 class CheckpointSaved:
-    """The search has found a newer complete checkpoint."""
+    """The newest complete checkpoint has changed."""
 
     path: str
     step: int | None
