@@ -22,7 +22,7 @@ class PeerState(Enum):
     HEARD = "heard"
     UNANSWERED = "unanswered"  # heard, but it answers no order: its lease is not renewed
     LOST = "lost"  # given up; it may come back
-    DEAD = "dead"  # its host has confirmed that it is dead
+    DEAD = "dead"  # it is proven dead, or has left the job
 
 
 GIVEN_UP = {PeerState.LOST, PeerState.DEAD}
