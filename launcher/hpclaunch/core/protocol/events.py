@@ -95,7 +95,7 @@ class HealthFound:
 
 @value(frozen=True)
 class GpusReady:
-    """What this round's workers need to share GPUs was started; answers a PrepareGpus."""
+    """All that this round's workers need to share GPUs is ready; answers a PrepareGpus."""
 
     round: int
 
