@@ -73,7 +73,7 @@ class IsolatedGpus:
     """Nodes on which each worker sees only its own GPUs."""
 
     hosts: tuple[str, ...]
-    workers: int = 0  # the number that shares `gpus` GPUs; 0: no GPU is shared
+    workers: int = 0  # the number of workers that share `gpus` GPUs; 0: no GPU is shared
     gpus: int = 0
 
 

@@ -52,7 +52,7 @@ class Allocation:
     index: int
     # The host ("": not given) and port (0: not given) that the user has named for the first head.
     endpoint: tuple[str, int] | None = None
-    has_place: bool = True  # False: `index` is a stand-in until the first head gives it a place
+    has_place: bool = True  # False: `index` is a stand-in until the first head assigns a place
     task: int = 0  # Slurm's number of this agent's task
     is_step: bool = True  # False without Slurm, where only the first machine's name is known
 

@@ -1,7 +1,7 @@
 """Value classes, like dataclasses but quicker to import.
 
-To type checkers they are dataclasses; at run time they are structs of msgspec. To define a
-dataclass takes Python 0.4 ms, and every agent imports nearly two hundred value classes.
+To type checkers they are dataclasses; at run time they are structs of msgspec. Python takes 0.4 ms
+to define a dataclass, and every agent imports nearly two hundred value classes.
 
 A value class has no base, and `super()` without arguments does not work in its methods.
 """

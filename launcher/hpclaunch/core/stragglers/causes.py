@@ -35,7 +35,7 @@ class Cause:
 
 
 def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
-    """Return what a rank of an agent, or all with NO_RANK, spends more time on than others do."""
+    """Return what a rank spends more time on than others; NO_RANK: all ranks of the agent."""
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
     own = {load.rank for load in samples[agent].loads}
     late = own if rank == NO_RANK else own & {rank}

@@ -1,4 +1,4 @@
-"""The median. To import the standard library's takes 10 ms."""
+"""The median, without the module `statistics`, which takes 10 ms to import."""
 
 from __future__ import annotations
 
