@@ -114,7 +114,7 @@ class Presence:
             self._enter(PeerState.HEARD)
 
     def expect(self, now: float, *, within: float) -> None:
-        """Expect an agent that others know. It is given up unless heard `within` these seconds."""
+        """Expect an agent that others know: give it up after `within` seconds of silence."""
         self._enter(PeerState.EXPECTED)
         self.contact.hear(now - self.timing.loss + within)
 

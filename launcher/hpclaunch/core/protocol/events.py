@@ -63,7 +63,7 @@ class PlaceTaken:
 
 @value(frozen=True)
 class AgentGone:
-    """An agent is dead, and its workers are killed: its host has confirmed it."""
+    """The host of an agent has confirmed that the agent is dead and its workers are killed."""
 
     index: int
     number: int = 0
@@ -165,7 +165,7 @@ class WorkersSeen:
     """
 
     steps: tuple[int, ...]  # optimizer steps of each rank so far
-    still: float  # seconds since any worker showed a sign of life; CPU time is none
+    still: float  # seconds since the last sign of life of any worker; CPU time does not count
     gap: float  # the longest time between two steps
     busy: bool  # a worker uses the CPU
     trains: bool  # a worker has an optimizer

@@ -193,7 +193,7 @@ class HangFound:
     account: tuple[str, ...]  # what the ranks do, in words
     rank: int  # the rank at fault; NO_RANK: none is known
     host: str  # its host, or ""
-    ends_in: float | None = None  # seconds to the end of the last round; None: the round ends now
+    ends_in: float | None = None  # seconds until the round ends, without a restart left; None: now
 
 
 @value(frozen=True)

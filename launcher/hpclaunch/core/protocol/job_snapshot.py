@@ -43,7 +43,7 @@ class AgentSnapshot:
     first_rank: int = 0
     ranks: int = 0  # their number; 0 outside of a round
     steps: tuple[int, ...] = ()  # of each rank, or one number if all are equal
-    still: float = 0.0  # time without a sign of life; CPU time is none
+    still: float = 0.0  # time without a sign of life; CPU time does not count
     hang: float = 0.0  # the value of `still` that means a hang; 0: none does
     doing: str = ""  # a name of `Doing`; "" if not known
     workers: tuple[RankVitals, ...] = ()  # () until the agent has reported

@@ -446,7 +446,7 @@ class Progress:
     """The progress of an agent's workers."""
 
     steps: tuple[int, ...]  # optimizer steps of each rank, or one number if all are equal
-    still: float  # seconds since any worker showed a sign of life; CPU time is none
+    still: float  # seconds since the last sign of life of any worker; CPU time does not count
     busy: bool  # a worker uses the CPU
     limit: float  # the value of `still` that means a hang; 0: none does, as far as known
     usual: float = 0.0  # the longest time between two recent steps; 0: not known

@@ -14,7 +14,7 @@ from .values import field, value
 
 
 class LaunchNoteKind(str, Enum):
-    """Something that the user may not expect of a launch. The comment names the details."""
+    """Something that the user may not expect of a launch. The comments list its `details`."""
 
     NODES = "nodes"  # --nnodes differs from what Slurm has allocated: asked, given
     SPARES = "spares"  # --nnodes is less than the allocated nodes: asked, spares, nodes
@@ -141,7 +141,7 @@ class ColdCause(str, Enum):
 
 @value(frozen=True)
 class WorkerTurnedCold:
-    """A worker has become a new interpreter. In later rounds, workers start as one."""
+    """A worker has become a new interpreter. Workers of later rounds start as new interpreters."""
 
     host: str
     cause: ColdCause
@@ -315,7 +315,7 @@ class FewConnections:
 
     host: str
     connections: int
-    most: int  # the largest value with which the most workers fit
+    most: int  # the largest value that does not reduce the number of workers
 
 
 # Another run

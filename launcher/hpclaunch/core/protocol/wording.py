@@ -49,7 +49,7 @@ def as_bytes(text: str) -> bytes:
         return text.encode(errors="backslashreplace")
 
 
-NAMES = 8  # hosts named in a line before it says "and so many more"
+NAMES = 8  # hosts named in a message; the rest is only counted
 
 
 def some(names: Iterable[str], most: int) -> str:
