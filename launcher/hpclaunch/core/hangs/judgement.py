@@ -1,8 +1,8 @@
 """The judgement of which rank is at fault for a hang.
 
-Ranks in a collective wait for those that have not begun it. If all have begun one, a rank that is
-in another collective is at fault. If there is none, the network or the backend is. A rank that
-waits for a message waits for the rank at the other end of it.
+Ranks in a collective wait for ranks that have not begun it. If all ranks are in collectives, one
+that is in another collective than the others is at fault. If all are in the same one, the network
+or the backend is. A rank that waits for a message waits for the rank at the other end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..protocol.wording import count, plain
 
 MOST_LINES = 4  # of ranks that wait, and as many of ranks at fault
 IN_THE_KERNEL, STOPPED = "D", "T"  # states of processes, as in proc(5)
-WORLD = "0"  # the group of all ranks, as torch names it: its ranks are those of the job
+WORLD = "0"  # torch's name for the group of all ranks, in which ranks have their job-wide numbers
 _MESSAGE = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
 @value(frozen=True)
 class Judgement:
     culprits: tuple[int, ...]  # () if no rank is known to be at fault
-    lines: tuple[str, ...]  # what the ranks do, in words
+    lines: tuple[str, ...]  # messages about what the ranks do
     may_take_long: bool  # a culprit, or a rank without data, uses the CPU
     is_debugged: bool  # a debugger stops a rank, and the others wait for it
 
@@ -33,7 +33,7 @@ class Judgement:
 def judge(
     states: Mapping[int, RankState], ended: Collection[int], host: Callable[[int], str]
 ) -> Judgement:
-    """Judge the ranks by their states; `state` is "" where nothing is known. `ended` are the ranks
+    """Judge the ranks by their states. A rank with `state` "" did not report. `ended` are the ranks
     that are done, and `host` returns the host of a rank.
     """
     at_fault = [states[rank] for rank in _culprits(states, ended)]
@@ -65,14 +65,14 @@ def judge(
 
 
 def _doubtful(states: Mapping[int, RankState], at_fault: Collection[RankState]) -> list[RankState]:
-    """Return the ranks that may be busy with something long: all, if no rank waits for another."""
+    """Return the ranks that the others may wait for: all, if no rank is in a collective."""
     nobody_waits = not any(state.waits for state in states.values())
     return [s for s in states.values() if s in at_fault or not s.state or nobody_waits]
 
 
 def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[int]:
     waits = {rank: s.waits for rank, s in states.items() if s.waits is not None}
-    if len(states) == 1 and not (waits and ended):  # there is nobody else
+    if len(states) == 1 and not (waits and ended):  # no other rank can be at fault
         return list(states)
     if not waits:
         return _apart(states)
@@ -93,14 +93,14 @@ def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[i
 
 
 def _other_end(group: str, _number: int, name: str) -> int | None:
-    """Return the rank at the other end of a message, if the name has it."""
+    """Return the rank at the other end of a message; None for a collective or another group."""
     found = _MESSAGE.fullmatch(name) if group == WORLD else None
     return int(found[1]) if found else None
 
 
 def _apart(states: Mapping[int, RankState]) -> list[int]:
-    """Return the culprits if no rank waits in a collective: ranks that cannot run, or else those at
-    another place than most.
+    """Return the culprits if no rank is in a collective: ranks that cannot run, or else those whose
+    place in the program differs from that of most.
     """
     stuck = [rank for rank, s in states.items() if s.state in (IN_THE_KERNEL, STOPPED)]
     if stuck and len(stuck) < len(states):
@@ -109,7 +109,7 @@ def _apart(states: Mapping[int, RankState]) -> list[int]:
 
 
 def _minority(values: Mapping[int, object]) -> list[int]:
-    """Return the keys whose values differ from those of more than half; [] without a majority."""
+    """Return the keys whose value is not that of the majority; [] without a majority."""
     if not values:
         return []
     ((most, times),) = Counter(values.values()).most_common(1)
@@ -122,7 +122,7 @@ def _minority(values: Mapping[int, object]) -> list[int]:
 def _alike(
     states: Iterable[RankState], key: Callable[[RankState], object]
 ) -> list[list[RankState]]:
-    """Return groups of ranks with the same key, the largest first."""
+    """Return the largest groups of ranks with the same key, the largest first."""
     found: dict[object, list[RankState]] = {}
     for state in sorted(states, key=lambda state: state.rank):
         found.setdefault(key(state), []).append(state)

@@ -1,4 +1,4 @@
-"""The table of `hpclaunch doctor`, made of the findings of its tasks on many hosts."""
+"""The table of `hpclaunch doctor`, made from the findings of its tasks on all hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
 
 def rows(reports: Sequence[TaskReport]) -> list[Row]:
     """Return a row for each finding, with all hosts that have it. The checks are in the order of
-    the first host.
+    the first report.
     """
     checks = dict.fromkeys(f.check for report in reports for f in report.findings)
     table = []
@@ -44,8 +44,8 @@ def rows(reports: Sequence[TaskReport]) -> list[Row]:
 
 
 def _shortened(check: str, found: list[Row]) -> list[Row]:
-    """Return the rows of one check, the worst first, and of many of one grade only a few: a check
-    may find something different on each of a thousand hosts.
+    """Return the rows of one check, the worst first. Of each grade, return only a few: a check may
+    find something different on each of a thousand hosts.
     """
     order = (Grade.FAIL, Grade.WARN, Grade.OK)
     found = sorted(found, key=lambda row: order.index(row.finding.grade))
@@ -77,8 +77,8 @@ def differences(reports: Sequence[TaskReport]) -> list[Finding]:
 
 
 def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
-    """Judge the clocks. `skews` has for each host the seconds by which its clock was ahead of the
-    first task's when its report arrived, which takes far less than MAX_SKEW.
+    """Judge the clocks. `skews` has, for each host, the seconds by which its clock was ahead of the
+    first task's when its report arrived. A report takes far less than MAX_SKEW to arrive.
     """
     host, most = max(skews, key=lambda entry: abs(entry[1]))
     if abs(most) < MAX_SKEW:

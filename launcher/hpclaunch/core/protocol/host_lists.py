@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 RANGE = re.compile(r"([^,]*?)\[(\d+)-(\d+)\]")
-MOST = 1 << 16  # hosts of a range: more are of a damaged file
+MOST = 1 << 16  # hosts of a range; a larger range comes from a damaged file
 
 
 def written(hosts: Iterable[str]) -> str:
