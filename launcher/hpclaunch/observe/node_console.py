@@ -50,7 +50,7 @@ LAUNCH_NOTES = {
     LaunchNoteKind.LOGS_IN_USE: "the log directory {asked} is in use: this launch's is {directory}",
     LaunchNoteKind.LOGS_FOREIGN: "hpclaunch-logs belongs to another user: the logs are in "
     "{directory}",
-    LaunchNoteKind.LOGS_TEMPORARY: "{why}: those of {host} are in {directory}",
+    LaunchNoteKind.LOGS_TEMPORARY: "{why}: the logs of {host} are in {directory}",
 }
 
 
