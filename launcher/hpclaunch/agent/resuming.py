@@ -65,7 +65,7 @@ class Resuming(Adapter):
         self._number = 0  # of the newest request
         self._search_number = 0  # of the pending search, or 0
         self._question = 0  # the core's number for that search
-        self._avoid: dict[int, str] = {}  # times of saves that the search passes over, and why
+        self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
         self._ended_well = False  # the workers of the last round have finished all saves
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint

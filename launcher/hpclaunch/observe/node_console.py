@@ -88,7 +88,7 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.WorkerTurnedCold():
             return _turned_cold(fact)
         case facts.PreloadSkipped(module=module, why=why):
-            return f"--preload {module}: passed over, {why}"
+            return f"--preload {module}: skipped, {why}"
         case facts.SignalUnhandled(signal=signum, ranks=ranks):
             them = ", ".join(map(str, ranks))
             passed_on = f"{signal_name(signum)} not passed on to rank {them}"
