@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from types import SimpleNamespace
@@ -96,3 +97,21 @@ def test_a_round_that_ends_takes_its_queries_along(round_):
     round_.watch.ask(SAMPLE, 3)
     round_.run_until(answers=1)
     assert round_.answers == [(SAMPLE, 3)]
+
+
+def test_a_new_kind_of_query_is_one_more_finder(round_):
+    """Nothing else here knows the kinds. In a launch it also takes the name and the type of its
+    answer (core/protocol/model.py), and a case where the agent reads that (agent/fork_server.py).
+    """
+
+    def open_files():
+        (pid,) = round_.watch._workers.pids().values()
+        yield 0.01  # a kind may take several steps
+        yield {"ranks": [{"rank": 0, "files": len(os.listdir(f"/proc/{pid}/fd"))}]}
+
+    round_.watch._finders["files"] = open_files
+    round_.watch.ask("files", 1)
+    round_.watch.ask(VITALS, 2)
+    round_.run_until(answers=2)
+    assert round_.answers == [(VITALS, 2), ("files", 1)]
+    assert round_.reports[-1].body == {"ranks": [{"rank": 0, "files": 3}]}
