@@ -88,6 +88,6 @@ def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
         "clocks",
         f"the clock of {host} is {abs(most):.1f} s {way} the first host's",
         Grade.WARN,
-        "repair its time service (chronyc tracking): logs and times of files mislead. hpclaunch "
-        "itself never compares clocks",
+        "repair its time service (chronyc tracking): the merged logs mislead, and a complete "
+        "checkpoint may be passed over",
     )
