@@ -148,7 +148,7 @@ def test_imports_go_one_way(file):
 
 # Who leads could be agreed upon like this by the agents of any program.
 OF_ANY_PROGRAM = {
-    "configuration": {"NOBODY", "Configuration", "Record", "Voters", "voters"},
+    "configuration": {"NOBODY", "Configuration", "JobRecord", "Voters", "voters"},
     "effects": {"Dial", "Effect", "Probe", "Record", "Send"},
     "facts": {"ElectionAwaited", "HeadHeard", "HeadSilent"},
     "messages": {"Hint"},
