@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..protocol.configuration import Configuration, Record, voters
+from ..protocol.configuration import Configuration, JobRecord, voters
 from ..protocol.timing import Timing
 from ..protocol.values import replace
 from .presence import PeerState, Presence
@@ -118,7 +118,7 @@ class LeaderLease:
     # The configuration
 
     def reconfigure(
-        self, record: Record, now: float, addresses: tuple[tuple[int, str], ...] = ()
+        self, record: JobRecord, now: float, addresses: tuple[tuple[int, str], ...] = ()
     ) -> None:
         """Write a new configuration if its contents have changed."""
         there = [a for a in self.rotation.agents if self._is_there(a, now)]

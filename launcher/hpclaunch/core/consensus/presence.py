@@ -155,19 +155,16 @@ class Presence:
         """Return when to `check` again, if the agent is not heard before; `inf` for never."""
         if self.state is PeerState.UNHEARD or self.is_given_up:
             return math.inf
+        silent_at = self.silent_at(self.timing.loss)
         if self.state is PeerState.UNANSWERED:
-            return min(self._silent_at, self._unanswered_since + self.timing.loss)
-        return min(self._silent_at, self._unanswered_at)
+            return min(silent_at, self._unanswered_since + self.timing.loss)
+        return min(silent_at, self._unanswered_at)
 
     def silent_at(self, seconds: float) -> float:
         """Return when the silence of the agent reaches `seconds`; `inf` if it is not awaited."""
         if self.state is PeerState.UNHEARD or self.is_given_up or self.contact.heard is None:
             return math.inf
         return self.contact.heard + seconds
-
-    @property
-    def _silent_at(self) -> float:
-        return self.silent_at(self.timing.loss)
 
     @property
     def _unanswered_at(self) -> float:
@@ -185,7 +182,7 @@ class Presence:
         """
         if now < self.deadline():
             return ""
-        if now >= self._silent_at:
+        if now >= self.silent_at(self.timing.loss):
             return self.contact.evidence(now, dead=False)
         if self.state is not PeerState.UNANSWERED:
             self._enter(PeerState.UNANSWERED)

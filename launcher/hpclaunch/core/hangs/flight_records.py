@@ -65,5 +65,6 @@ def _named(entry: Mapping[str, Any]) -> Collective:
     number = entry.get("p2p_seq_id" if _is_message(entry) else "collective_seq_id")
     group = str(groups[0]) if isinstance(groups, list) and groups else "?"
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+    # torch counts collectives from 1. One without a sensible number is 0, and counts as done.
     known = number if isinstance(number, int) and 0 <= number < LARGEST else 0
     return group[:LONGEST], known, plain(name[:LONGEST])

@@ -31,43 +31,39 @@ class Judgement:
 
 
 def judge(
-    states: Mapping[int, RankState], ended: Collection[int], host: Callable[[int], str]
+    states: Mapping[int, RankState], ended: Collection[int], hosts: Mapping[int, str]
 ) -> Judgement:
     """Judge the ranks by their states. A rank with `state` "" did not report. `ended` are the ranks
-    that are done, and `host` returns the host of a rank.
+    that are done, and `hosts` has the host of each rank.
     """
-    at_fault = [states[rank] for rank in _culprits(states, ended)]
-    known = {state.rank for state in at_fault}
-    waiters = [s for s in states.values() if s.waits is not None and s.rank not in known]
+    culprits = set(_culprits(states, ended))
+    at_fault = [states[rank] for rank in culprits]
+    waiters = [s for s in states.values() if s.waits is not None and s.rank not in culprits]
+    # The ranks that the others may wait for: all, if no rank is in a collective.
+    doubtful = [s for s in states.values() if not waiters or not s.state or s.rank in culprits]
     lines = [
         f"{_ranks(those)} {_wait(those)}" for those in _alike(waiters, lambda state: state.waits)
     ]
     shown = at_fault if at_fault or waiters else states.values()  # all of them if none is at fault
     for those in _alike(shown, lambda state: (state.waits, state.place, state.state)):
         does = _does(those, awaited=bool(waiters))
-        lines.append(f"{_ranks(those)} on {_hosts(those, host)} {does}")
+        lines.append(f"{_ranks(those)} on {_hosts(those, hosts)} {does}")
     if waiters and not at_fault:
         if ended:
             gone = [RankState(rank) for rank in sorted(ended)]
             has = "have" if len(gone) > 1 else "has"
-            lines.append(f"{_ranks(gone)} on {_hosts(gone, host)} {has} ended")
-            known = set(ended)
+            lines.append(f"{_ranks(gone)} on {_hosts(gone, hosts)} {has} ended")
+            culprits = set(ended)
         elif len({state.waits for state in waiters}) > 1:
             lines.append("they wait for one another, in different collectives")
         else:
             lines.append("all have begun it: a network that loses data, or a fault of the backend")
     return Judgement(
-        culprits=tuple(sorted(known)),
+        culprits=tuple(sorted(culprits)),
         lines=tuple(lines),
-        may_take_long=any(s.busy for s in _doubtful(states, at_fault)),
+        may_take_long=any(state.busy for state in doubtful),
         is_debugged=any(state.debugged for state in states.values()),
     )
-
-
-def _doubtful(states: Mapping[int, RankState], at_fault: Collection[RankState]) -> list[RankState]:
-    """Return the ranks that the others may wait for: all, if no rank is in a collective."""
-    nobody_waits = not any(state.waits for state in states.values())
-    return [s for s in states.values() if s in at_fault or not s.state or nobody_waits]
 
 
 def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[int]:
@@ -81,14 +77,15 @@ def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[i
         return [rank for rank in others if states[rank].state] or others
     ends = {rank: end for rank in waits if (end := _other_end(*waits[rank])) is not None}
     if ends:
-        return [rank for rank in states if rank in ends.values() and rank not in ends]
+        return list((set(ends.values()) & states.keys()) - ends.keys())
     # All wait: in different groups, in different collectives of one group, or in the same one.
     groups = {rank: group for rank, (group, _, _) in waits.items()}
     numbers = {rank: number for rank, (_, number, _) in waits.items()}
     if len(set(groups.values())) > 1:
         return _minority(groups)
     if len(set(numbers.values())) > 1:
-        return [rank for rank in numbers if numbers[rank] == min(numbers.values())]
+        earliest = min(numbers.values())
+        return [rank for rank, number in numbers.items() if number == earliest]
     return _minority(waits)
 
 
@@ -154,6 +151,6 @@ def _ranks(states: list[RankState]) -> str:
     return f"rank{'s' if len(states) > 1 else ''} {ranges.written(s.rank for s in states)}"
 
 
-def _hosts(states: list[RankState], host: Callable[[int], str]) -> str:
-    hosts = sorted({host(state.rank) for state in states})
-    return hosts[0] if len(hosts) == 1 else count(len(hosts), "node")
+def _hosts(states: list[RankState], hosts: Mapping[int, str]) -> str:
+    some = sorted({hosts.get(state.rank, "") for state in states})
+    return some[0] if len(some) == 1 else count(len(some), "node")

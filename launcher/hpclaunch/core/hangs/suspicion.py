@@ -73,7 +73,7 @@ class Suspicion:
         elif not (seen.trains or seen.meets or (self.trained and not any(seen.steps))):
             return 0.0  # perhaps a server, which waits for requests
         elif min(seen.steps) < LEARNED_AFTER:
-            return timing.early_hang
+            limit = timing.early_hang
         else:
             limit = max(timing.least_hang, TIMES * usual)
         return math.ceil(limit * (PATIENCE if seen.patient else 1))

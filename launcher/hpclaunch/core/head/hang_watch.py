@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..hangs.judgement import Judgement, judge
 from ..hangs.suspicion import PATIENCE
@@ -67,11 +67,12 @@ class HangWatch:
         if now < self.next_deadline() and not _has_answers(current, query):
             return None
         self.query, self._asked_at = None, math.inf
-        judgement = _judge(current, query)
+        hosts = current.hosts()
+        judgement = _judge(current, query, hosts)
         limit = max(progress.limit for progress in suspects)
         usual = max(progress.usual for progress in suspects)
         rank = judgement.culprits[0] if judgement.culprits else NO_RANK
-        host = current.host_of(rank)
+        host = hosts.get(rank, "")
         hang = HangFound(current.number, still, usual, judgement.lines, rank, host)
         if judgement.is_debugged:
             self._not_before = math.inf
@@ -90,7 +91,7 @@ def _has_answers(current: Round, query: Query) -> bool:
     return all(r.answer(Evidence, query) for r in reports if r and r.phase is Phase.RUNNING)
 
 
-def _judge(current: Round, query: Query) -> Judgement:
+def _judge(current: Round, query: Query, hosts: Mapping[int, str]) -> Judgement:
     states: dict[int, RankState] = {}
     gone: set[int] = set()
     for peer in current.participants:
@@ -102,7 +103,7 @@ def _judge(current: Round, query: Query) -> Judgement:
         known = {} if answer is None else {state.rank: state for state in answer.ranks}
         states |= unknown | known
         gone |= ended - {NO_RANK}
-    return judge(states, gone, current.host_of)
+    return judge(states, gone, hosts)
 
 
 def _suspects(current: Round) -> list[Progress]:

@@ -13,8 +13,8 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
-from ..protocol import configuration, ranges
-from ..protocol.configuration import Configuration
+from ..protocol import ranges
+from ..protocol.configuration import Configuration, JobRecord
 from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.facts import EndReason
 from ..protocol.messages import Report
@@ -142,7 +142,7 @@ class HeadState:
         cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
         before = self.lease.configuration.record.round
         number = before if self.current is None else self.round
-        record = configuration.Record(number, self.budget.tally, cordoned, unfit)
+        record = JobRecord(number, self.budget.tally, cordoned, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version

@@ -68,9 +68,9 @@ class Round:
         (since, first), (until, last) = self.steps[0], self.steps[-1]
         return (until - since) / (last - first) if last > first else None
 
-    def host_of(self, rank: int) -> str:
-        """Return the host of a rank; "" for NO_RANK."""
-        return next((peer.host for peer in self.participants if rank in ranks_of(peer)), "")
+    def hosts(self) -> dict[int, str]:
+        """Return the host of each rank."""
+        return {rank: peer.host for peer in self.participants for rank in ranks_of(peer)}
 
     def stop(self, now: float) -> None:
         """Note that the head ends the round now."""

@@ -31,15 +31,13 @@ def rows(reports: Sequence[TaskReport]) -> list[Row]:
     """Return a row for each finding, with all hosts that have it. The checks are in the order of
     the first report.
     """
-    checks = dict.fromkeys(f.check for report in reports for f in report.findings)
+    checks: dict[str, dict[Finding, dict[str, None]]] = {}
+    for report in reports:
+        for finding in report.findings:
+            checks.setdefault(finding.check, {}).setdefault(finding, {})[report.host] = None
     table = []
-    for check in checks:
-        hosts: dict[Finding, dict[str, None]] = {}
-        for report in reports:
-            for finding in report.findings:
-                if finding.check == check:
-                    hosts.setdefault(finding, {})[report.host] = None
-        table += _shortened(check, [Row(f, tuple(h)) for f, h in hosts.items()])
+    for check, found in checks.items():
+        table += _shortened(check, [Row(f, tuple(hosts)) for f, hosts in found.items()])
     return table
 
 
@@ -88,6 +86,6 @@ def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
         "clocks",
         f"the clock of {host} is {abs(most):.1f} s {way} the first host's",
         Grade.WARN,
-        "repair its time service (chronyc tracking): logs and times of files mislead. hpclaunch "
-        "itself never compares clocks",
+        "repair its time service (chronyc tracking): the merged logs mislead, and a complete "
+        "checkpoint may be passed over",
     )

@@ -121,7 +121,8 @@ def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) 
     these workers get shares of their whole socket instead, or of all CPUs.
     """
     wishes = [_wishes(s, order, topology) for s in localities]
-    beside, everything = [wish[-2:][0] for wish in wishes], [wish[-1] for wish in wishes]
+    everything = [wish[-1] for wish in wishes]
+    beside = [wish[-2] if len(wish) > 1 else wish[-1] for wish in wishes]
     cores = _cores(order, topology)
     while True:
         first = [wish[0] for wish in wishes]

@@ -31,7 +31,7 @@ _parsed = lru_cache(maxsize=8)(ranges.parsed)
 
 
 @value(frozen=True)
-class Record:
+class JobRecord:
     """The state of the job that a new head needs. Only heads read it."""
 
     round: int = -1  # the running round or, between two rounds, the next; -1 before the first
@@ -45,7 +45,7 @@ class Configuration:
     version: int
     voters: Voters
     old: Voters | None = None  # the old configuration's voters, while both must agree
-    record: Record = Record()
+    record: JobRecord = JobRecord()
     # The addresses of the next agents in the rotation: no name need be looked up when the head is
     # lost.
     addresses: tuple[tuple[int, str], ...] = ()
