@@ -210,6 +210,24 @@ def test_one_that_does_not_begin_hangs(service):
     assert service.deadline == math.inf
 
 
+@pytest.mark.parametrize("ask", ["search", "look"])
+def test_a_request_that_waits_for_the_end_of_a_look_has_no_deadline(service, monkeypatch, ask):
+    os.kill(service._process.pid, signal.SIGSTOP)
+    look = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))
+    service.look(1, look)
+    monkeypatch.setattr(service, "receive", lambda: [Begun(1).encoded()])
+    service.replies()
+    if ask == "look":
+        service.look(2, look)
+    else:
+        service.search(2, [], {})
+    assert service.deadline == math.inf
+    monkeypatch.setattr(service, "receive", lambda: [Looked(1, "", "").encoded()])
+    service.replies()
+    service.look(3, look)
+    assert (service.deadline == math.inf) is (ask == "look")  # one is still pending
+
+
 class CountingMemory(Memory):
     """A memory that counts the files that are examined."""
 
