@@ -1,5 +1,6 @@
 """The process that looks for checkpoints: asked, interrupted, killed, and reading ahead."""
 
+import gc
 import math
 import os
 import select
@@ -17,6 +18,7 @@ from test_hostile import PICKLES, legacy
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import service as service_module
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Searched
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
@@ -87,10 +89,10 @@ def test_what_is_written_again_while_it_is_read_is_not_damaged_for_good(tmp_path
     (found,) = server.search([])
     assert found.lacks is None
     os.utime(directory / "__0_0.distcp", (101, 101))
-    assert "being written again" in server.read(found.candidate.path, lambda: False).wrong
+    assert "being written again" in server.read(found, lambda: False).wrong
     (found,) = server.search([])
     assert found.lacks is None
-    assert server.read(found.candidate.path, lambda: False).wrong == ""
+    assert server.read(found, lambda: False).wrong == ""
 
 
 def a_look(found, **changes):
@@ -245,8 +247,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
     server = CheckpointService(str(tmp_path), (), "", "full")
     server.memory = CountingMemory()
     (found,) = server.search([])
-    path = found.candidate.path
-    assert server.read(path, lambda: False)[0] == ""
+    assert server.read(found, lambda: False)[0] == ""
     assert server.memory.built == 1
     (found,) = server.search([])
     assert server.memory.built == 1
@@ -261,11 +262,11 @@ def test_nothing_is_looked_at_twice(tmp_path):
 def test_what_is_saved_again_is_looked_at_again(tmp_path):
     path = save(tmp_path / "snapshot.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "full")
-    server.search([])
-    assert server.read(str(path), lambda: False)[0] == ""
+    (found,) = server.search([])
+    assert server.read(found, lambda: False)[0] == ""
     damage_in_the_middle(path)  # and its time is set back
-    server.search([])
-    assert "wrong checksum" in server.read(str(path), lambda: False)[0]
+    (found,) = server.search([])
+    assert "wrong checksum" in server.read(found, lambda: False)[0]
 
 
 def spans_read(server: CheckpointService) -> set[int]:
@@ -279,46 +280,55 @@ def test_reading_stops_for_a_request_and_continues_from_there(tmp_path, monkeypa
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.READERS", 1)
     server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
-    path = found.candidate.path
-    outcome = server.read(path, lambda: bool(spans_read(server)))
+    outcome = server.read(found, lambda: bool(spans_read(server)))
     assert (outcome.wrong, outcome.is_complete) == ("", False)
     before = spans_read(server)
     assert len(before) == 1
-    outcome = server.read(path, lambda: False)
+    outcome = server.read(found, lambda: False)
     assert (outcome.wrong, outcome.is_complete) == ("", True)
     assert before < spans_read(server)
 
 
 def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
-    path = save(tmp_path / "epoch-1.pt", at=100)
+    save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
     read = []
     for k in range(3):
         server = CheckpointService(str(tmp_path), (), "", "full")
-        server.search([])
-        outcome = server.read(str(path), lambda: False, share=(k, 3))
+        (found,) = server.search([])
+        outcome = server.read(found, lambda: False, share=(k, 3))
         assert (outcome.wrong, outcome.is_complete) == ("", True)
         read += sorted(spans_read(server))
     server = CheckpointService(str(tmp_path), (), "", "full")
-    server.search([])
-    server.read(str(path), lambda: False)
+    (found,) = server.search([])
+    server.read(found, lambda: False)
     assert sorted(read) == sorted(spans_read(server))  # each of them by one node
     assert len(read) == 3
 
 
 def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
-    path = save(tmp_path / "epoch-1.pt", at=100)
+    save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr(service_module, "AHEAD", 0.0)
     for verify, is_complete in (("auto", False), ("full", True)):
         server = CheckpointService(str(tmp_path), (), "", verify)
-        server.search([])
-        assert server.read(str(path), lambda: False).is_complete is is_complete
+        (found,) = server.search([])
+        assert server.read(found, lambda: False).is_complete is is_complete
 
 
 def test_with_nothing_opened_a_name_is_enough(tmp_path):
     damage(save(tmp_path / "epoch-1.pt", at=100), cut_short)
     (found,) = CheckpointService(str(tmp_path), (), "", "off").search([])
     assert found.lacks is None
+
+
+def test_a_checkpoint_that_is_no_longer_the_newest_is_not_kept_in_memory(tmp_path):
+    server = CheckpointService(str(tmp_path), (), "", "auto")
+    for step in (1, 2):
+        save(tmp_path / f"epoch-{step}.pt", at=100 * step)
+        server.read_ahead(lambda: False)
+    gc.collect()
+    kept = [each for each in gc.get_objects() if type(each) is CheckpointCandidate]
+    assert [each for each in kept if each.path.startswith(str(tmp_path))] == []
 
 
 def test_it_reads_ahead_while_nobody_asks(tmp_path):

@@ -39,7 +39,6 @@ class CheckpointService:
         self.exclude, self.complete, self.verify = exclude, complete, verify
         self.opens = verify != "off"
         self.memory = Memory()
-        self._known: dict[str, ExaminedCheckpoint] = {}  # complete checkpoints, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # marks of checkpoints whose every byte was read
         self._rounds: messages.RoundTimes = ()
@@ -53,9 +52,7 @@ class CheckpointService:
         """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
-        found = search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
-        self._known |= {f.candidate.path: f for f in found if f.lacks is None}
-        return found
+        return search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
         """Start or stop the periodic searches."""
@@ -91,15 +88,17 @@ class CheckpointService:
             return f"there is another one of that name, of {found.size} bytes", ""
         if not n or self.is_read(found):
             return "", ""
-        self._known[path] = found
         must_read = self.verify == "full"
-        return "", self.read(path, _never if must_read else is_asked, share=(k, n)).wrong
+        return "", self.read(found, _never if must_read else is_asked, share=(k, n)).wrong
 
     def read(
-        self, path: str, is_asked: Callable[[], bool], *, share: tuple[int, int] = ALL
+        self,
+        found: ExaminedCheckpoint,
+        is_asked: Callable[[], bool],
+        *,
+        share: tuple[int, int] = ALL,
     ) -> Outcome:
         """Read a checkpoint that a search has found complete, as much as time allows."""
-        found = self._known[path]
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
@@ -118,14 +117,14 @@ class CheckpointService:
         """Search, and read the newest checkpoint before anybody needs it."""
         began = time.monotonic()
         try:
-            newest = self.search(self._rounds, self._avoid)[-1:]
+            last = self.search(self._rounds, self._avoid)[-1:]
         except OSError:
             return  # the answer to the next request reports it
         finally:
             self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
-        for found in newest:
+        for found in last:
             if found.lacks is None and self.verify in READS:
-                self.read(found.candidate.path, is_asked)
+                self.read(found, is_asked)
 
 
 def _never() -> bool:
