@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +18,10 @@ from test_hostile import PICKLES, legacy
 
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
+from hpclaunch.system.checkpoints import finding
 from hpclaunch.system.checkpoints import service as service_module
-from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
-from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Searched
+from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
 from hpclaunch.system.checkpoints.service import CheckpointService
 from hpclaunch.worker.processes import descendants
@@ -168,6 +169,33 @@ def test_a_search_that_fails_says_so(tmp_path):
     assert isinstance(answer, Failed)
     assert "it is not a directory" in answer.why
     service.close()
+
+
+def replies_to_a_search(where) -> list:
+    server = CheckpointService(str(where), (), "", "auto")
+    return list(service_module._replies(server, Search(1, (), {}), lambda: False))
+
+
+def test_a_directory_that_vanishes_after_the_search_does_not_end_the_service(tmp_path, monkeypatch):
+    def roots(where):
+        raise NotADirectoryError(20, "it is not a directory", where)
+
+    monkeypatch.setattr(service_module, "roots", roots)
+    _, failed = replies_to_a_search(tmp_path)
+    assert isinstance(failed, Failed)
+    assert "it is not a directory" in failed.why
+
+
+def test_a_pattern_is_matched_once_if_there_is_a_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    save(tmp_path / "b" / "epoch-1.pt", at=100)
+    matched, roots = [], finding.roots
+    for module in (finding, service_module):
+        monkeypatch.setattr(module, "roots", lambda where: matched.append(where) or roots(where))
+    _, searched = replies_to_a_search(tmp_path / "*")
+    assert matched == [str(tmp_path / "*")]
+    assert searched.disk.path == str(tmp_path / "b")
 
 
 def test_it_ends_with_the_agent(service, tmp_path):
@@ -321,14 +349,15 @@ def test_with_nothing_opened_a_name_is_enough(tmp_path):
     assert found.lacks is None
 
 
-def test_a_checkpoint_that_is_no_longer_the_newest_is_not_kept_in_memory(tmp_path):
+def test_a_checkpoint_that_was_read_is_not_kept_in_memory(tmp_path):
+    save(tmp_path / "epoch-1.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "auto")
-    for step in (1, 2):
-        save(tmp_path / f"epoch-{step}.pt", at=100 * step)
-        server.read_ahead(lambda: False)
+    (found,) = server.search([])
+    server.read(found, lambda: False)
+    candidate = weakref.ref(found.candidate)
+    del found
     gc.collect()
-    kept = [each for each in gc.get_objects() if type(each) is CheckpointCandidate]
-    assert [each for each in kept if each.path.startswith(str(tmp_path))] == []
+    assert candidate() is None
 
 
 def test_it_reads_ahead_while_nobody_asks(tmp_path):

@@ -8,7 +8,7 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import pairwise, takewhile
 from typing import NamedTuple
@@ -260,12 +260,10 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
     return None
 
 
-def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
-    """Return the names of the other files if no checkpoint was found."""
-    if found:
-        return []
+def others(places: Iterable[str]) -> list[str]:
+    """Return the names of all files in these directories, except hidden ones."""
     names: list[str] = []
-    for path in roots(where):
+    for path in places:
         with contextlib.suppress(OSError):
             names += sorted(name for name in os.listdir(path) if not name.startswith("."))
     return names

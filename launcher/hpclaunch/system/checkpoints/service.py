@@ -183,13 +183,17 @@ def _replies(
             yield messages.Begun(number)
             try:
                 found = server.search(rounds, avoid)
+                if found and not os.path.isdir(server.where):  # a pattern may take long to match
+                    places = [os.path.dirname(found[-1].candidate.path)]
+                else:
+                    places = roots(server.where)
             except OSError as e:
                 yield messages.Failed(number, str(e))
                 return
-            first = next(iter(roots(server.where)), server.where)
-            room = disk.look(Path(first))
+            room = disk.look(Path(next(iter(places), server.where)))
             shown = tuple(seen(f, is_read=server.is_read(f)) for f in found[-MOST:])
-            yield messages.Searched(number, shown, room, tuple(others(server.where, found)))
+            rest = () if found else tuple(others(places))
+            yield messages.Searched(number, shown, room, rest)
         case messages.LookAt(id=number):
             yield messages.Begun(number)
             yield messages.Looked(number, *server.look_at(request, is_asked))
