@@ -1,5 +1,6 @@
 """The process that looks for checkpoints: asked, interrupted, killed, and reading ahead."""
 
+import errno
 import gc
 import math
 import os
@@ -94,6 +95,23 @@ def test_what_is_written_again_while_it_is_read_is_not_damaged_for_good(tmp_path
     (found,) = server.search([])
     assert found.lacks is None
     assert server.read(found, lambda: False).wrong == ""
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
+def test_an_error_of_the_file_system_is_not_remembered_as_damage(tmp_path, monkeypatch, error):
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = CheckpointService(str(tmp_path), (), "", "full")
+    (found,) = server.search([])
+
+    def fail(*_):
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "pread", fail)
+        assert os.strerror(error) in server.read(found, lambda: False).wrong
+    (found,) = server.search([])
+    assert found.lacks is None
+    assert server.read(found, lambda: False) == ("", True, True)
 
 
 def a_look(found, **changes):
