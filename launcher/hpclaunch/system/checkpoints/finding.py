@@ -196,19 +196,23 @@ def _is_checkpoint(path: str) -> bool:
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     """Yield the candidates in the directories that a path or a pattern stands for."""
     searched = set(roots(where))
-    refused = 0
+    refused = None
+    is_any_listed = False
     for path in searched:
         try:
             found = _in(path, facts)
         except FileNotFoundError:  # deleted meanwhile
             continue
-        except PermissionError:  # a pattern may match directories of other users
-            refused += 1
-            if refused == len(searched):
+        except OSError as e:  # a pattern may match directories of other users, or of data
+            if e.errno not in (errno.EACCES, errno.EPERM, errno.EFBIG):
                 raise
+            refused = e
             continue
+        is_any_listed = True
         # A searched directory of no known format contains the checkpoints, and is none itself.
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
+    if refused is not None and not is_any_listed:
+        raise refused
 
 
 def _in(path: str, facts: Facts) -> list[CheckpointCandidate]:
