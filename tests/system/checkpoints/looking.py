@@ -24,7 +24,7 @@ def newest(
         if not found or found[-1].lacks is not None:
             quiet = [f"{f.candidate.name}: {f.lacks}" for f in found if f.quiet]
             return "", lines + quiet
-        if not server.read(found[-1], lambda: False)[0]:
+        if not server.read(found[-1])[0]:
             return found[-1].candidate.path, lines
 
 

@@ -91,10 +91,10 @@ def test_what_is_written_again_while_it_is_read_is_not_damaged_for_good(tmp_path
     (found,) = server.search([])
     assert found.lacks is None
     os.utime(directory / "__0_0.distcp", (101, 101))
-    assert "being written again" in server.read(found, lambda: False).wrong
+    assert "being written again" in server.read(found).wrong
     (found,) = server.search([])
     assert found.lacks is None
-    assert server.read(found, lambda: False).wrong == ""
+    assert server.read(found).wrong == ""
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
@@ -108,10 +108,10 @@ def test_an_error_of_the_file_system_is_not_remembered_as_damage(tmp_path, monke
 
     with monkeypatch.context() as failing:
         failing.setattr(os, "pread", fail)
-        assert os.strerror(error) in server.read(found, lambda: False).wrong
+        assert os.strerror(error) in server.read(found).wrong
     (found,) = server.search([])
     assert found.lacks is None
-    assert server.read(found, lambda: False) == ("", True, True)
+    assert server.read(found) == ("", True, True)
 
 
 def a_look(found, **changes):
@@ -293,7 +293,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
     server = CheckpointService(str(tmp_path), (), "", "full")
     server.memory = CountingMemory()
     (found,) = server.search([])
-    assert server.read(found, lambda: False)[0] == ""
+    assert server.read(found)[0] == ""
     assert server.memory.built == 1
     (found,) = server.search([])
     assert server.memory.built == 1
@@ -309,10 +309,10 @@ def test_what_is_saved_again_is_looked_at_again(tmp_path):
     path = save(tmp_path / "snapshot.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
-    assert server.read(found, lambda: False)[0] == ""
+    assert server.read(found)[0] == ""
     damage_in_the_middle(path)  # and its time is set back
     (found,) = server.search([])
-    assert "wrong checksum" in server.read(found, lambda: False)[0]
+    assert "wrong checksum" in server.read(found)[0]
 
 
 def spans_read(server: CheckpointService) -> set[int]:
@@ -330,7 +330,7 @@ def test_reading_stops_for_a_request_and_continues_from_there(tmp_path, monkeypa
     assert (outcome.wrong, outcome.is_complete) == ("", False)
     before = spans_read(server)
     assert len(before) == 1
-    outcome = server.read(found, lambda: False)
+    outcome = server.read(found)
     assert (outcome.wrong, outcome.is_complete) == ("", True)
     assert before < spans_read(server)
 
@@ -342,12 +342,12 @@ def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
     for k in range(3):
         server = CheckpointService(str(tmp_path), (), "", "full")
         (found,) = server.search([])
-        outcome = server.read(found, lambda: False, share=(k, 3))
+        outcome = server.read(found, share=(k, 3))
         assert (outcome.wrong, outcome.is_complete) == ("", True)
         read += sorted(spans_read(server))
     server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
-    server.read(found, lambda: False)
+    server.read(found)
     assert sorted(read) == sorted(spans_read(server))  # each of them by one node
     assert len(read) == 3
 
@@ -358,7 +358,7 @@ def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
     for verify, is_complete in (("auto", False), ("full", True)):
         server = CheckpointService(str(tmp_path), (), "", verify)
         (found,) = server.search([])
-        assert server.read(found, lambda: False).is_complete is is_complete
+        assert server.read(found).is_complete is is_complete
 
 
 def test_with_nothing_opened_a_name_is_enough(tmp_path):
@@ -371,7 +371,7 @@ def test_a_checkpoint_that_was_read_is_not_kept_in_memory(tmp_path):
     save(tmp_path / "epoch-1.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "auto")
     (found,) = server.search([])
-    server.read(found, lambda: False)
+    server.read(found)
     candidate = weakref.ref(found.candidate)
     del found
     gc.collect()

@@ -21,7 +21,7 @@ from hpclaunch.worker.messages import decode, never
 
 from . import AHEAD, ALL, READS, messages
 from .candidates import SECOND, Facts, RoundPeriod
-from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
+from .finding import NOTHING, ExaminedCheckpoint, examine, look_at, others, roots, search
 from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
@@ -29,6 +29,10 @@ PERIOD = 10.0  # least seconds between two periodic searches
 SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
+
+
+def _never() -> bool:
+    return False
 
 
 class CheckpointService:
@@ -53,6 +57,10 @@ class CheckpointService:
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
         return search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
+
+    def examine(self) -> Iterator[ExaminedCheckpoint]:
+        """Yield what `finding.examine` yields, without any knowledge of rounds. Raises OSError."""
+        return examine(self.where, self._facts(()), self.memory, opens=self.opens)
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
         """Start or stop the periodic searches."""
@@ -94,7 +102,7 @@ class CheckpointService:
     def read(
         self,
         found: ExaminedCheckpoint,
-        is_asked: Callable[[], bool],
+        is_asked: Callable[[], bool] = _never,
         *,
         share: tuple[int, int] = ALL,
     ) -> Outcome:
@@ -125,10 +133,6 @@ class CheckpointService:
         for found in last:
             if found.lacks is None and self.verify in READS:
                 self.read(found, is_asked)
-
-
-def _never() -> bool:
-    return False
 
 
 def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundCheckpoint:
