@@ -87,13 +87,11 @@ class GpuWatcherClient(Helper):
             match decode(REPLIES, reply):
                 case Used(use=use):
                     self._use_asked, self._use_deadline = False, math.inf
-                    yield GpuReport(use=tuple(GpuUse(**each.fields()) for each in use))
-                case Found(round=number, findings=problems, xids=xids):
+                    yield GpuReport(use=use)
+                case Found(round=number, findings=findings, xids=xids):
                     if number is not None and number == self._round:
                         self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
-                    found = (Finding(p.check, p.found, Grade(p.grade), p.advice) for p in problems)
-                    seen = (XidSeen(x.uuid, x.name, x.number, x.pids) for x in xids)
-                    yield GpuReport(tuple(found), number, tuple(seen))
+                    yield GpuReport(findings, number, xids)
         if self.lost:
             self._use_deadline = math.inf
         if self.lost and self._round is not None:
