@@ -263,7 +263,7 @@ def test_if_no_directory_can_be_listed_an_error_is_raised(tmp_path, monkeypatch,
 
 
 def test_a_directory_that_cannot_be_read_at_the_moment_fails_the_search(tmp_path, monkeypatch):
-    """Its checkpoints may be the newest: an older one must not be chosen in their place."""
+    """Choose no older one instead: the directory may have the newest."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "run").mkdir()
     save(tmp_path / "run" / "step-1.pt", at=100)
