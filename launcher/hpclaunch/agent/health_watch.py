@@ -153,6 +153,7 @@ class HealthWatch(Adapter):
     def _on_report(self, report: GpuReport) -> list[events.Event]:
         if report.use is not None:
             self.use = report.use
+            self._warn(report.findings)
             return []
         self._note("health", [str(f) for f in (*report.findings, *report.xids)])
         self._warn(report.findings)

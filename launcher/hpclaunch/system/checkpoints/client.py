@@ -33,21 +33,23 @@ class CheckpointServiceClient(Helper):
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
-        self._reads = False  # a look is pending, which may take long
+        self._looks = 0  # pending looks, which may take long
         self.deadline = math.inf  # without a reply by then, the process counts as hung
 
     def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
-        if not self._reads:  # a search may have to wait for the end of a look
-            self.deadline = time.monotonic() + PATIENCE
-        self.send(Search(number, rounds, dict(avoid)))
+        self._ask(Search(number, rounds, dict(avoid)))
 
     def look(self, number: int, look: Look, *, local: bool = False) -> None:
         """Request a look at the head's checkpoint. `local`: this node has its own of that name."""
-        self.deadline = time.monotonic() + PATIENCE
-        self._reads = True
         size = -1 if local else look.size
         share = ALL if local and look.share[1] else look.share
-        self.send(LookAt(number, look.path, size, look.time, share, look.rounds))
+        self._ask(LookAt(number, look.path, size, look.time, share, look.rounds))
+        self._looks += 1
+
+    def _ask(self, request: Search | LookAt) -> None:
+        if not self._looks:  # else the request has to wait for the end of a look
+            self.deadline = time.monotonic() + PATIENCE
+        self.send(request)
 
     def suggest(self, arguments: Iterable[str], since: int) -> None:
         """Ask for a suggestion for --checkpoint-dir."""
@@ -59,7 +61,7 @@ class CheckpointServiceClient(Helper):
     def replies(self) -> list[Reply]:
         """Return the replies that have arrived. Call this when the descriptor is readable."""
         found = [decode(REPLIES, reply) for reply in self.receive()]
-        self._reads = self._reads and not any(isinstance(reply, Looked) for reply in found)
+        self._looks -= sum(isinstance(reply, Looked) for reply in found)
         if found:
             self.deadline = math.inf
         return found

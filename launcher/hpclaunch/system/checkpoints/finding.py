@@ -8,7 +8,7 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import pairwise, takewhile
 from typing import NamedTuple
@@ -196,19 +196,23 @@ def _is_checkpoint(path: str) -> bool:
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     """Yield the candidates in the directories that a path or a pattern stands for."""
     searched = set(roots(where))
-    refused = 0
+    refused = None
+    is_any_listed = False
     for path in searched:
         try:
             found = _in(path, facts)
         except FileNotFoundError:  # deleted meanwhile
             continue
-        except PermissionError:  # a pattern may match directories of other users
-            refused += 1
-            if refused == len(searched):
+        except OSError as e:  # a pattern may match directories of other users, or of data
+            if e.errno not in (errno.EACCES, errno.EPERM, errno.EFBIG):
                 raise
+            refused = e
             continue
+        is_any_listed = True
         # A searched directory of no known format contains the checkpoints, and is none itself.
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
+    if refused is not None and not is_any_listed:
+        raise refused
 
 
 def _in(path: str, facts: Facts) -> list[CheckpointCandidate]:
@@ -260,12 +264,10 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
     return None
 
 
-def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
-    """Return the names of the other files if no checkpoint was found."""
-    if found:
-        return []
+def others(places: Iterable[str]) -> list[str]:
+    """Return the names of all files in these directories, except hidden ones."""
     names: list[str] = []
-    for path in roots(where):
+    for path in places:
         with contextlib.suppress(OSError):
             names += sorted(name for name in os.listdir(path) if not name.startswith("."))
     return names

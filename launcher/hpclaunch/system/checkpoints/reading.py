@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from zipfile import ZIP_STORED
 
-from . import archives
+from . import ALL, archives
 from .archives import DamagedError, Window
 from .candidates import FileKind, Part
 from .listing import SLOW, Identity, of_each
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     """The result of reading. A checkpoint with something `wrong` cannot be used."""
 
     wrong: str  # "label: what is wrong", or ""
-    is_lasting: bool  # the damage stays: the file was not rewritten meanwhile
+    is_lasting: bool  # the damage stays: the file was read, and not rewritten meanwhile
     is_complete: bool  # there was time to read everything, and nothing is wrong
 
 
@@ -153,7 +153,7 @@ class CheckpointReading:
         *,
         until: float = float("inf"),  # on the monotonic clock
         is_asked: Callable[[], bool] = lambda: False,  # a request has arrived, so reading ends
-        share: tuple[int, int] = (0, 1),
+        share: tuple[int, int] = ALL,
     ) -> None:
         self._parts = list(parts)
         self._memory = memory
@@ -191,7 +191,7 @@ class CheckpointReading:
         """Yield the batches that this node reads. If there are many files, it reads whole ones."""
         parts, share, number = self._parts, self._share, 0
         if len(parts) >= MANY * share[1]:
-            parts, share = parts[share[0] :: share[1]], (0, 1)
+            parts, share = parts[share[0] :: share[1]], ALL
         for part in parts:
             try:
                 for batch in _batches(spans_of(part)):
@@ -227,9 +227,11 @@ class CheckpointReading:
         return True
 
     def _fail(self, part: Part, error: Exception) -> None:
-        words = f"unreadable ({error})" if isinstance(error, OSError) else str(error)
+        may_pass = isinstance(error, OSError)  # a file system that was away for a moment
+        words = f"unreadable ({error})" if may_pass else str(error)
         if not self._wrong:
-            self._wrong, self._is_lasting = part.says(words), not _has_changed(part)
+            self._wrong = part.says(words)
+            self._is_lasting = not may_pass and not _has_changed(part)
         self._stop.set()
 
 

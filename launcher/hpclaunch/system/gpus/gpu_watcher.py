@@ -20,7 +20,7 @@ import select
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpclaunch.core.health.findings import Finding, Grade
@@ -46,11 +46,8 @@ from .watcher_messages import (
     AskUse,
     Check,
     Found,
-    FoundProblem,
     Reply,
-    ReportedXid,
     Request,
-    SeenUse,
     Used,
 )
 
@@ -344,7 +341,7 @@ class GpuWatcher:
         use: list[GpuUse] = []
         with contextlib.suppress(Lost):
             use = [] if self.gpus is None else self.gpus.use()
-        self.send(Used(tuple(SeenUse(**asdict(each)) for each in use)))
+        self.send(Used(tuple(use)))
 
     def look(self) -> None:
         """Look for news while the workers run."""
@@ -390,8 +387,7 @@ class GpuWatcher:
         return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
 
     def report(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
-        problems = tuple(FoundProblem(**asdict(f)) for f in findings)
-        self.send(Found(of, problems, tuple(ReportedXid(**asdict(x)) for x in xids)))
+        self.send(Found(of, tuple(findings), tuple(xids)))
 
     def send(self, reply: Reply) -> None:
         with contextlib.suppress(AgentGoneError):  # run() sees it too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 
 import msgspec
@@ -10,6 +11,7 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.protocol.values import value
 
 OLDEST = (2, 4)
+KILL_LIMIT = 1.0  # seconds until a killed process has ended
 # The beginning of a program for `python -c`: others may write in the working directory, so nothing
 # is imported from there.
 WITHOUT_CWD = "import sys; sys.path = [*filter(None, sys.path)]\n"
@@ -55,12 +57,14 @@ class Question:
         )
 
     def answer(self, limit: float) -> tuple[Finding, Torch | None]:
-        with self._process as process:
-            try:
-                out, err = process.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return self._slow(limit), None
+        process = self._process
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system may hold it
+                process.communicate(timeout=KILL_LIMIT)
+            return self._slow(limit), None
         try:
             torch = msgspec.json.decode(out.strip().rpartition("\n")[2], type=Torch)
         except msgspec.MsgspecError:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import reprlib
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -16,10 +13,9 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
-from ..shared import runs, slurm_steps
+from ..shared import runs, scontrol, slurm_steps
 from ..shared.step_membership import own_step
 
-LIMIT = 10.0  # seconds for scontrol
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
@@ -190,9 +186,11 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
         except OSError:
             continue  # it has ended, or is another user's
         ours = os.fsencode(f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}") in theirs
-        if not ours or not any(name in word for word in words for name in LAUNCHERS):
+        launchers = [i for i, word in enumerate(words) if any(name in word for name in LAUNCHERS)]
+        if not ours or not launchers:
             continue
-        asked = {b"--no-kill", b"-k"} & set(words)
+        # Those of the script may have other meanings.
+        asked = {b"--no-kill", b"-k"} & set(words[: launchers[-1]])
         if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):
             return False
         found = True
@@ -218,12 +216,8 @@ def expand(nodelist: str) -> list[str]:
     `scontrol` expands it, where there is one: most containers lack it.
     """
     hosts = _expand_here(nodelist)
-    if len(hosts) > 1 and shutil.which("scontrol"):
-        command = ["scontrol", "show", "hostnames", nodelist]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            shown = subprocess.run(command, capture_output=True, timeout=LIMIT, check=True)
-            return os.fsdecode(shown.stdout).split()
-    return hosts
+    shown = scontrol.said("hostnames", nodelist).split() if len(hosts) > 1 else []
+    return shown or hosts
 
 
 def _expand_here(nodelist: str) -> list[str]:

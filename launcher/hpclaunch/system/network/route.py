@@ -48,7 +48,7 @@ def resolve_node(host: str) -> list[str]:
         if addresses := resolve(host):
             return addresses
         why = OSError(
-            f"{host} resolves to loopback here, which is no address for others: mend /etc/hosts on "
+            f"{host} resolves to loopback here, which is no address for others: fix /etc/hosts on "
             "this host, or the name service"
         )
     except OSError as e:

@@ -59,8 +59,10 @@ def _is_bare(path: str, _identity: Identity) -> bool | None:
     try:
         with archives.opened(path) as window:
             try:
-                found = archives.pickled(window).window
-                data, whole = found.read(0, min(found.length, MOST_SEARCHED)), True
+                found, before = archives.pickled(window)
+                data = found.beginning(MOST_SEARCHED)
+                # Tensors follow the pickle in the older form, which has others before it.
+                whole = len(data) == found.length or before > 0
             except archives.DamagedError:  # the beginning, with the pickle, may be whole
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
     except archives.DamagedError:
