@@ -127,6 +127,33 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
     assert client.dropped() == 0
 
 
+def test_only_the_newest_text_of_a_file_waits_for_a_process_that_hangs(client, tmp_path):
+    pid = client._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    for number in range(100):
+        client.keep(tmp_path, {"status.json": str(number) * 50_000})
+        client.keep(tmp_path, {"report.json": str(number)})
+    assert client.wanting
+    assert len(client._waiting) < 1 << 18
+    os.kill(pid, signal.SIGCONT)
+    client.close()
+    assert (tmp_path / "status.json").read_text() == "99" * 50_000
+    assert (tmp_path / "report.json").read_text() == "99"
+
+
+def test_a_successor_writes_only_the_newest_text_of_a_file(client, tmp_path):
+    os.kill(client._process.pid, signal.SIGSTOP)
+    for number in range(100):
+        client.keep(tmp_path, {"status.json": str(number) * 50_000})
+    os.kill(client._process.pid, signal.SIGKILL)
+    while not client.lost:
+        client.replies()
+    successor = client.successor()
+    assert len(successor._waiting) < 1 << 18
+    successor.close()
+    assert (tmp_path / "status.json").read_text() == "99" * 50_000
+
+
 def test_at_the_end_one_that_is_stopped_shows_all(tmp_path, capfd):
     client = LogServiceClient()
     file = prepare(client, tmp_path)
