@@ -166,7 +166,7 @@ def test_a_lost_helper_that_does_not_end_is_not_waited_for_for_ever(parent):
 
 
 def test_a_helper_that_cannot_be_killed_is_not_waited_for_for_ever(parent, monkeypatch):
-    """It waits in the kernel, for a disk or a driver."""
+    """Such a process waits in the kernel, for a disk or a driver."""
     server, _ = parent
     monkeypatch.setattr(server._process, "kill", lambda: None)
     server.end(0.0)

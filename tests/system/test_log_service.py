@@ -16,10 +16,14 @@ from serving import LIMIT, gone
 
 from hpclaunch.system.logs import log_client
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.logs.messages import (
+    REPLIES,
+    Append,
     Complaint,
     Disk,
     IndexFile,
+    Keep,
     LookAtDisk,
     Prepare,
     Prepared,
@@ -30,6 +34,8 @@ from hpclaunch.system.logs.messages import (
     TapTo,
 )
 from hpclaunch.system.shared import helper
+from hpclaunch.worker.messages import decode
+from surroundings import full_disk
 
 pytestmark = pytest.mark.starts
 
@@ -177,6 +183,37 @@ def test_the_successor_of_one_that_was_killed_says_what_it_could_not(client, cap
     client.say("to nobody, at first")
     client.successor().close()
     assert capfd.readouterr().err == "hpclaunch: to nobody, at first\n"
+
+
+class Channel:
+    """A channel that keeps the log service's replies."""
+
+    def __init__(self):
+        self.replies = []
+
+    def send(self, message):
+        self.replies.append(decode(REPLIES, message))
+
+
+@pytest.fixture
+def service():
+    """A log service in this process."""
+    service = LogService(Channel())
+    yield service
+    service.close()
+
+
+def test_each_full_disk_is_reported_once(service, tmp_path):
+    directory = str(tmp_path)
+    requests = [Append(directory, "lines", "one\n"), Keep(directory, {"status.json": "{}"})]
+    for _ in range(2):
+        with full_disk():
+            for request in requests * 2:
+                service.serve(request)
+        for request in requests:
+            service.serve(request)
+    complaint = Complaint("files", "lines", f"{os.strerror(errno.EFBIG)}: {directory}")
+    assert service._channel.replies == [complaint] * 2
 
 
 AGENT = """

@@ -49,7 +49,7 @@ class LogService:
         self._full = False  # the disk was full at the last check
         self._index: IndexWriter | None = None  # of the round
         self._appended: dict[Path, int] = {}  # open descriptors, for requests to append
-        self._unkept: set[str] = set()  # reasons for failed writes that were reported
+        self._unwritten: dict[str, str] = {}  # reasons for failed writes, until they succeed
 
     def run(self) -> None:
         """Serve requests until the agent is gone."""
@@ -180,6 +180,7 @@ class LogService:
                 with open(private_files.open_file(new, flags), "wb") as f:
                     f.write(text.encode(errors="surrogateescape"))
                 os.replace(new, file)
+            self._unwritten.pop(f"{directory}/{', '.join(files)}", None)
         except OSError as e:
             self._complain_of_files(e, directory, ", ".join(files))
 
@@ -192,6 +193,7 @@ class LogService:
             data = text.encode(errors="surrogateescape")
             while data:  # a nearly full disk accepts a part, and the next write fails
                 data = data[os.write(self._appended[path], data) :]
+            self._unwritten.pop(str(path), None)
         except OSError as e:
             self._stop_appending(path)
             self._complain_of_files(e, directory, name)
@@ -203,8 +205,9 @@ class LogService:
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
-        if why not in self._unkept:  # some files are written again and again
-            self._unkept.add(why)
+        is_new = why not in self._unwritten.values()  # some files are written again and again
+        self._unwritten[f"{directory}/{names}"] = why
+        if is_new:
             self._complain("files", names, why)
 
     def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
