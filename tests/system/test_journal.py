@@ -140,6 +140,32 @@ def test_a_full_disk_is_reported_once(tmp_path):
     assert complaint.why.startswith(os.strerror(errno.EFBIG))
 
 
+@pytest.mark.starts
+def test_what_a_full_disk_has_cost_is_counted(tmp_path):
+    service, journal = LogServiceClient(), Journal(tmp_path, "0")
+    service.send(messages.ReadTail(1, []))
+    select.select([service], [], [])  # its imports must not write cut-off .pyc files
+    pid = service._process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (10, -1))
+    for name in ("one", "two"):
+        journal.note(name, {})
+    journal.flush(service)
+    replies = []
+    while not any(isinstance(reply, messages.Complaint) for reply in replies):
+        replies += service.replies()
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (-1, -1))
+    while not any(isinstance(reply, messages.Lost) for reply in replies):
+        journal.note("room", {})
+        journal.flush(service)
+        replies += service.replies()
+    journal.note("last", {})
+    journal.flush(service)
+    journal.finish(service)
+    service.close()
+    *_, last, gap = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines()[1:])
+    assert (last["note"], gap["note"], gap["with"]) == ("last", "gap", {"lines": 2})
+
+
 def test_without_a_directory_there_is_none():
     journal = Journal(None, "0")
     write(journal, None, *STORY)

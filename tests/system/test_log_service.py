@@ -25,6 +25,7 @@ from hpclaunch.system.logs.messages import (
     IndexFile,
     Keep,
     LookAtDisk,
+    Lost,
     Prepare,
     Prepared,
     ReadTail,
@@ -212,8 +213,21 @@ def test_each_full_disk_is_reported_once(service, tmp_path):
                 service.serve(request)
         for request in requests:
             service.serve(request)
-    complaint = Complaint("files", "lines", f"{os.strerror(errno.EFBIG)}: {directory}")
-    assert service._channel.replies == [complaint] * 2
+    why = f"{os.strerror(errno.EFBIG)}: {directory}"
+    complaints = [reply for reply in service._channel.replies if isinstance(reply, Complaint)]
+    assert complaints == [Complaint("files", "lines", why)] * 2
+
+
+def test_lines_that_could_not_be_appended_are_counted_once_there_is_room(service, tmp_path):
+    texts = ["one\ntwo\n", "three\n"]
+    with full_disk():
+        for text in texts:
+            service.serve(Append(str(tmp_path), "lines", text))
+    (complaint,) = service._channel.replies
+    for text in texts:
+        service.serve(Append(str(tmp_path), "lines", text))
+    assert service._channel.replies == [complaint, Lost("lines", 3)]
+    assert (tmp_path / "lines").read_text() == "".join(texts)
 
 
 AGENT = """

@@ -9,6 +9,7 @@ import contextlib
 import json
 import select
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class LogServiceClient(Helper):
         self._kept: dict[tuple[str, ...], messages.Keep] = {}  # by files; sent after `_waiting`
         self._is_cut = False  # whether `_waiting` begins in the middle of a request
         self._unsaid = 0  # lines that were dropped
+        self.unwritten: Counter[str] = Counter()  # lines that could not be appended, by file
 
     def successor(self) -> LogServiceClient:
         """Return a new client, which sends the requests that this one could not."""
@@ -51,9 +53,13 @@ class LogServiceClient(Helper):
     def replies(self) -> list[messages.Reply]:
         """Return the replies that are there. Call this when the descriptor is readable."""
         try:
-            return [decode(messages.REPLIES, reply) for reply in self.receive()]
+            replies = [decode(messages.REPLIES, reply) for reply in self.receive()]
         except BlockingIOError:  # the descriptor was writable only
             return []
+        for reply in replies:
+            if isinstance(reply, messages.Lost):
+                self.unwritten[reply.name] += reply.lines
+        return replies
 
     @property
     def wanting(self) -> bool:

@@ -49,6 +49,7 @@ class LogService:
         self._full = False  # the disk was full at the last check
         self._index: IndexWriter | None = None  # of the round
         self._appended: dict[Path, int] = {}  # open descriptors, for requests to append
+        self._lost: dict[Path, int] = {}  # lines of these files, which could not be appended
         self._unwritten: dict[str, str] = {}  # reasons for failed writes, until they succeed
 
     def run(self) -> None:
@@ -122,9 +123,12 @@ class LogService:
     def _reply(self, reply: messages.Reply) -> None:
         self._channel.send(reply.encoded())
 
-    def _complain(self, kind: str, what: str, why: str = "") -> None:
+    def _report(self, reply: messages.Complaint | messages.Lost) -> None:
         with contextlib.suppress(AgentGoneError):  # the remaining output is still shown
-            self._reply(messages.Complaint(kind, what, why))
+            self._reply(reply)
+
+    def _complain(self, kind: str, what: str, why: str = "") -> None:
+        self._report(messages.Complaint(kind, what, why))
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         try:
@@ -185,16 +189,20 @@ class LogService:
             self._complain_of_files(e, directory, ", ".join(files))
 
     def _append(self, directory: str, name: str, text: str) -> None:
-        """Append whole lines to a file, which stays open until a write fails."""
-        path = Path(directory) / name
+        """Append whole lines to a file, which stays open until a write fails. Report the number of
+        lost lines once it can be written again.
+        """
+        path, data = Path(directory) / name, text.encode(errors="surrogateescape")
         try:
             if path not in self._appended:
                 self._appended[path] = _open_to_append(path)
-            data = text.encode(errors="surrogateescape")
             while data:  # a nearly full disk accepts a part, and the next write fails
                 data = data[os.write(self._appended[path], data) :]
             self._unwritten.pop(str(path), None)
+            if lost := self._lost.pop(path, 0):
+                self._report(messages.Lost(name, lost))
         except OSError as e:
+            self._lost[path] = self._lost.get(path, 0) + data.count(b"\n")
             self._stop_appending(path)
             self._complain_of_files(e, directory, name)
 
