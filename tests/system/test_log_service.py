@@ -218,6 +218,13 @@ def test_each_full_disk_is_reported_once(service, tmp_path):
     assert complaints == [Complaint("files", "lines", why)] * 2
 
 
+def test_a_text_that_cannot_be_written_leaves_the_one_before_and_nothing_else(service, tmp_path):
+    service.serve(Keep(str(tmp_path), {"status.json": "one"}))
+    with full_disk():
+        service.serve(Keep(str(tmp_path), {"status.json": "two"}))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["one"]
+
+
 def test_lines_that_could_not_be_appended_are_counted_once_there_is_room(service, tmp_path):
     texts = ["one\ntwo\n", "three\n"]
     with full_disk():

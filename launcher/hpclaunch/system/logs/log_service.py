@@ -178,12 +178,7 @@ class LogService:
         try:
             private_files.make_directory(directory)
             for name, text in files.items():
-                file = Path(directory) / name
-                new = Path(directory) / f"{name}.new"  # nobody reads half a file
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with open(private_files.open_file(new, flags), "wb") as f:
-                    f.write(text.encode(errors="surrogateescape"))
-                os.replace(new, file)
+                _replace(Path(directory) / name, text.encode(errors="surrogateescape"))
             self._unwritten.pop(f"{directory}/{', '.join(files)}", None)
         except OSError as e:
             self._complain_of_files(e, directory, ", ".join(files))
@@ -301,6 +296,20 @@ class LogService:
             duplicates.close()
         for path in list(self._appended):
             self._stop_appending(path)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Replace a file, so that nobody reads half of it. Raises OSError, and leaves the old one."""
+    new = file.with_name(f"{file.name}.new")
+    fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with open(fd, "wb") as f:
+            f.write(data)
+        os.replace(new, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
 
 
 def _open_to_append(path: Path) -> int:
