@@ -134,6 +134,19 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
     assert client.dropped() == 0
 
 
+def test_a_successor_counts_the_lines_that_were_dropped_before(client, monkeypatch):
+    monkeypatch.setattr(log_client, "MOST", 1 << 16)
+    os.kill(client._process.pid, signal.SIGSTOP)
+    while client._unsaid < 3:
+        client.say("x" * 100)
+    os.kill(client._process.pid, signal.SIGKILL)
+    while not client.lost:
+        client.replies()
+    successor = client.successor()
+    successor.close()
+    assert successor.dropped() == 3
+
+
 def test_only_the_newest_text_of_a_file_waits_for_a_process_that_hangs(client, tmp_path):
     pid = client._process.pid
     os.kill(pid, signal.SIGSTOP)

@@ -40,8 +40,11 @@ class LogServiceClient(Helper):
         self.unwritten: Counter[str] = Counter()  # lines that could not be appended, by file
 
     def successor(self) -> LogServiceClient:
-        """Return a new client, which sends the requests that this one could not."""
+        """Return a new client, which sends the requests and counts the lines that this one could
+        not.
+        """
         another = LogServiceClient()
+        another._unsaid, another.unwritten = self._unsaid, self.unwritten
         begin = self._waiting.find(b"\n") + 1 if self._is_cut else 0
         another._waiting += self._waiting[begin:] + b"".join(map(_line, self._kept.values()))
         return another
