@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from serving import LIMIT, gone
 
-from hpclaunch.system.logs import log_client
+from hpclaunch.system.logs import log_client, log_service
+from hpclaunch.system.logs.console import Console
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.logs.messages import (
@@ -39,6 +40,8 @@ from hpclaunch.worker.messages import decode
 from surroundings import full_disk
 
 pytestmark = pytest.mark.starts
+
+CAPACITY = 1 << 16  # of a pipe, in bytes
 
 
 @pytest.fixture
@@ -248,6 +251,19 @@ def test_lines_that_could_not_be_appended_are_counted_once_there_is_room(service
         service.serve(Append(str(tmp_path), "lines", text))
     assert service._channel.replies == [complaint, Lost("lines", 3)]
     assert (tmp_path / "lines").read_text() == "".join(texts)
+
+
+def test_at_the_end_a_console_that_stalls_does_not_hide_the_text_of_the_other(service, monkeypatch):
+    monkeypatch.setattr(log_service, "STALLED", 0.1)
+    (nobody_reads, out), (reads, err) = os.pipe(), os.pipe()
+    service.consoles = {1: Console(out), 2: Console(err)}
+    for console in service.consoles.values():
+        console.say(b"x" * CAPACITY + b"the rest")
+    os.read(reads, CAPACITY)
+    service.drain()
+    assert os.read(reads, CAPACITY) == b"the rest"
+    for fd in (nobody_reads, out, reads, err):
+        os.close(fd)
 
 
 AGENT = """

@@ -267,26 +267,22 @@ class LogService:
     # The end
 
     def drain(self) -> None:
-        """Show the remaining output, unless a console accepts nothing for STALLED seconds."""
+        """Show the remaining output, until no console has accepted any for STALLED seconds."""
         self.consoles[2].set_live(b"")
         self.consoles[2].draw()
         if self._index is not None:
             self._index.finish(time.monotonic())
-        while True:
-            self.mirror.finish(time.monotonic())
-            wanting = [console for console in self.consoles.values() if console.wanting]
-            if not wanting:
+        self.mirror.finish(time.monotonic())
+        while wanting := {each.fd: each for each in self.consoles.values() if each.wanting}:
+            ready = select.select([], wanting, [], STALLED)[1]
+            if not ready:
                 break
-            for console in wanting:
-                held = console.room
-                console.flush(STALLED)
-                if console.wanting and console.room == held:
-                    return
+            for fd in ready:
+                wanting[fd].flush()
             with contextlib.suppress(AgentGoneError):
                 self._reply(messages.Draining())
+            self.mirror.finish(time.monotonic())
         self._complain_of_duplicates()
-        for console in self.consoles.values():
-            console.flush(STALLED)
 
     def close(self) -> None:
         self.mirror.close()
