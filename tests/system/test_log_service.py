@@ -220,6 +220,20 @@ def service():
     service.close()
 
 
+def test_a_round_that_is_prepared_twice_is_followed_once(service, tmp_path):
+    here = tmp_path / "round-0"
+    file, filtered = str(here / "rank-0.out"), str(here / "filtered")
+    streams = (StreamFile(file, (TapTo(1, ""), TapTo(filtered, "", ("loss",)))),)
+    index = IndexFile(str(here / "index"), "71.0", "n1")
+    request = Prepare(1, str(here), streams, (filtered,), (), str(here / "store.err"), index)
+    for _ in range(2):
+        service.serve(request)
+    assert service._channel.replies == [Prepared(1)] * 2
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    opened = [os.readlink(link) for link in links if os.path.exists(link)]
+    assert [opened.count(path) for path in (file, filtered)] == [1, 1]
+
+
 def test_each_full_disk_is_reported_once(service, tmp_path):
     directory = str(tmp_path)
     requests = [Append(directory, "lines", "one\n"), Keep(directory, {"status.json": "{}"})]

@@ -44,6 +44,7 @@ class LogService:
         self.consoles = consoles()
         self._duplicates: dict[str, Duplicates] = {}  # by path, while lines are copied to them
         self._begins: dict[Path, int] = {}  # the sizes of the round's files at its start
+        self._prepared = 0  # the id of the round's request
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to check whether its disk is full
         self._full = False  # the disk was full at the last check
@@ -132,10 +133,12 @@ class LogService:
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         try:
-            self.follow(request)
+            if request.id != self._prepared:  # a successor may get it twice
+                self.follow(request)
         except OSError as e:
             why, file = e.strerror or str(e), os.fsdecode(e.filename or request.directory)
             return messages.Refused(request.id, why, file, e.errno in FULL)
+        self._prepared = request.id
         return messages.Prepared(request.id)
 
     def follow(self, request: messages.Prepare) -> None:
