@@ -108,7 +108,9 @@ class LogTrouble:
 
 @value(frozen=True)
 class OutputMoved:
-    """The disk of the log directory is full: a round's files are in a temporary directory."""
+    """The disk of the log directory is full, read-only or broken: a round's files are in a
+    temporary directory.
+    """
 
     host: str
     round: int

@@ -28,7 +28,7 @@ class AppendedLines:
     def __init__(self, directory: Path | None, name: str, on_gap: Callable[[int], None]) -> None:
         self._directory, self._name, self._on_gap = directory, name, on_gap
         self._waiting = bytearray()
-        self._lost = 0
+        self._lost = 0  # since the last gap that was noted
 
     def add(self, line: bytes) -> None:
         """Write a line, which ends with a newline."""
@@ -63,4 +63,5 @@ class AppendedLines:
         is_accepted = service.append(self._directory, self._name, text, is_last=is_last)
         if is_accepted:
             del self._waiting[:end]
+            self._lost += service.unwritten.pop(self._name, 0)
         return is_accepted

@@ -29,7 +29,6 @@ from hpclaunch.worker import private_files
 
 from ..shared import bounded_json, packing
 from .appended_lines import AppendedLines, name_of
-from .log_client import LogServiceClient
 from .log_directory import matching
 
 FORMAT = 3
@@ -51,7 +50,7 @@ class FactFile:
             "host": host,
             "incarnation": incarnation,
         }
-        self._lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
+        self.lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
 
     def record(self, fact: facts.Fact, at: float) -> None:
         """Write a fact that was recorded at this time, in seconds since the epoch."""
@@ -60,20 +59,12 @@ class FactFile:
             self._line(title)
         self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)}, at)
 
-    def flush(self, service: LogServiceClient) -> None:
-        """Send what the log service accepts at once. Call this at the end of each loop turn."""
-        self._lines.flush(service)
-
-    def finish(self, service: LogServiceClient) -> None:
-        """Send the log service all remaining lines. Close the service after this."""
-        self._lines.finish(service)
-
     def _note_gap(self, lost: int) -> None:
         self._line({"lost": lost})
 
     def _line(self, value: dict[str, Any], at: float | None = None) -> None:
         at = round(time.time(), 3) if at is None else at
-        self._lines.add(packing.to_json({"time": at, **value}) + b"\n")
+        self.lines.add(packing.to_json({"time": at, **value}) + b"\n")
 
 
 @value(frozen=True)

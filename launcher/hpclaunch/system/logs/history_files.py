@@ -33,15 +33,11 @@ class HistoryTitle:
 
 
 def title(launch: str, index: int, host: str) -> str:
-    return _line(HistoryTitle(FORMAT, __version__, launch, index, host))
+    return line(HistoryTitle(FORMAT, __version__, launch, index, host))
 
 
-def line(moment: AgentMoment) -> str:
-    return _line(moment)
-
-
-def _line(value: object) -> str:
-    return packing.pack(value).decode() + "\n"
+def line(moment: AgentMoment | HistoryTitle) -> str:
+    return packing.pack(moment).decode() + "\n"
 
 
 def read(directory: Path) -> list[AgentHistory]:

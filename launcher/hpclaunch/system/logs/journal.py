@@ -110,17 +110,13 @@ class Journal(Recorder):
     """The journal of an agent, in a file of its log directory."""
 
     def __init__(self, directory: Path | None, label: str) -> None:
-        self._lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
-        super().__init__(self._lines.add)
-
-    def flush(self, service: LogServiceClient) -> None:
-        """Send what the log service accepts at once. Call this at the end of each loop turn."""
-        self._lines.flush(service)
+        self.lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
+        super().__init__(self.lines.add)
 
     def finish(self, service: LogServiceClient) -> None:
         """Send the log service all remaining lines. Close the service after this."""
         self.add_failed_event()
-        self._lines.finish(service)
+        self.lines.finish(service)
 
     def _note_gap(self, lost: int) -> None:
         self.note("gap", {"lines": lost})

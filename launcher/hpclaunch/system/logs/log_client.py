@@ -9,6 +9,7 @@ import contextlib
 import json
 import select
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,26 +34,35 @@ class LogServiceClient(Helper):
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
+        self._kept: dict[tuple[str, ...], messages.Keep] = {}  # by files; sent after `_waiting`
         self._is_cut = False  # whether `_waiting` begins in the middle of a request
         self._unsaid = 0  # lines that were dropped
+        self.unwritten: Counter[str] = Counter()  # lines that could not be appended, by file
 
     def successor(self) -> LogServiceClient:
-        """Return a new client, which sends the requests that this one could not."""
+        """Return a new client, which sends the requests and counts the lines that this one could
+        not.
+        """
         another = LogServiceClient()
+        another._unsaid, another.unwritten = self._unsaid, self.unwritten
         begin = self._waiting.find(b"\n") + 1 if self._is_cut else 0
-        another._waiting += self._waiting[begin:]
+        another._waiting += self._waiting[begin:] + b"".join(map(_line, self._kept.values()))
         return another
 
     def send(self, request: Message) -> None:
-        self._waiting += json.dumps(request.encoded()).encode() + b"\n"
+        self._waiting += _line(request)
         self.flush()
 
     def replies(self) -> list[messages.Reply]:
         """Return the replies that are there. Call this when the descriptor is readable."""
         try:
-            return [decode(messages.REPLIES, reply) for reply in self.receive()]
+            replies = [decode(messages.REPLIES, reply) for reply in self.receive()]
         except BlockingIOError:  # the descriptor was writable only
             return []
+        for reply in replies:
+            if isinstance(reply, messages.Lost):
+                self.unwritten[reply.name] += reply.lines
+        return replies
 
     @property
     def wanting(self) -> bool:
@@ -75,6 +85,8 @@ class LogServiceClient(Helper):
             sent = self._socket.send(self._waiting)
             self._is_cut = self._waiting[sent - 1 : sent] != b"\n"
             del self._waiting[:sent]
+            if self._kept and not self._waiting:
+                self._waiting += _line(self._kept.pop(next(iter(self._kept))))
 
     def say(self, text: str) -> None:
         if len(self._waiting) > MOST:
@@ -88,7 +100,14 @@ class LogServiceClient(Helper):
             self.send(messages.Live(text))
 
     def keep(self, directory: Path, files: Mapping[str, str]) -> None:
-        self.send(messages.Keep(str(directory), dict(files)))
+        """Write these texts to files. While the process accepts nothing, only the newest texts of
+        the same files wait.
+        """
+        request = messages.Keep(str(directory), dict(files))
+        if self._waiting:
+            self._kept[(request.directory, *files)] = request
+        else:
+            self.send(request)
 
     def append(self, directory: Path, name: str, text: str, *, is_last: bool = False) -> bool:
         """Write these lines to the end of a file there; False if they are not accepted, because the
@@ -134,3 +153,7 @@ class LogServiceClient(Helper):
             if not self._is_ready(event, END_LIMIT - NOTED):
                 raise TimeoutError
         return True
+
+
+def _line(request: Message) -> bytes:
+    return json.dumps(request.encoded()).encode() + b"\n"

@@ -44,12 +44,14 @@ class LogService:
         self.consoles = consoles()
         self._duplicates: dict[str, Duplicates] = {}  # by path, while lines are copied to them
         self._begins: dict[Path, int] = {}  # the sizes of the round's files at its start
+        self._prepared = 0  # the id of the round's request
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to check whether its disk is full
         self._full = False  # the disk was full at the last check
         self._index: IndexWriter | None = None  # of the round
         self._appended: dict[Path, int] = {}  # open descriptors, for requests to append
-        self._unkept: set[str] = set()  # reasons for failed writes that were reported
+        self._lost: dict[Path, int] = {}  # lines of these files, which could not be appended
+        self._unwritten: dict[str, str] = {}  # reasons for failed writes, until they succeed
 
     def run(self) -> None:
         """Serve requests until the agent is gone."""
@@ -122,16 +124,21 @@ class LogService:
     def _reply(self, reply: messages.Reply) -> None:
         self._channel.send(reply.encoded())
 
-    def _complain(self, kind: str, what: str, why: str = "") -> None:
+    def _report(self, reply: messages.Complaint | messages.Lost) -> None:
         with contextlib.suppress(AgentGoneError):  # the remaining output is still shown
-            self._reply(messages.Complaint(kind, what, why))
+            self._reply(reply)
+
+    def _complain(self, kind: str, what: str, why: str = "") -> None:
+        self._report(messages.Complaint(kind, what, why))
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         try:
-            self.follow(request)
+            if request.id != self._prepared:  # a successor may get it twice
+                self.follow(request)
         except OSError as e:
             why, file = e.strerror or str(e), os.fsdecode(e.filename or request.directory)
             return messages.Refused(request.id, why, file, e.errno in FULL)
+        self._prepared = request.id
         return messages.Prepared(request.id)
 
     def follow(self, request: messages.Prepare) -> None:
@@ -174,25 +181,26 @@ class LogService:
         try:
             private_files.make_directory(directory)
             for name, text in files.items():
-                file = Path(directory) / name
-                new = Path(directory) / f"{name}.new"  # nobody reads half a file
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with open(private_files.open_file(new, flags), "wb") as f:
-                    f.write(text.encode(errors="surrogateescape"))
-                os.replace(new, file)
+                _replace(Path(directory) / name, text.encode(errors="surrogateescape"))
+            self._unwritten.pop(f"{directory}/{', '.join(files)}", None)
         except OSError as e:
             self._complain_of_files(e, directory, ", ".join(files))
 
     def _append(self, directory: str, name: str, text: str) -> None:
-        """Append whole lines to a file, which stays open until a write fails."""
-        path = Path(directory) / name
+        """Append whole lines to a file, which stays open until a write fails. Report the number of
+        lost lines once it can be written again.
+        """
+        path, data = Path(directory) / name, text.encode(errors="surrogateescape")
         try:
             if path not in self._appended:
                 self._appended[path] = _open_to_append(path)
-            data = text.encode(errors="surrogateescape")
             while data:  # a nearly full disk accepts a part, and the next write fails
                 data = data[os.write(self._appended[path], data) :]
+            self._unwritten.pop(str(path), None)
+            if lost := self._lost.pop(path, 0):
+                self._report(messages.Lost(name, lost))
         except OSError as e:
+            self._lost[path] = self._lost.get(path, 0) + data.count(b"\n")
             self._stop_appending(path)
             self._complain_of_files(e, directory, name)
 
@@ -203,8 +211,9 @@ class LogService:
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
-        if why not in self._unkept:  # some files are written again and again
-            self._unkept.add(why)
+        is_new = why not in self._unwritten.values()  # some files are written again and again
+        self._unwritten[f"{directory}/{names}"] = why
+        if is_new:
             self._complain("files", names, why)
 
     def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
@@ -261,26 +270,22 @@ class LogService:
     # The end
 
     def drain(self) -> None:
-        """Show the remaining output, unless a console accepts nothing for STALLED seconds."""
+        """Show the remaining output, until no console has accepted any for STALLED seconds."""
         self.consoles[2].set_live(b"")
         self.consoles[2].draw()
         if self._index is not None:
             self._index.finish(time.monotonic())
-        while True:
-            self.mirror.finish(time.monotonic())
-            wanting = [console for console in self.consoles.values() if console.wanting]
-            if not wanting:
+        self.mirror.finish(time.monotonic())
+        while wanting := {each.fd: each for each in self.consoles.values() if each.wanting}:
+            ready = select.select([], wanting, [], STALLED)[1]
+            if not ready:
                 break
-            for console in wanting:
-                held = console.room
-                console.flush(STALLED)
-                if console.wanting and console.room == held:
-                    return
+            for fd in ready:
+                wanting[fd].flush()
             with contextlib.suppress(AgentGoneError):
                 self._reply(messages.Draining())
+            self.mirror.finish(time.monotonic())
         self._complain_of_duplicates()
-        for console in self.consoles.values():
-            console.flush(STALLED)
 
     def close(self) -> None:
         self.mirror.close()
@@ -290,6 +295,20 @@ class LogService:
             duplicates.close()
         for path in list(self._appended):
             self._stop_appending(path)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Replace a file, so that nobody reads half of it. Raises OSError, and leaves the old one."""
+    new = file.with_name(f"{file.name}.new")
+    fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with open(fd, "wb") as f:
+            f.write(data)
+        os.replace(new, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
 
 
 def _open_to_append(path: Path) -> int:

@@ -74,6 +74,14 @@ def merged(streams: Iterable[tuple[float, Iterator[OutputLine]]]) -> Iterator[Ou
                 heapq.heapreplace(heap, (following.time, own, following, stream))
 
 
+def _changed(path: Path) -> float:
+    """Return when a file last changed; 0 if it is not there."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
 class _OpenFiles:
     """A cache of open files."""
 
@@ -152,7 +160,7 @@ class _WorkerFile:
 
     def rest(self, *, final: bool) -> Iterator[OutputLine]:
         """Yield the lines that no index mentions. `final`: nothing more will be written."""
-        changed, dated = self.changed, self.begun is not None
+        changed, dated = _changed(self.path), self.begun is not None
         yield from self._read(ALL, changed, dated=dated)
         if final and self.unfinished:
             text, self.unfinished = self.unfinished, b""
@@ -161,14 +169,7 @@ class _WorkerFile:
     def skip_to_the_last(self, since: float) -> None:
         """Skip a file that no index mentions after `since`; if it has changed, keep its end."""
         end = size(self.path)
-        self.offset = max(0, end - UNDATED) if self.changed >= since else end
-
-    @property
-    def changed(self) -> float:
-        try:
-            return os.stat(self.path).st_mtime
-        except OSError:
-            return 0.0
+        self.offset = max(0, end - UNDATED) if _changed(self.path) >= since else end
 
     def _read(
         self, end: int, time: float, pace: float = 0.0, *, dated: bool = True
@@ -231,15 +232,12 @@ class _OutputIndex:
                 high = middle
         self._position = low
 
-    def everything(self) -> Iterator[IndexLine]:
-        """Yield all lines from the first one on, whatever was read before."""
-        return self._from(0)
-
     def emptied(self) -> Iterator[IndexLine]:
         """Yield the lines after this position that say that a file was emptied."""
-        return self._from(self._position, EMPTIED)
+        return self.everything(self._position, EMPTIED)
 
-    def _from(self, position: int, ending: bytes = b"") -> Iterator[IndexLine]:
+    def everything(self, position: int = 0, ending: bytes = b"") -> Iterator[IndexLine]:
+        """Yield all lines with this end from a byte on, whatever was read before."""
         lines, length = self._parsed(position, ending)
         while length:
             yield from lines
@@ -319,7 +317,7 @@ class _Round:
         if indexes:
             return min(_OutputIndex(path, self._opened).begun.time for path in indexes)
         paths = [self._directory / name for name in names if FILES.fullmatch(name)]
-        return min((path.lstat().st_mtime for path in paths if path.exists()), default=0.0)
+        return min(filter(None, map(_changed, paths)), default=0.0)
 
     @property
     def begun_last(self) -> float:
@@ -342,7 +340,7 @@ class _Round:
         if since > -math.inf:
             self._find_offsets(chosen)
         files = [file for file in self._files.values() if not node or file.begun is not None]
-        for file in sorted(files, key=lambda f: (f.changed if f.begun else 0.0, f.order)):
+        for file in sorted(files, key=lambda f: (_changed(f.path) if f.begun else 0.0, f.order)):
             yield from file.rest(final=final)
 
     def _names(self) -> list[str]:
@@ -396,7 +394,8 @@ class _Round:
     def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
         """Find where to begin in files that the indexes do not mention after the wanted time."""
         since = self._wanted.since
-        changed = {n: f for n, f in self._files.items() if f.offset is None and f.changed >= since}
+        unknown = {name: file for name, file in self._files.items() if file.offset is None}
+        changed = {name: file for name, file in unknown.items() if _changed(file.path) >= since}
         for index in indexes if changed else ():
             begun = index.begun
             for line in index.everything():
@@ -404,7 +403,7 @@ class _Round:
                     begun = line
                 elif isinstance(line, FileGrowth) and (file := changed.get(line.name)):
                     file.begun, file.offset = begun, line.begin + line.length
-        for file in self._files.values():
+        for file in unknown.values():
             if file.offset is None:
                 file.skip_to_the_last(since)
 

@@ -141,6 +141,13 @@ class Complaint(Message):
     why: str = ""
 
 
+class Lost(Message):
+    """Lines for this file could not be written. It can be written again."""
+
+    name: str
+    lines: int
+
+
 class Draining(Message):
     """Sign of life at the end, while there is more to show."""
 
@@ -148,6 +155,6 @@ class Draining(Message):
 Request: TypeAlias = (
     Prepare | ReadTail | LookAtDisk | Keep | Append | ReadFacts | Say | Live | Remove | Finish
 )
-Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Draining
+Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Lost | Draining
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -166,7 +166,7 @@ class Mirror:
 
     _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; without one, negative
     _inotify: Inotify = field(default_factory=Inotify)
-    _look_at: float = math.inf
+    _look_at: float = math.inf  # when to read files without a watch
 
     def fileno(self) -> int:
         """Return the descriptor; -1 without inotify."""
@@ -269,3 +269,5 @@ class Mirror:
             with contextlib.suppress(OSError):  # it has no watch, or the file was removed
                 self._inotify.rm_watch(key)
             os.close(stream.fd)
+        if all(key >= 0 for key in self._streams):
+            self._look_at = math.inf

@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -60,14 +61,19 @@ class FoundLaunches:
         return self.launches[0]
 
     def request(self, request: Request) -> list[str]:
-        """Send a request to each launch. Return why each refuses it; "" for one that grants it."""
+        """Send a request to each launch. Return why each refuses it; "" for one that grants it.
+        Raises NoLaunchError if they cannot be asked.
+        """
         if not self.step:
             return view_client.request(request.value, self.which)
-        done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
+        with _started():
+            done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
         return [json.loads(answer) for answer in Answers().read(done.lines) if answer]
 
     def watch(self, pause: float) -> LaunchStream:
-        return LaunchStream([*self.step, *_reader(self.which, LOOK, pause)], self.env or None)
+        """Return a stream of snapshots, one every `pause` seconds. Raises NoLaunchError."""
+        with _started():
+            return LaunchStream([*self.step, *_reader(self.which, LOOK, pause)], self.env or None)
 
 
 class LaunchStream:
@@ -126,9 +132,10 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         raise NoLaunchError(f"no launch {which} is led from this machine")
     env = slurm_steps.environment(environ)
     try:
-        jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
-    except OSError as e:
-        raise NoLaunchError(f"cannot look at job {which}: {e.strerror}: {e.filename}") from e
+        with _started():
+            jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
+    except NoLaunchError as e:
+        raise NoLaunchError(f"cannot look at job {which}: {e}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
     if not running:
         state = f"it is {jobs[0].state}" if jobs else "it is over"
@@ -201,8 +208,18 @@ def _look(
     step: Sequence[str], which: str, env: Mapping[str, str]
 ) -> tuple[list[LaunchSnapshot], str]:
     """Return the launches that a step finds, and its complaint."""
-    done = slurm_steps.run([*step, *_reader(which, LOOK)], env)
+    with _started():
+        done = slurm_steps.run([*step, *_reader(which, LOOK)], env)
     return [_read(answer) for answer in Answers().read(done.lines) if answer], done.complaint
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    """Raise NoLaunchError if a command cannot be started: it is missing, or no process is left."""
+    try:
+        yield
+    except OSError as e:
+        raise NoLaunchError(": ".join(filter(None, (e.strerror, e.filename)))) from e
 
 
 def _first_error(complaint: str) -> str:

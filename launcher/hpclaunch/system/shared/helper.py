@@ -56,8 +56,8 @@ _own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes t
 class Helper:
     """A helper process, and the agent's end of the socket to it.
 
-    `lost` is set once the process is gone, and `survivors` if something that it had started cannot
-    be killed then.
+    `lost` is set once the process is gone, and `survivors` if it, or something that it had started,
+    cannot be killed then.
     """
 
     has_children = False  # they become ours when it is gone, and are killed
@@ -130,7 +130,9 @@ class Helper:
         _own[pid] = None
 
     def end(self, limit: float) -> None:
-        """Close the socket, which ends the process; after `limit` seconds kill it and all below."""
+        """Close the socket, which ends the process; after `limit` seconds kill it and all below.
+        Give up soon, since it may hang in a driver.
+        """
         self._lines.close()
         if not self._ends_within(limit):
             self._process.kill()
@@ -178,8 +180,12 @@ class Helper:
 
     def _end_orphans(self) -> None:
         """Kill what is left: the process's children died with it, and theirs were adopted here."""
-        self._process.wait()
-        self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
+        try:
+            self._process.wait(GONE_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.survivors = True
+        else:
+            self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
 
     def _orphans(self) -> set[int]:
         return descendants({*_own, *self._older})
@@ -188,7 +194,8 @@ class Helper:
         """Kill and reap children of ours until none is found or the time `limit` is reached."""
         while (left := find()) and time.monotonic() < limit:
             for pid in left:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                # One that has gained another user's rights (setuid) cannot be killed.
+                with contextlib.suppress(ProcessLookupError, ChildProcessError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(AGAIN)
