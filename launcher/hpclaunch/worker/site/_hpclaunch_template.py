@@ -180,7 +180,7 @@ class Template:
     def load(self, request: "Load") -> None:
         self.env, self.own = request.env, frozenset(request.own)
         self.blocked = request.blocked
-        often = gc.get_threshold()
+        often, *_ = gc.get_threshold()
         gc.set_threshold(0)  # imports make little garbage, and collections take 10 % of the time
         try:
             if is_traced():
@@ -202,8 +202,7 @@ class Template:
             self.load_module(name)
         self.prepare_to_fork()
         self.answer(replies.Ready(self.words))
-        if not gc.get_threshold()[0]:  # no module has set another threshold
-            gc.set_threshold(*often)
+        gc.set_threshold(gc.get_threshold()[0] or often)  # a module may have set another one
         finalizing().freeze()
 
     def prepare_to_fork(self) -> None:
@@ -304,7 +303,7 @@ class Template:
 
     def replay(self, request: "Renew") -> None:
         renewal = beside("_hpclaunch_renewal")
-        often = gc.get_threshold()
+        often, *_ = gc.get_threshold()
         gc.set_threshold(0)
         known = frozenset(sys.modules)
         name = ""
@@ -319,7 +318,7 @@ class Template:
             self.answer(replies.Unsafe(name, why))
             os._exit(0)
         self.take_name()
-        gc.set_threshold(*often)
+        gc.set_threshold(gc.get_threshold()[0] or often)
         self.prepare_to_fork()
         finalizing().freeze()
         self.answer(replies.Ready(self.words))
