@@ -487,7 +487,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     progress.begin()
     lesson = template.lesson_of(worker, request)
     if lesson is not None:
-        beside("_hpclaunch_lesson").Lesson(lesson)
+        beside("_hpclaunch_lesson").Lesson(lesson, template.startup.parking.spec_of)
     report = template.of_server(request.restarts)
     restarts = beside("_hpclaunch_restart").Restarts
     restarts = restarts(template.parking, environ, worker, template.blocked, report)
