@@ -299,6 +299,33 @@ def test_every_python_below_a_worker_has_the_hooks_and_no_other(tmp_path, comman
         assert (found.stdout, found.stderr) == (expected, "")
 
 
+OLD_LOADER = """
+import sys, types
+from importlib.machinery import ModuleSpec
+
+class Old:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name == "torch.serialization" else None
+
+    def load_module(self, name):
+        return sys.modules.setdefault(name, types.ModuleType(name))
+
+sys.meta_path.append(Old())
+import warnings; warnings.simplefilter("ignore")
+import torch.cuda.graphs, torch.serialization
+print(list(torch.cuda.graphs.__path__))
+"""
+
+
+def test_a_loader_that_cannot_be_patched_loads_its_module(tmp_path):
+    """A package without a file has none, and old ones have no `exec_module`."""
+    (tmp_path / "torch" / "cuda" / "graphs").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    env = environment(HOOKS, tmp_path, HPCLAUNCH_STORE="10.0.0.1:4000")
+    found = python("-c", OLD_LOADER, cwd=tmp_path, env=env)
+    assert (found.stdout, found.stderr) == (f"['{tmp_path}/torch/cuda/graphs']\n", "")
+
+
 def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
     names = ("distributed/rendezvous", "optim/optimizer", "amp/grad_scaler", "cuda/graphs")
     for name in (*names, "serialization"):

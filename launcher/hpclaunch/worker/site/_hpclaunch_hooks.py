@@ -67,8 +67,6 @@ class Finder:
         return None
 
     def _attach(self, loader: "Any", name: str) -> None:
-        load = loader.exec_module
-
         def exec_module(module: "Any") -> None:
             del loader.exec_module
             self._seen(name)
@@ -77,9 +75,9 @@ class Finder:
                 patch(module)
 
         try:
-            loader.exec_module = exec_module
+            load, loader.exec_module = loader.exec_module, exec_module
         except AttributeError:
-            pass  # the loader has no settable attributes: it is not one of Python's
+            pass  # no loader, or one that is not Python's and has no settable attributes
 
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
