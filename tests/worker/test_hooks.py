@@ -327,8 +327,8 @@ def test_a_loader_that_cannot_be_patched_loads_its_module(tmp_path):
 
 
 def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
-    names = ("distributed/rendezvous", "optim/optimizer", "amp/grad_scaler", "cuda/graphs")
-    for name in (*names, "serialization"):
+    names = ("distributed/rendezvous", "distributed/distributed_c10d", "optim/optimizer")
+    for name in (*names, "amp/grad_scaler", "cuda/graphs", "serialization"):
         file = tmp_path / "torch" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         (file.parent / "__init__.py").touch()
@@ -336,7 +336,7 @@ def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
     (tmp_path / "torch" / "__init__.py").touch()
     show = "from torch.distributed import rendezvous as r; print(r._rendezvous_handlers); "
     show += "import torch.optim.optimizer, torch.amp.grad_scaler, torch.cuda.graphs, "
-    show += "torch.serialization\n"
+    show += "torch.serialization, torch.distributed.distributed_c10d\n"
     env = environment(HOOKS, tmp_path, HPCLAUNCH_STORE="10.0.0.1:4000")
     found = python("-c", show + AWAITS_NOTHING_ELSE, cwd=tmp_path, env=env)
     assert (found.stdout, found.stderr) == ("{}\n", "")

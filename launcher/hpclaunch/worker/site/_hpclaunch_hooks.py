@@ -32,7 +32,7 @@ else:
     from _hpclaunch_progress import progress
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-C10D = "torch.distributed.distributed_c10d"  # imports RENDEZVOUS
+C10D = "torch.distributed.distributed_c10d"
 OPTIMIZER = "torch.optim.optimizer"
 SCALER = "torch.amp.grad_scaler"
 GRAPHS = "torch.cuda.graphs"
@@ -82,7 +82,7 @@ class Finder:
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
-            self.awaited -= {C10D, *(n for n in RARE if not self._find(n.partition(".")[0]))}
+            self.awaited -= {name for name in RARE if not self._find(name.partition(".")[0])}
         if not self.awaited:
             # A new list, since importing threads may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
