@@ -98,6 +98,7 @@ class Progress:
         begin = place.slot * layout.SLOT
         try:
             with layout.Opened(place.server, place.memory) as fd:
+                memory = _mapped(fd)
                 if not claim(fd, place.slot, layout.WRITER):
                     return
                 # Erase what an earlier process has left.
@@ -110,7 +111,7 @@ class Progress:
                 )
                 for field in (*range(layout.WRITER), *fields, layout.ALLOCATED, layout.HANDLED):
                     os.pwrite(fd, bytes(8), begin + 8 * field)
-                self._slot = slot = layout.Slot(_mapped(fd)[begin : begin + layout.SLOT])
+                self._slot = slot = layout.Slot(memory[begin : begin + layout.SLOT])
             import atexit
 
             atexit.register(self._end)
@@ -436,6 +437,7 @@ def claim(fd: int, slot: int, field: int) -> bool:
     """Write this process's pid to a field of a slot, unless it names another living process. Return
     whether it was written. Of several Pythons below one worker, the first one succeeds."""
     at = slot * layout.SLOT + 8 * field
+    os.lockf(fd, os.F_LOCK, 0)  # until the descriptor is closed
     known = int.from_bytes(os.pread(fd, 8, at), sys.byteorder)
     if known and known != os.getpid() and os.path.exists(f"/proc/{known}"):
         return False
