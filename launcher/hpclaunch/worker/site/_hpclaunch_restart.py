@@ -105,7 +105,7 @@ class Restarts:
         file, line = caller()
         file = file.removeprefix(self.directory + os.sep)
         message = [kind, name[:MOST], file[-MOST:], line, forked]
-        data = json.dumps(message).encode() + b"\n"
+        data = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         if forked:
             self.noted = data
         else:
