@@ -115,9 +115,9 @@ def called() -> str:
         frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or _waits(os.getpid()) > before:
             return ""
-    except (KeyError, OSError):  # this kernel does not show it
+        return _name_of_call(frame)
+    except (KeyError, OSError, ValueError):  # unknown to this kernel, or to `dis`
         return ""
-    return _name_of_call(frame)
 
 
 def _waits(thread: int) -> int:
