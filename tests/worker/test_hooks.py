@@ -229,6 +229,8 @@ dist.destroy_process_group()
 """
     similar = tmp_path / "meeting.71.0.0.log"
     similar.touch()
+    for earlier in ("meeting.71.0.0.1", "meeting.71.0.7.1"):  # after a lost node; of an earlier run
+        (tmp_path / earlier).touch()
     for restarts in range(2):
         port, uri = store.port(), f"file://{meeting}"  # torch decodes no %20
         ranks = fork_ranks(forks, port, tmp_path, text, uri, restarts=restarts)
@@ -242,6 +244,23 @@ dist.destroy_process_group()
     end_well(ranks)
     # If both ranks end at one moment, each may leave torch's removal of the last one to the other.
     assert set(tmp_path.glob("meeting*")) - {tmp_path / f"meeting.71.0.1.{port}"} == {similar}
+
+
+def test_a_file_of_another_launch_without_an_id_is_kept(tmp_path):
+    other = tmp_path / "meeting.none.0.4001"
+    other.touch()
+    env = environment(
+        HOOKS,
+        TORCHELASTIC_RESTART_COUNT=1,
+        TORCHELASTIC_RUN_ID="none",
+        HPCLAUNCH_RUN_ID="none",
+        HPCLAUNCH_STORE="127.0.0.1:4002",
+    )
+    show = "from _hpclaunch_hooks import of_round; import sys; print(of_round(sys.argv[1]))"
+    url = f"file://{tmp_path}/meeting{{}}?rank=0&world_size=1"
+    found = python("-c", show, url.format(""), cwd=tmp_path, env=env)
+    assert (found.stdout, found.stderr) == (url.format(".none.1.4002") + "\n", "")
+    assert other.exists()
 
 
 def python(*args, cwd, env):

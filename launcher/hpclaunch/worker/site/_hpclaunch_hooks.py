@@ -296,22 +296,23 @@ def of_round(url: str) -> str:
     if not (parts.path and in_round() and restarts.isdecimal()):
         return url
     run = "." + re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", "")) + "."
-    if "rank=0" in parts.query.split("&"):
-        remove_earlier(parts.path + run, int(restarts))
+    ends = restarts + "." + launchers_port()
+    # Launches without Slurm have the id "none", and another one may be using its file.
+    if "rank=0" in parts.query.split("&") and run != ".none.":
+        remove_earlier(parts.path + run, ends)
     end = len(re.split("[?#]", url, maxsplit=1)[0])
-    return url[:end] + run + restarts + "." + launchers_port() + url[end:]
+    return url[:end] + run + ends + url[end:]
 
 
-def remove_earlier(stem: str, restarts: int) -> None:
+def remove_earlier(stem: str, ends: str) -> None:
     """Remove the files of this run's earlier rounds, whose processes are all dead."""
     import re
 
     directory, base = os.path.split(stem)
-    file = re.compile(re.escape(base) + r"(\d+)\.\d+")
+    file = re.compile(re.escape(base) + r"\d+\.\d+")
     try:
         for name in os.listdir(directory or "."):
-            match = file.fullmatch(name)
-            if match and int(match.group(1)) < restarts:
+            if file.fullmatch(name) and name != base + ends:
                 os.unlink(os.path.join(directory, name))
     except OSError:
         pass  # if the directory is at fault, torch will raise an error
