@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..json_lines import JsonLines
     from ..messages import decode, never
     from ..processes import PR_SET_PDEATHSIG, append_to, children, prctl
-    from ..template_messages import REQUESTS, Fork, Load, Renew
+    from ..template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
     from ._hpclaunch_errors import record_errors
     from ._hpclaunch_hooks import beside
     from ._hpclaunch_output import keep_writing
@@ -78,13 +78,12 @@ else:
     from _hpclaunch_worker.json_lines import JsonLines
     from _hpclaunch_worker.messages import decode, never
     from _hpclaunch_worker.processes import PR_SET_PDEATHSIG, append_to, children, prctl
-    from _hpclaunch_worker.template_messages import REQUESTS, Fork, Load, Renew
+    from _hpclaunch_worker.template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
 
     if not _has_future:  # a script would see it
         del sys.modules["__future__"]
 
 NAME = b"hpclaunch-torch"  # the template's name in ps
-NO_TORCH = 3  # exit code
 SHARED = (  # prefixes of the links of descriptors that must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
