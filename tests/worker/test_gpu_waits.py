@@ -14,7 +14,7 @@ from surroundings import environment
 
 pytestmark = pytest.mark.starts
 
-# A function that keeps the caller waiting without Python's lock, as torch does where it waits for a
+# A function that keeps the caller waiting without the GIL, as torch does where it waits for a
 # GPU, is a stand-in for methods of a tensor.
 CALLS = """
 import ctypes, os, sys, threading

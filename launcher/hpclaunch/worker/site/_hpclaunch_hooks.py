@@ -186,10 +186,10 @@ def own_backends(c10d: "Any") -> None:
 
 
 def ends_in_order(c10d: "Any") -> None:
-    """Have destroy_process_group wait up to 1 s for threads that need the interpreter's lock.
+    """Have destroy_process_group wait up to 1 s for threads that need the GIL.
 
-    gloo's threads take the lock to release the tensors of a collective. If DDP's reducer then has
-    the last reference to the group, it holds the lock and waits for these threads for ever. With
+    gloo's threads take the GIL to release the tensors of a collective. If DDP's reducer then has
+    the last reference to the group, it holds the GIL and waits for these threads for ever. With
     torch 2.13, about every fourth script that ends right after a collective hangs, with any
     launcher.
 
@@ -207,7 +207,7 @@ def ends_in_order(c10d: "Any") -> None:
     def destroy_group(*args: "Any", **kwargs: "Any") -> "Any":
         limit = time.monotonic() + 1
         while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
-            time.sleep(0.001)  # releases the lock
+            time.sleep(0.001)  # releases the GIL
             if b"R" not in states or time.monotonic() > limit:
                 break
         return destroy(*args, **kwargs)

@@ -5,7 +5,7 @@ Hooks in torch write each optimizer step and the phase to the worker's slot in s
 which notice is given, and before which step (`step_notices.py`).
 
 A thread answers the fork server's requests for stacks (`_hpclaunch_responder.py`). Without it,
-SIGNAL has faulthandler write the stacks of all threads in C, without Python's lock. If another
+SIGNAL has faulthandler write the stacks of all threads in C, without the GIL. If another
 thread runs Python at that moment, the worker may crash, so the sender of SIGNAL waits for a safe
 moment (`stack_questions.py`).
 """
