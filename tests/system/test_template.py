@@ -438,6 +438,22 @@ def test_what_is_left_to_each_worker(client, packages, source):
     assert client.path(0, "err").read_text().endswith(f"{not why} True\n")
 
 
+def test_a_renewed_template_keeps_a_modules_threshold_of_collections(client, packages):
+    (packages / "tuning.py").write_text("import gc; gc.set_threshold(5000)")
+    client.prepare(
+        "import gc, sys\n"
+        "print(preloaded('tuning'), file=sys.stderr)\n"
+        "import tuning\n"
+        "print(gc.get_threshold()[0])\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    client.until("renewed")
+    assert client.round() == ["5000\n"]
+    assert client.path(0, "err").read_text() == "True\n"
+
+
 def test_a_number_that_a_module_draws_after_the_script_has_seeded(client, packages):
     (packages / "drawing.py").write_text("import random; random.random()")
     client.prepare(
