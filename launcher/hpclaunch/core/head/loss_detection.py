@@ -21,6 +21,7 @@ class LossDetector:
         self.timing = timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
+        self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
         self._notice_at = math.inf  # when to record them again
 
     def expect(self, peer: Peer) -> None:
@@ -37,8 +38,10 @@ class LossDetector:
     def note(self, peer: Peer, report: Report, now: float, *, ending: bool) -> list[Effect]:
         """Note a new report, and record what it changes."""
         effects: list[Effect] = []
-        self.roster.absent.discard(peer.place.index)
-        if report.unfit:
+        index = peer.place.index
+        self.roster.absent.discard(index)
+        if bool(report.unfit) != (index in self._unfit):
+            self._unfit ^= {index}
             self.roster.changed()
         if report.phase is Phase.ENDED and not ending and not peer.lost:
             peer.presence.die(now, f"the agent on {peer.host} has left: it did not hear the head")
@@ -48,8 +51,8 @@ class LossDetector:
             peer.presence.come_back()
             self.roster.changed()
             effects = [Record(NodeCameBack(peer.host))]
-        if peer.place.index in self._recorded:
-            self._recorded.discard(peer.place.index)
+        if index in self._recorded:
+            self._recorded.discard(index)
             effects = effects or [Record(NodeHeard(peer.host))]
         self.expect(peer)
         return effects
