@@ -19,6 +19,7 @@ from hpclaunch.core.protocol.events import (
     Tick,
     WorkerExited,
 )
+from hpclaunch.core.protocol.facts import CordonKind
 from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Origin, Phase, Trouble, Verdict
 from hpclaunch.core.protocol.values import replace
@@ -345,6 +346,20 @@ def test_a_new_head_knows_which_nodes_are_cordoned():
     crew.kill(0)
     crew.until(10.0)
     assert set(crew.running) == {2, 3}
+
+
+def test_a_new_head_knows_why_each_node_is_cordoned():
+    crew = at_work("n0 n1 n2 n3 n4", most=2)
+    cordoned = {3: CordonKind.DRAINING, 4: CordonKind.SLOW}
+    for agent, kind in cordoned.items():
+        crew.agents[0].head.state.roster[agent].cordoned = kind
+    crew.feed(0, WorkerExited(0, 9, 0))
+    crew.until(5.0)
+    crew.kill(0)
+    crew.until(15.0)
+    (head,) = crew.heads
+    roster = crew.agents[head].head.state.roster
+    assert {peer.place.index: peer.cordoned for peer in roster if peer.cordoned} == cordoned
 
 
 def test_rounds_follow_one_another_though_many_have_died():

@@ -13,7 +13,7 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
-from ..protocol import configuration, ranges
+from ..protocol import configuration
 from ..protocol.configuration import Configuration
 from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.facts import EndReason
@@ -139,10 +139,10 @@ class HeadState:
         if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version
-        cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
         before = self.lease.configuration.record.round
         number = before if self.current is None else self.round
-        record = configuration.Record(number, self.budget.tally, cordoned, unfit)
+        cordons, unfit = self.roster.cordons, self.unfit.recorded
+        record = configuration.Record(number, self.budget.tally, cordons, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from ..consensus.presence import Presence
+from ..protocol import ranges
+from ..protocol.configuration import Cordon
 from ..protocol.facts import CordonKind
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
@@ -180,9 +182,13 @@ class Roster:
         return set(self._possible)
 
     @property
-    def cordoned(self) -> Iterator[int]:
-        """The agents whose nodes are cordoned while there are spares."""
-        return (p.place.index for p in self._peers if p.cordoned)
+    def cordons(self) -> tuple[Cordon, ...]:
+        """The agents whose nodes are cordoned while there are spares, by the reason."""
+        found: dict[CordonKind, list[int]] = {}
+        for peer in self._peers:
+            if peer.cordoned is not None:
+                found.setdefault(peer.cordoned, []).append(peer.place.index)
+        return tuple(Cordon(kind, ranges.written(agents)) for kind, agents in found.items())
 
     def changed(self) -> None:
         """Note that some node can no longer take part, or can take part again."""

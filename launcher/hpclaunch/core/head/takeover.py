@@ -5,14 +5,7 @@ from __future__ import annotations
 from ..consensus.election import Election
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
-from ..protocol.facts import (
-    CordonKind,
-    EndReason,
-    HeadChanged,
-    LostNode,
-    RoundEnded,
-    RoundShares,
-)
+from ..protocol.facts import EndReason, HeadChanged, LostNode, RoundEnded, RoundShares
 from ..protocol.messages import Report
 from ..protocol.model import Job
 from .restarts import failed, failure, in_order
@@ -116,8 +109,9 @@ class Takeover:
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
-        for index in ranges.parsed(self.configuration.record.cordoned):
-            roster[index].cordoned = CordonKind.FAILING
+        for cordon in self.configuration.record.cordons:
+            for index in ranges.parsed(cordon.agents):
+                roster[index].cordoned = cordon.kind
         for peer in roster:
             index = peer.place.index
             lost = f"the agent on {peer.host} was lost"
