@@ -351,11 +351,9 @@ class WorkerGroup:
     # Time
 
     def due(self, now: float) -> list[Effect]:
-        """Carry out what is due: kill workers, or give up those that survive SIGKILL."""
+        """Carry out what is due: kill processes, or give up those that survive SIGKILL."""
         effects = self._stopping.due(now)
-        if self._stopping.given_up(now):
-            waited = f"{self.job.timing.unkillable:.0f} s"
-            reason = f"workers survive SIGKILL for {waited} (a hung file system or driver?)"
+        if reason := self._stopping.given_up(now):
             self.readiness.health_checked(reason)
             self._enter(Phase.DONE if self.phase is Phase.RUNNING else Phase.STUCK)
             if self.verdict is not None:

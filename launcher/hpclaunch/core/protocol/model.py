@@ -545,7 +545,7 @@ class Phase(str, Enum):
     IDLE = "idle"  # no workers, and ready for the next round
     RUNNING = "running"
     STOPPING = "stopping"  # its workers are being stopped
-    STUCK = "stuck"  # some of its workers survive SIGKILL
+    STUCK = "stuck"  # some of its workers, or their leftovers, survive SIGKILL
     DONE = "done"  # all its workers have ended with code 0
     ENDED = "ended"  # it has the verdict and leaves
 
