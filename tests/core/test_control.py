@@ -6,7 +6,7 @@ import math
 
 import pytest
 from crew import Crew
-from story import a_job, deeds, feed, report, run, seen, wait
+from story import a_job, deeds, end, feed, report, run, seen, wait
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.effects import (
@@ -98,6 +98,16 @@ def test_workers_that_are_held_get_the_newest_lease_if_it_is_still_good():
     assert [renewals(now, keep=keep) for now, keep in ((1.0, 5.0), (2.0, 4.5))] == [[6.0], []]
     assert kept(feed(control, 6.25, LeaseOver())) == [6.5]
     assert kept(feed(control, 6.75, LeaseOver())) == []
+
+
+def test_exit_is_the_last_effect_even_if_the_worker_lease_ends_with_the_agent():
+    control, renewals = follower(grace=1.0, unkillable=1.0, loss=100.0, beat=1.0)
+    renewals(1.0)
+    feed(control, 2.0, end(143, "ended by SIGTERM on n0", serial=2))
+    feed(control, 3.0, Tick())
+    effects = feed(control, 4.0, LeaseOver())
+    assert isinstance(effects[-1], Exit)
+    assert kept(effects) == []
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():

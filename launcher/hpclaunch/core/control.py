@@ -191,7 +191,7 @@ class Control:
             assert ended is not None, "an agent ends with a verdict"
             outside.append(Exit(ended, alone=self._left is not None))
         effects = [self._in_real_time(effect, real) for effect in outside]
-        if isinstance(event, LeaseOver) and self._lease_until > real:
+        if isinstance(event, LeaseOver) and self._lease_until > real and not self.exited:
             effects.append(KeepWorkers(self._lease_until))  # a renewal that was left out
         return self._worth_a_wakeup(effects, real)
 
