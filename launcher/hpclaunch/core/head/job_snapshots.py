@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Assignment, Doing, Origin, Phase, Query, Vitals
+from ..protocol.model import NO_RANK, Assignment, Origin, Phase, Query, Vitals
 from ..protocol.values import replace
 from .roster import Peer
 from .round import IN_ROUND
@@ -95,7 +95,7 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
         steps=() if progress is None else progress.steps,
         still=0.0 if progress is None else progress.still,
         hang=0.0 if progress is None else progress.limit,
-        doing=Doing(report.spent[Doing.NOTHING]).name.lower() if report.spent else "",
+        doing=report.spent.doing.name.lower() if report.spent.times else "",
         workers=() if vitals is None else vitals.ranks,
         gpus=() if vitals is None else vitals.gpus,
         gpus_of=tuple(share.gpus for share in part.shares.of),

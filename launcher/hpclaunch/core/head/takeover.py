@@ -10,7 +10,7 @@ from ..protocol.messages import Report
 from ..protocol.model import Job
 from .restarts import failed, failure, in_order
 from .roster import Roster
-from .round import ELAPSED, MOST_FAILURES, part_of
+from .round import MOST_FAILURES, part_of
 from .round_shares import together
 from .seat_use import seats_of_agents
 
@@ -88,10 +88,10 @@ class Takeover:
         self, votes: list[Report], number: int, at: float, now: float
     ) -> RoundShares | None:
         """Return how the seats spent the round; None if no voter has reported when it began."""
-        lasted = [vote.spent[ELAPSED] / 1000 for vote in votes if len(vote.spent) > ELAPSED]
-        if not lasted:
+        elapsed = [vote.spent.elapsed for vote in votes if vote.spent.elapsed is not None]
+        if not elapsed:
             return None
-        begin, nodes = now - max(lasted), set(self.groups())
+        begin, nodes = now - max(elapsed) / 1000, set(self.groups())
         parts = [
             part_of(peer, number, seats, begin)
             for peer, seats in zip(self.roster, seats_of_agents(self.roster), strict=True)

@@ -118,18 +118,25 @@ class WorkerGroup:
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
         """See `Control.workers_moment`."""
-        from .moments import of_workers  # imported late, to start agents faster
+        from .moments import WorkersMoment, of_gpus  # imported late, to start agents faster
 
-        part = self.part
-        if part is None:
+        if self.part is None:
             return None
-        progress = self._suspicion.report()
-        *spent, elapsed = self.spending.report(now)
-        steps = () if progress is None else progress.steps
-        lasted = elapsed / 1000
-        seen = (steps, max(0.0, lasted - (now - self._seen_at)))
-        own = (part.first_rank, part.nproc, lasted, tuple(spent), *seen)
-        return of_workers(*own, vitals, gpus)
+        progress, spent = self._suspicion.report(), self.spending.report()
+        elapsed = self.spending.elapsed(now) / 1000
+        memory = [worker.memory for worker in vitals]
+        return WorkersMoment(
+            self.part.first_rank,
+            self.part.nproc,
+            round(elapsed, 2),
+            (*spent.times, spent.doing.value),
+            steps=0 if progress is None else max(progress.steps, default=0),
+            seen=round(max(0.0, elapsed - (now - self._seen_at)), 2),
+            step=max((worker.step for worker in vitals), default=0),
+            memory=sum(memory),
+            largest=max(memory, default=0),
+            gpus=of_gpus(gpus) if gpus else None,
+        )
 
     @property
     def notice(self) -> NoticeAnswer | None:

@@ -173,7 +173,7 @@ class WorkersSeen:
     patient: bool  # what they do now may take much longer than a step: they save, or evaluate
     traced: bool  # by a debugger
     save: float = 0.0  # the longest time between two steps in which a worker has saved
-    spent: tuple[int, ...] = ()  # milliseconds since they began, as in `Spent` but for the start
+    spent: tuple[int, ...] = ()  # since they began: as `Spent.times`, but without the start
     doing: int = 0  # the position of what they do now among these; one beyond: nothing
 
 

@@ -390,7 +390,7 @@ class Verdict:
 
 
 class Doing(IntEnum):
-    """The activities of workers. The numbers are positions in `Spent`."""
+    """The activities of workers. The numbers are positions in `Spent.times`."""
 
     START = 0  # they are not there yet
     IMPORTS = 1  # everything until they meet, or make an optimizer
@@ -401,10 +401,15 @@ class Doing(IntEnum):
     NOTHING = 6  # they have ended
 
 
-# What an agent's workers have spent their time on in a round, as a mean of them: milliseconds for
-# each Doing up to SAVING, and then what they do now, to which all further time belongs. While the
-# agent asks others to lead, also the milliseconds since the round began here.
-Spent = tuple[int, ...]
+@value(frozen=True)
+class Spent:
+    """The time that an agent's workers have spent in a round, as a mean of them."""
+
+    times: tuple[int, ...] = ()  # milliseconds for each Doing up to SAVING; () if not known
+    doing: Doing = Doing.START  # what they do now: all further time belongs to it
+    # Milliseconds since the round began here; None unless the agent asks others to lead.
+    elapsed: int | None = None
+
 
 NO_STEP = -1
 
