@@ -399,7 +399,7 @@ def test_a_job_that_asks_for_a_short_time_is_not_bothered():
 def a_patient_member(index):
     member = a_member("n0 n1 n2", index=index, **PATIENT)
     feed(member, 0.0, Started(), StoreListening(4001), HeadReached(0))
-    feed(member, 1.0, wait(incarnation=member.incarnation))
+    feed(member, 1.0, wait(incarnation=member.own.incarnation))
     return member
 
 

@@ -8,6 +8,7 @@ from story import a_job, feed, report
 
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import Dial, Send
 from hpclaunch.core.protocol.events import (
@@ -558,7 +559,7 @@ def test_whoever_follows_a_new_head_can_vote_for_the_next_one_at_once():
 
 
 def test_a_first_agent_that_is_started_anew_asks_the_others_who_leads():
-    control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "b0", port=7000, anew=True)
+    control = Control(AgentStart(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "b0", port=7000, anew=True))
     effects = feed(control, 0.0, Started(), StoreListening(4000), HealthFound())
     assert Dial((1, 2), ("", "")) in effects
     hint = Received(2, Hint(4, led=True), "10.0.0.3")
@@ -712,7 +713,9 @@ def test_it_begins_with_few_only_after_those_that_it_led_before_have_stopped():
 
 
 def test_no_place_is_given_while_agents_of_an_earlier_start_end():
-    control = Control(a_job("n0 n1 n2", fewest=2, elects=False), 0, 1, "10.0.0.1", "b0", port=7000)
+    control = Control(
+        AgentStart(a_job("n0 n1 n2", fewest=2, elects=False), 0, 1, "10.0.0.1", "b0", port=7000)
+    )
     feed(control, 0.0, Started(), StoreListening(4000), HealthFound())
     effects = feed(control, 0.1, report(1, Phase.RUNNING, 3, incarnation="a1"))
     sent = [e.message for e in effects if isinstance(e, Send) and e.to == 1]
