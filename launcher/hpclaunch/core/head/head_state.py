@@ -150,4 +150,4 @@ class HeadState:
     def _next_heads(self) -> tuple[tuple[int, str], ...]:
         """Return the agents that would lead after this one, with their addresses."""
         after = (self.roster[agent] for agent in self.rotation.after(self.me, MOST_NEXT_HEADS))
-        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.lost)
+        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.is_lost)

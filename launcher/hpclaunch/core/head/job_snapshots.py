@@ -104,8 +104,8 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
 
 def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
     """Return the state of an agent, and the reason if it is lost or its node is cordoned."""
-    if peer.lost:
-        return AgentState.LOST, peer.lost
+    if peer.is_lost:
+        return AgentState.LOST, peer.why_lost
     if peer.report is None:
         return AgentState.ABSENT, ""
     if why := peer.why_cordoned:

@@ -86,15 +86,15 @@ class Round:
         found = [now, self.cut, self.still_since, *(f.at for f in failed if not f.stopped)]
         for peer in self.participants:
             heard = peer.presence.contact.heard
-            if peer.lost and heard is not None:
+            if peer.is_lost and heard is not None:
                 found.append(heard)
         return min(found)
 
     def ended(self, now: float) -> RoundEnded:
         """Return the fact that no worker of the round is left."""
         seen = min(self.stopped_at, now)
-        out = (p for p in self.participants if p.lost or p.unfit)
-        lost = [LostNode(p.host, p.lost or p.unfit, is_unfit=not p.lost) for p in out]
+        out = (p for p in self.participants if p.is_lost or p.unfit)
+        lost = [LostNode(p.host, p.why_lost or p.unfit, is_unfit=not p.is_lost) for p in out]
         failures = restarts.in_order(self.failures.values())
         return RoundEnded(
             self.number,

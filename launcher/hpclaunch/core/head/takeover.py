@@ -142,7 +142,7 @@ class Takeover:
         last = max(report.round for _, report in reports)
         node_of = {r.group: node for node, r in reports if r.round == last and r.group >= 0}
         voters = sorted(self.configuration.agents)
-        lost = [p.place.node for agent in voters if (p := roster[agent]).lost]
+        lost = [p.place.node for agent in voters if (p := roster[agent]).is_lost]
         missing = iter([node for node in lost if node not in node_of.values()])
         size = max(node_of, default=-1) + 1
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]

@@ -136,7 +136,7 @@ class Rendezvous:
     @property
     def _may_return(self) -> list[Peer]:
         """The agents that are lost or were never heard, except for those that are proven dead."""
-        peers = (p for p in self.roster if p.lost or p.report is None)
+        peers = (p for p in self.roster if p.is_lost or p.report is None)
         return [p for p in peers if not p.presence.is_dead]
 
     @property
@@ -207,7 +207,7 @@ class Rendezvous:
         if not self._taken_over:
             return False
         none_left = self._with_workers.none_left(
-            lambda: self.roster.present, lambda p: bool(p.lost) or not p.has_workers
+            lambda: self.roster.present, lambda p: p.is_lost or not p.has_workers
         )
         return bool(self.roster.absent) or not none_left
 
@@ -254,8 +254,8 @@ class Rendezvous:
     def _too_few(self) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
         first = out[0]
-        origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
-        why = first.lost or f"{names_of(p for p in out if not p.lost)}: {first.unfit}"
+        origin = Origin.NODE_LOST if first.is_lost else Origin.NODE_UNFIT
+        why = first.why_lost or f"{names_of(p for p in out if not p.is_lost)}: {first.unfit}"
         if self.job.nodes == 1:
             return verdict(origin, why)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
