@@ -41,7 +41,6 @@ from .stages.rendezvous import RendezvousStage
 from .stages.running import Running
 from .stages.stage import JobStage
 from .stages.stopping import Stopping
-from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
     from ..protocol.job_snapshot import JobSnapshot
@@ -76,10 +75,6 @@ class Head:
     @property
     def stage(self) -> Stage:
         return self._stage.kind
-
-    @property
-    def straggler(self) -> Straggler | None:
-        return self._stage.straggler
 
     @property
     def is_confirmed(self) -> bool:
@@ -224,7 +219,7 @@ class Head:
     def snapshot(self, now: float) -> JobSnapshot:
         from .job_snapshots import snapshot_of  # imported late, to start agents faster
 
-        return snapshot_of(self, now, entered=now - self._stage.since)
+        return snapshot_of(self._stage, now)
 
     def refusal(self, request: Request) -> str:
         """Return why a request cannot be granted now; "" if it can."""
