@@ -19,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, StoreListening, Tick
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import Goal, Job, Place
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs import appended_lines, journal, log_client, messages
 from hpclaunch.system.logs.journal import Journal, Recorder
 from hpclaunch.system.logs.log_client import LogServiceClient
@@ -30,7 +32,7 @@ from hpclaunch.system.shared import packing
 from journals import EVENTS, event_of, feed, plain
 
 PLACES = (Place(0, 0, "n1"), Place(1, 1, "n2"))
-MADE = {"job": Job(PLACES), "index": 1, "nproc": 2, "address": "10.0.0.2", "incarnation": "a1"}
+MADE = AgentStart(Job(PLACES), 1, 2, "10.0.0.2", "a1")
 OLD_NAME = os.fsdecode(b"/points/gr\xf6\xdfe.pt")  # in Latin-1
 
 
@@ -47,7 +49,7 @@ def lines(path):
 
 def write(journal, service, *story, made=MADE, now=1.0):
     """Handle the events and write the journal like an agent."""
-    core = Control(**made)
+    core = Control(made)
     journal.began(made)
     for event in story:
         now += 0.5
@@ -68,7 +70,7 @@ def kept(directory, label, *story, **more):
 def recorded(*story):
     """Return the journal's lines of a run."""
     written = []
-    core, recorder = Control(**MADE), Recorder(written.append, clock=lambda: 1e9)
+    core, recorder = Control(MADE), Recorder(written.append, clock=lambda: 1e9)
     recorder.began(MADE, 0.0)
     for now, event in enumerate(story):
         recorder.event(event, float(now))
@@ -111,7 +113,7 @@ def test_an_event_in_which_the_core_fails_is_recorded():
 
 @pytest.mark.starts
 def test_names_of_files_in_another_encoding(tmp_path):
-    kept(tmp_path, "0", Started(), CheckpointChosen(OLD_NAME), made=MADE | {"index": 0})
+    kept(tmp_path, "0", Started(), CheckpointChosen(OLD_NAME), made=replace(MADE, index=0))
     (entry,) = [
         e for e in lines(tmp_path / "journal.jsonl") if e.get("event") == "CheckpointChosen"
     ]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
 from .ending.table import verdict
 from .head.head import Head
 from .head.seat_use import seat_use
-from .member.member import Member
+from .member.member import AgentStart, Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
 from .protocol.events import (
     AgentGone,
@@ -52,23 +52,6 @@ if TYPE_CHECKING:
 KEEP_SHARE = 0.02
 
 
-class ControlArguments(TypedDict):
-    """Arguments of `Control`, which an agent also notes in its journal."""
-
-    job: Job
-    index: int
-    nproc: int
-    address: str
-    incarnation: str
-    gpus: tuple[str, ...]
-    port: int
-    networks: tuple[str, ...]
-    task: int
-    claim: str
-    anew: bool
-    has_place: bool
-
-
 class Control:
     """The core of one agent: `handle(event, now)` returns effects. The last effect is `Exit`.
 
@@ -76,28 +59,9 @@ class Control:
     carries out the effects in the order in which they are returned.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        nproc: int,
-        address: str,
-        incarnation: str,
-        gpus: tuple[str, ...] = (),
-        port: int = 0,
-        networks: tuple[str, ...] = (),
-        *,
-        task: int = 0,
-        claim: str = "",
-        anew: bool = False,
-        has_place: bool = True,
-    ) -> None:
-        """The arguments are those of `Member`."""
-        own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(
-            job, index, *own, task=task, claim=claim, anew=anew, has_place=has_place
-        )
-        self.head = Head(job) if self.member.follower.leads else None
+    def __init__(self, own: AgentStart) -> None:
+        self.member = Member(own)
+        self.head = Head(own.job) if self.member.follower.leads else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -191,7 +155,7 @@ class Control:
             assert ended is not None, "an agent ends with a verdict"
             outside.append(Exit(ended, alone=self._left is not None))
         effects = [self._in_real_time(effect, real) for effect in outside]
-        if isinstance(event, LeaseOver) and self._lease_until > real:
+        if isinstance(event, LeaseOver) and self._lease_until > real and not self.exited:
             effects.append(KeepWorkers(self._lease_until))  # a renewal that was left out
         return self._worth_a_wakeup(effects, real)
 

@@ -199,7 +199,7 @@ class JobEnd:
         if ended.cause is None:  # else the verdict was made with its number of restarts
             ended = replace(ended, restarts=self._training.total)
         saved = self._leaving.saved
-        progress = depends and (saved is None or self._training.is_beyond_first(saved))
+        progress = None if saved is None else self._training.is_beyond_first(saved)
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
         self._is_final = True

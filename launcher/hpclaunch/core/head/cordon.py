@@ -55,6 +55,8 @@ def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) 
 
 def uncordon(roster: Roster) -> None:
     """Let all nodes take part again that `cordon` excluded. Unfit nodes stay cordoned."""
-    for peer in roster:
+    cordoned = [peer for peer in roster if peer.cordoned]
+    for peer in cordoned:
         peer.cordoned = None
-    roster.changed()
+    if cordoned:
+        roster.changed()

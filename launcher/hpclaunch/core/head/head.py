@@ -28,7 +28,7 @@ from ..protocol.events import (
 )
 from ..protocol.facts import NodeArrived, NodeLost
 from ..protocol.messages import Report
-from ..protocol.model import Job, Request
+from ..protocol.model import Job, Phase, Request
 from ..protocol.stages import NEXT, Stage
 from .admission import Admission
 from .head_state import HeadState
@@ -41,7 +41,6 @@ from .stages.rendezvous import RendezvousStage
 from .stages.running import Running
 from .stages.stage import JobStage
 from .stages.stopping import Stopping
-from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
     from ..protocol.job_snapshot import JobSnapshot
@@ -76,10 +75,6 @@ class Head:
     @property
     def stage(self) -> Stage:
         return self._stage.kind
-
-    @property
-    def straggler(self) -> Straggler | None:
-        return self._stage.straggler
 
     @property
     def is_confirmed(self) -> bool:
@@ -152,7 +147,7 @@ class Head:
             case PeerClosed(index=index) if index < len(state.roster):
                 peer = state.roster[index]
                 peer.presence.contact.close(now)
-                if not peer.lost and (last := peer.report) is not None:
+                if not peer.is_lost and (last := peer.report) is not None:
                     effects.append(Probe(index, last.address, last.port, last.incarnation))
             case AgentGone(index=index) if state.roster[index].presence.can_be_dead():
                 state.rendezvous.pause(now + self.timing.killing)
@@ -224,7 +219,7 @@ class Head:
     def snapshot(self, now: float) -> JobSnapshot:
         from .job_snapshots import snapshot_of  # imported late, to start agents faster
 
-        return snapshot_of(self, now, entered=now - self._stage.since)
+        return snapshot_of(self._stage, now)
 
     def refusal(self, request: Request) -> str:
         """Return why a request cannot be granted now; "" if it can."""
@@ -245,11 +240,13 @@ class Head:
             # The agent obeys no earlier term, so this head continues in a later one.
             state.orders.term = state.rotation.next_term(report.term, self.me)
         effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
-        was_lost, was_absent = peer.lost, index in state.roster.absent
-        noted = self.losses.note(peer, report, now, ending=self.stage is Stage.ENDING)
+        was_absent = index in state.roster.absent
+        if report.phase is Phase.ENDED and self.stage is not Stage.ENDING and not peer.is_lost:
+            effects += self._note_losses(self.losses.left(peer, now))
+        noted = self.losses.note(peer)
         if was_absent and state.current is not None and peer.place.node in state.roster.nodes:
             effects.append(Record(NodeArrived(peer.host)))
-        if (peer.lost and not was_lost) or peer.unfit:
+        if peer.unfit:
             state.end_round_without(peer)
         return effects + state.unfit.note(peer, state.round) + noted
 
@@ -261,4 +258,4 @@ class Head:
             self.state.end_round_without(peer)
         if self.stage is Stage.ENDING:
             return []
-        return [Record(NodeLost(peer.host, peer.lost)) for peer in lost]
+        return [Record(NodeLost(peer.host, peer.why_lost)) for peer in lost]

@@ -13,7 +13,6 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
-from ..protocol import ranges
 from ..protocol.configuration import Configuration, JobRecord
 from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.facts import EndReason
@@ -139,10 +138,10 @@ class HeadState:
         if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version
-        cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
         before = self.lease.configuration.record.round
         number = before if self.current is None else self.round
-        record = JobRecord(number, self.budget.tally, cordoned, unfit)
+        cordons, unfit = self.roster.cordons, self.unfit.recorded
+        record = JobRecord(number, self.budget.tally, cordons, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version
@@ -150,4 +149,4 @@ class HeadState:
     def _next_heads(self) -> tuple[tuple[int, str], ...]:
         """Return the agents that would lead after this one, with their addresses."""
         after = (self.roster[agent] for agent in self.rotation.after(self.me, MOST_NEXT_HEADS))
-        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.lost)
+        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.is_lost)

@@ -67,7 +67,7 @@ class Orders:
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
         self._serial += 1
-        if peer.lost and goal is not Goal.END:  # the others have continued without this agent
+        if peer.is_lost and goal is not Goal.END:  # the others have continued without this agent
             goal, number, asks = Goal.STOP, report.round, Asks()
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration

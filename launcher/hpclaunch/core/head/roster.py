@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from ..consensus.presence import Presence
+from ..protocol import ranges
+from ..protocol.configuration import Cordon
 from ..protocol.facts import CordonKind
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
@@ -29,7 +31,12 @@ class Peer:
         self.cordoned: CordonKind | None = None  # while there are spares
 
     @property
-    def lost(self) -> str:
+    def is_lost(self) -> bool:
+        """Whether the agent was given up."""
+        return self.presence.is_given_up
+
+    @property
+    def why_lost(self) -> str:
         """Why the agent was given up; "" if it was not."""
         return self.presence.why
 
@@ -46,7 +53,7 @@ class Peer:
     @property
     def out(self) -> bool:
         """Whether its node can have no workers."""
-        return bool(self.lost or self.unfit or self.cordoned)
+        return bool(self.is_lost or self.unfit or self.cordoned)
 
     @property
     def host(self) -> str:
@@ -65,7 +72,7 @@ class Peer:
         """
         known = self.report
         if known is not None and report.incarnation != known.incarnation:
-            if not self.lost:
+            if not self.is_lost:
                 return False
             excludes = report.claim != "" and report.claim == known.claim
             self.presence.start_anew(excludes_last=excludes)
@@ -101,7 +108,7 @@ class Peer:
     def can_come_back(self) -> bool:
         """Whether the agent was given up, is heard again, and has no workers any more."""
         idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
-        return bool(self.lost) and idle
+        return self.is_lost and idle
 
     def has_stopped(self, number: int) -> bool:
         """Return whether the agent has no worker of this round left that SIGKILL can end."""
@@ -135,12 +142,12 @@ class Roster:
     @property
     def present(self) -> list[Peer]:
         """All agents that are not lost, whether heard or not."""
-        return [p for p in self._peers if not p.lost]
+        return [p for p in self._peers if not p.is_lost]
 
     @property
     def others(self) -> list[Peer]:
         """All agents that are present, other than the head's own."""
-        return [p for p in self._peers if not p.lost and p.place.index != self.me]
+        return [p for p in self._peers if not p.is_lost and p.place.index != self.me]
 
     def all_have_left(self, but_for: Set[int]) -> bool:
         """Return whether all agents have ended, except for those that are proven dead or are in
@@ -180,9 +187,13 @@ class Roster:
         return set(self._possible)
 
     @property
-    def cordoned(self) -> Iterator[int]:
-        """The agents whose nodes are cordoned while there are spares."""
-        return (p.place.index for p in self._peers if p.cordoned)
+    def cordons(self) -> tuple[Cordon, ...]:
+        """The agents whose nodes are cordoned while there are spares, by the reason."""
+        found: dict[CordonKind, list[int]] = {}
+        for peer in self._peers:
+            if peer.cordoned is not None:
+                found.setdefault(peer.cordoned, []).append(peer.place.index)
+        return tuple(Cordon(kind, ranges.written(agents)) for kind, agents in found.items())
 
     def changed(self) -> None:
         """Note that some node can no longer take part, or can take part again."""

@@ -7,7 +7,7 @@ from collections import deque
 
 from ..protocol.facts import EndReason, LostNode, RoundEnded, RoundShares
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.model import NO_RANK, Culprit, Failure, Spent
 from ..protocol.stages import Stage
 from ..protocol.values import field, value
 from . import restarts
@@ -18,7 +18,6 @@ IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may ha
 MOST_FAILURES = 9  # failures that a fact lists, including the cause
 MOST_LOST = 8  # lost nodes that a fact lists
 STEPS_KEPT, STEPS_APART = 13, 5.0  # step counts, and seconds between two of them
-ELAPSED = Doing.NOTHING + 1  # the position in `Spent` of the time since the round began
 
 
 @value()
@@ -87,15 +86,15 @@ class Round:
         found = [now, self.cut, self.still_since, *(f.at for f in failed if not f.stopped)]
         for peer in self.participants:
             heard = peer.presence.contact.heard
-            if peer.lost and heard is not None:
+            if peer.is_lost and heard is not None:
                 found.append(heard)
         return min(found)
 
     def ended(self, now: float) -> RoundEnded:
         """Return the fact that no worker of the round is left."""
         seen = min(self.stopped_at, now)
-        out = (p for p in self.participants if p.lost or p.unfit)
-        lost = [LostNode(p.host, p.lost or p.unfit, is_unfit=not p.lost) for p in out]
+        out = (p for p in self.participants if p.is_lost or p.unfit)
+        lost = [LostNode(p.host, p.why_lost or p.unfit, is_unfit=not p.is_lost) for p in out]
         failures = restarts.in_order(self.failures.values())
         return RoundEnded(
             self.number,
@@ -128,10 +127,10 @@ def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
     """Return an agent's part in round `number`, which began at `begin`, from its last report."""
     report = peer.report
     if report is None or report.round != number:
-        return RoundPart((), seats)
+        return RoundPart(Spent(), seats)
     exits = [e for e in report.exits if e.rank != NO_RANK]
     by_itself = [e for e in exits if e.code == 0 and not e.stopped]
     is_done = len(exits) >= report.nproc and len(by_itself) == len(exits)
     heard = peer.presence.contact.heard
     left = () if heard is None else tuple(max(0.0, heard - e.age - begin) for e in by_itself)
-    return RoundPart(report.spent[:ELAPSED], seats, is_done, left, max(1, report.nproc))
+    return RoundPart(report.spent, seats, is_done, left, max(1, report.nproc))

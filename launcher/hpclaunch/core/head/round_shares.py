@@ -28,7 +28,7 @@ BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.
 class RoundPart:
     """One agent in a round."""
 
-    spent: Spent  # () if the agent has reported nothing
+    spent: Spent
     seats: float
     done: bool = False  # all its workers have ended with 0
     left: tuple[float, ...] = ()  # when workers ended with 0, in seconds after the round began
@@ -54,13 +54,11 @@ def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
     """Return how one seat spent a round, in seconds whose sum is `elapsed`. The cause of its end
     occurred `cut` seconds after it began, and was detected later.
     """
-    seconds = [milliseconds / 1000 for milliseconds in part.spent[: Doing.NOTHING]]
-    doing = Doing(part.spent[Doing.NOTHING]) if part.spent else Doing.START
-    spent = {CATEGORIES[Doing(i)]: s for i, s in enumerate(seconds)}
+    spent = {CATEGORIES[Doing(i)]: each / 1000 for i, each in enumerate(part.spent.times)}
     rest = Category.END if part.done else Category.DETECTION
-    now = CATEGORIES.get(doing, rest)
+    now = CATEGORIES.get(part.spent.doing, rest)
     idle = part.idle(elapsed)
-    spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(seconds)
+    spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(spent.values())
     # A sum that is too large was reported late, or measured on a faster clock.
     spent[now] = max(0.0, spent[now])
     spent.pop(Category.DETECTION, None)
@@ -89,9 +87,9 @@ def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundSha
     Agents without data are assumed to match the others. While one agent saves, all others wait.
     """
     cut = min(elapsed, max(0.0, cut))
-    known = [part for part in parts if part.spent]
+    known = [part for part in parts if part.spent.times]
     if not known:
-        spent = split(RoundPart((), 1.0), elapsed, cut)
+        spent = split(RoundPart(Spent(), 1.0), elapsed, cut)
         return RoundShares(elapsed, _times(spent, sum(part.seats for part in parts)))
     splits = [(part, split(part, elapsed, cut)) for part in known]
     saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)

@@ -5,19 +5,12 @@ from __future__ import annotations
 from ..consensus.election import Election
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
-from ..protocol.facts import (
-    CordonKind,
-    EndReason,
-    HeadChanged,
-    LostNode,
-    RoundEnded,
-    RoundShares,
-)
+from ..protocol.facts import EndReason, HeadChanged, LostNode, RoundEnded, RoundShares
 from ..protocol.messages import Report
 from ..protocol.model import Job
 from .restarts import failed, failure, in_order
 from .roster import Roster
-from .round import ELAPSED, MOST_FAILURES, part_of
+from .round import MOST_FAILURES, part_of
 from .round_shares import together
 from .seat_use import seats_of_agents
 
@@ -95,10 +88,10 @@ class Takeover:
         self, votes: list[Report], number: int, at: float, now: float
     ) -> RoundShares | None:
         """Return how the seats spent the round; None if no voter has reported when it began."""
-        lasted = [vote.spent[ELAPSED] / 1000 for vote in votes if len(vote.spent) > ELAPSED]
-        if not lasted:
+        elapsed = [vote.spent.elapsed for vote in votes if vote.spent.elapsed is not None]
+        if not elapsed:
             return None
-        begin, nodes = now - max(lasted), set(self.groups())
+        begin, nodes = now - max(elapsed) / 1000, set(self.groups())
         parts = [
             part_of(peer, number, seats, begin)
             for peer, seats in zip(self.roster, seats_of_agents(self.roster), strict=True)
@@ -116,8 +109,9 @@ class Takeover:
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
-        for index in ranges.parsed(self.configuration.record.cordoned):
-            roster[index].cordoned = CordonKind.FAILING
+        for cordon in self.configuration.record.cordons:
+            for index in ranges.parsed(cordon.agents):
+                roster[index].cordoned = cordon.kind
         for peer in roster:
             index = peer.place.index
             lost = f"the agent on {peer.host} was lost"
@@ -148,7 +142,7 @@ class Takeover:
         last = max(report.round for _, report in reports)
         node_of = {r.group: node for node, r in reports if r.round == last and r.group >= 0}
         voters = sorted(self.configuration.agents)
-        lost = [p.place.node for agent in voters if (p := roster[agent]).lost]
+        lost = [p.place.node for agent in voters if (p := roster[agent]).is_lost]
         missing = iter([node for node in lost if node not in node_of.values()])
         size = max(node_of, default=-1) + 1
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]

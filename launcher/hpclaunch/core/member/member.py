@@ -51,10 +51,28 @@ from ..protocol.model import (
     Verdict,
     with_place,
 )
-from ..protocol.values import replace
+from ..protocol.values import replace, value
 from ..protocol.wording import signal_name
 from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup
+
+
+@value(frozen=True)
+class AgentStart:
+    """One start of an agent, as it is known before any message is exchanged."""
+
+    job: Job
+    index: int
+    nproc: int
+    address: str
+    incarnation: str
+    gpus: tuple[str, ...] = ()
+    port: int = 0
+    networks: tuple[str, ...] = ()
+    task: int = 0  # Slurm's number of this agent's task
+    claim: str = ""  # what only one start of this agent can hold; "" if that is not known
+    anew: bool = False  # it is the first agent of the job, and an earlier start of it was killed
+    has_place: bool = True  # False: `index` is a stand-in until the first head gives it a place
 
 
 class Member:
@@ -62,40 +80,13 @@ class Member:
     may leave, and `verdict` says how the job ended.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        nproc: int,
-        address: str,
-        incarnation: str,
-        gpus: tuple[str, ...] = (),
-        port: int = 0,
-        networks: tuple[str, ...] = (),
-        *,
-        task: int = 0,
-        claim: str = "",
-        anew: bool = False,
-        has_place: bool = True,
-    ) -> None:
-        """`task`: Slurm's number of this agent's task.
-        `claim`: what only one start of this agent can hold; "" if that is not known.
-        `anew`: this is the first agent of the job, and an earlier start of it was killed.
-        `has_place`: False if `index` is a stand-in until the first head gives it a place."""
-        self.job = job
-        self.has_place = has_place
-        self.index = index
+    def __init__(self, own: AgentStart) -> None:
+        self.own = own
+        self.job, self.index = job, index = own.job, own.index
+        self.has_place, self.address, self.port = own.has_place, own.address, own.port
         self.place = job.places[index]
-        self.nproc = nproc
-        self.address = address
-        self.incarnation = incarnation
-        self.gpus = gpus
-        self.port = port
-        self.networks = networks
-        self.task = task
-        self.claim = claim
         rotation = Rotation(job.places)
-        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=anew)
+        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=own.anew)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
         self._waiting = Waiting(job, self.place, knows_head=self.follower.knows_first_head)
@@ -145,9 +136,11 @@ class Member:
                 if not self.follower.knows_first_head:
                     effects += self.follower.look_for_head(now)
                 effects += self.work.prepare()
-            case Received(message=Order() as order) if order.incarnation == self.incarnation:
+            case Received(message=Order() as order) if order.incarnation == self.own.incarnation:
                 effects += self._hear(event, order, now)
-            case Received(message=PlaceGiven() as given) if given.incarnation == self.incarnation:
+            case Received(message=PlaceGiven() as given) if (
+                given.incarnation == self.own.incarnation
+            ):
                 effects += self._take_place(given.index)
             case PlaceTaken(port=port):
                 self.port = port
@@ -305,9 +298,9 @@ class Member:
         follower, work = self.follower, self.work
         report = Report(
             host=self.place.host,
-            incarnation=self.incarnation,
+            incarnation=self.own.incarnation,
             serial=self._serial + 1,
-            nproc=self.nproc,
+            nproc=self.own.nproc,
             address=self.address,
             head_address=follower.link.address,
             store_port=work.readiness.store_port,
@@ -316,7 +309,7 @@ class Member:
             exits=work.exits.for_report(now),
             stop_signal=self._signum,
             trouble=work.trouble,
-            gpus=self.gpus,
+            gpus=self.own.gpus,
             unfit=work.readiness.unfit,
             heard=follower.link.newest,
             group=work.part.group_rank if work.part is not None else -1,
@@ -326,16 +319,16 @@ class Member:
             configuration=follower.configuration if follower.seeking != NOBODY else None,
             port=self.port,
             seen=self._looking.seen,
-            networks=self.networks,
+            networks=self.own.networks,
             progress=work.progress,
             answers=work.answers,
             notice=work.notice,
             warned=self._warned,
             passed=work.passed,
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
-            task=self.task,
+            task=self.own.task,
             start=follower.start,
-            claim=self.claim,
+            claim=self.own.claim,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..protocol.gpu_use import GpuUse
-from ..protocol.model import Doing, RankVitals, Spent
+from ..protocol.model import Doing
 from ..protocol.values import value
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
@@ -40,7 +40,8 @@ class WorkersMoment:
     first: int  # rank
     count: int
     elapsed: float  # seconds since the round began here
-    spent: Spent  # the parts of `elapsed`; the last number is what the workers do now
+    # The parts of `elapsed`: milliseconds for each `Doing` up to SAVING, and then what they do now.
+    spent: tuple[int, ...]
     steps: int  # in this round, of the furthest rank
     seen: float  # when the steps were read, in seconds since the round began here
     step: int = 0  # the step as the script counts; 0 if it does not report it
@@ -64,33 +65,8 @@ def period(age: float, agents: int) -> float:
     return min(LONGEST, max(shortest, agents / AGENTS, age / PER_AGE))
 
 
-def of_workers(
-    first: int,
-    count: int,
-    elapsed: float,
-    spent: Spent,
-    steps: Sequence[int],
-    seen: float,
-    vitals: Sequence[RankVitals] = (),
-    gpus: Sequence[GpuUse] = (),
-) -> WorkersMoment:
-    """Return a moment of workers. `vitals` and `gpus` are () if they are not known."""
-    memory = [worker.memory for worker in vitals]
-    return WorkersMoment(
-        first,
-        count,
-        round(elapsed, 2),
-        spent,
-        steps=max(steps, default=0),
-        seen=round(seen, 2),
-        step=max((worker.step for worker in vitals), default=0),
-        memory=sum(memory),
-        largest=max(memory, default=0),
-        gpus=_of_gpus(gpus) if gpus else None,
-    )
-
-
-def _of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
+def of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
+    """Return a moment of GPUs, of which there is at least one."""
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     return GpusMoment(
         len(gpus),

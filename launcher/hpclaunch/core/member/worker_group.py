@@ -118,18 +118,25 @@ class WorkerGroup:
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
         """See `Control.workers_moment`."""
-        from .moments import of_workers  # imported late, to start agents faster
+        from .moments import WorkersMoment, of_gpus  # imported late, to start agents faster
 
-        part = self.part
-        if part is None:
+        if self.part is None:
             return None
-        progress = self._suspicion.report()
-        *spent, elapsed = self.spending.report(now)
-        steps = () if progress is None else progress.steps
-        lasted = elapsed / 1000
-        seen = (steps, max(0.0, lasted - (now - self._seen_at)))
-        own = (part.first_rank, part.nproc, lasted, tuple(spent), *seen)
-        return of_workers(*own, vitals, gpus)
+        progress, spent = self._suspicion.report(), self.spending.report()
+        elapsed = self.spending.elapsed(now) / 1000
+        memory = [worker.memory for worker in vitals]
+        return WorkersMoment(
+            self.part.first_rank,
+            self.part.nproc,
+            round(elapsed, 2),
+            (*spent.times, spent.doing.value),
+            steps=0 if progress is None else max(progress.steps, default=0),
+            seen=round(max(0.0, elapsed - (now - self._seen_at)), 2),
+            step=max((worker.step for worker in vitals), default=0),
+            memory=sum(memory),
+            largest=max(memory, default=0),
+            gpus=of_gpus(gpus) if gpus else None,
+        )
 
     @property
     def notice(self) -> NoticeAnswer | None:
@@ -351,11 +358,9 @@ class WorkerGroup:
     # Time
 
     def due(self, now: float) -> list[Effect]:
-        """Carry out what is due: kill workers, or give up those that survive SIGKILL."""
+        """Carry out what is due: kill processes, or give up those that survive SIGKILL."""
         effects = self._stopping.due(now)
-        if self._stopping.given_up(now):
-            waited = f"{self.job.timing.unkillable:.0f} s"
-            reason = f"workers survive SIGKILL for {waited} (a hung file system or driver?)"
+        if reason := self._stopping.given_up(now):
             self.readiness.health_checked(reason)
             self._enter(Phase.DONE if self.phase is Phase.RUNNING else Phase.STUCK)
             if self.verdict is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from . import ranges
+from .facts import CordonKind
 from .model import NOTHING_SPENT, Tally
 from .values import value
 
@@ -31,12 +32,20 @@ _parsed = lru_cache(maxsize=8)(ranges.parsed)
 
 
 @value(frozen=True)
+class Cordon:
+    """Agents whose nodes are cordoned while there are spares, all for one reason."""
+
+    kind: CordonKind
+    agents: str  # "0-3,7"
+
+
+@value(frozen=True)
 class JobRecord:
     """The state of the job that a new head needs. Only heads read it."""
 
     round: int = -1  # the running round or, between two rounds, the next; -1 before the first
     tally: Tally = NOTHING_SPENT
-    cordoned: str = ""  # agents whose workers failed again and again or were slow: "0-3,7"
+    cordons: tuple[Cordon, ...] = ()
     unfit: str = ""  # unfit nodes for which a NodesCordoned was recorded
 
 

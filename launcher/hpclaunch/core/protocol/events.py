@@ -173,7 +173,7 @@ class WorkersSeen:
     patient: bool  # their activity may take much longer than a step: they save, or evaluate
     traced: bool  # a debugger is attached to a worker
     save: float = 0.0  # the longest time between two steps in which a worker has saved
-    spent: tuple[int, ...] = ()  # milliseconds since the workers began: `Spent` without START
+    spent: tuple[int, ...] = ()  # since the workers began: as `Spent.times`, but without START
     doing: int = 0  # the index in `spent` of what they do now; its length if they do nothing
 
 

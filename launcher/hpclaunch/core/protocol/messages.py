@@ -69,7 +69,7 @@ class Report:
     notice: NoticeAnswer | None = None  # its answer to the last notice that it was offered
     warned: int = 0  # the signal that may mean the end of the job, now or later; 0 for none
     passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
-    spent: Spent = ()  # the time that its workers have spent in that round; () if not known
+    spent: Spent = Spent()  # the time that its workers have spent in that round
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
     # Two starts of this agent with the same claim cannot live at the same time; "" if not known.

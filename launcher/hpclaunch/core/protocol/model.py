@@ -390,7 +390,7 @@ class Verdict:
 
 
 class Doing(IntEnum):
-    """The activities of workers. The numbers are positions in `Spent`."""
+    """The activities of workers. The numbers are positions in `Spent.times`."""
 
     START = 0  # they have not started yet
     IMPORTS = 1  # until init_process_group, or until they make an optimizer
@@ -401,10 +401,15 @@ class Doing(IntEnum):
     NOTHING = 6  # they have ended
 
 
-# The time that an agent's workers have spent in a round, as their mean: the milliseconds of each
-# Doing up to SAVING, then the Doing to which the time since then belongs. While the agent asks
-# others to lead, also the milliseconds since the round began here.
-Spent = tuple[int, ...]
+@value(frozen=True)
+class Spent:
+    """The time that an agent's workers have spent in a round, as a mean of them."""
+
+    times: tuple[int, ...] = ()  # milliseconds for each Doing up to SAVING; () if not known
+    doing: Doing = Doing.START  # what they do now: all further time belongs to it
+    # Milliseconds since the round began here; None unless the agent asks others to lead.
+    elapsed: int | None = None
+
 
 NO_STEP = -1
 
@@ -545,7 +550,7 @@ class Phase(str, Enum):
     IDLE = "idle"  # no workers, and ready for the next round
     RUNNING = "running"
     STOPPING = "stopping"  # its workers are being stopped
-    STUCK = "stuck"  # some of its workers survive SIGKILL
+    STUCK = "stuck"  # some of its workers, or their leftovers, survive SIGKILL
     DONE = "done"  # all its workers have ended with code 0
     ENDED = "ended"  # it has the verdict and leaves
 

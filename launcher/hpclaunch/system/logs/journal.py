@@ -25,6 +25,7 @@ from typing import Any
 
 from hpclaunch import __version__
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Record, Send
 from hpclaunch.core.protocol.events import Event, Received, Tick
 from hpclaunch.core.protocol.messages import Message
@@ -49,8 +50,8 @@ class Recorder:
         self._event: tuple[Event, dict[str, float]] | None = None  # its effects are not known yet
         self._position: dict[str, Any] = {}
 
-    def began(self, made: Mapping[str, Any], now: float | None = None) -> None:
-        """Record how the core was made: the arguments of `Control`."""
+    def began(self, made: AgentStart, now: float | None = None) -> None:
+        """Record how the core was made."""
         self.note("core", {"format": FORMAT, "version": __version__, "made": made}, now)
 
     def event(self, event: Event, now: float) -> None:

@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, PlaceGiven, R
 
 from ..shared import packing
 
-VERSION = 20
+VERSION = 21
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint", "place"]

@@ -56,6 +56,9 @@ class Rendezvous:
     ) -> None:
         """`numbers` yields a new number for each question."""
         self.job, self.timing = job, job.timing
+        self._nodes = job.nodes  # kept here: it is used at every report, and counted anew by Job
+        self._most = job.most or self._nodes  # the most nodes that a round can have
+        self.fewest = job.fewest or self._most  # the fewest
         self._numbers = numbers
         self._question = 0  # the number of the last question
         self.roster = roster
@@ -110,11 +113,6 @@ class Rendezvous:
     # Which agents and nodes there are
 
     @property
-    def fewest(self) -> int:
-        """The fewest nodes that a round can have."""
-        return self.job.fewest or self.job.most or self.job.nodes
-
-    @property
     def _last_call(self) -> float:
         """The seconds to wait for more than the fewest nodes. If no other head can be elected,
         workers of an earlier start of this head may still run, for the loss timeout at most.
@@ -136,14 +134,14 @@ class Rendezvous:
     @property
     def _may_return(self) -> list[Peer]:
         """The agents that are lost or were never heard, except for those that are proven dead."""
-        peers = (p for p in self.roster if p.lost or p.report is None)
+        peers = (p for p in self.roster if p.is_lost or p.report is None)
         return [p for p in peers if not p.presence.is_dead]
 
     @property
     def _is_hopeless(self) -> bool:
         """Whether too few nodes are left even if every node returns that may."""
         never = {p.place.node for p in self.roster if p.unfit or p.presence.is_dead}
-        return self.job.nodes - len(never) < self.fewest
+        return self._nodes - len(never) < self.fewest
 
     @property
     def _left(self) -> int:
@@ -207,7 +205,7 @@ class Rendezvous:
         if not self._taken_over:
             return False
         none_left = self._with_workers.none_left(
-            lambda: self.roster.present, lambda p: bool(p.lost) or not p.has_workers
+            lambda: self.roster.present, lambda p: p.is_lost or not p.has_workers
         )
         return bool(self.roster.absent) or not none_left
 
@@ -217,10 +215,10 @@ class Rendezvous:
         """Return whether a round can begin: all these agents are idle, and no other is awaited."""
         if self._is_held_up:
             return False
-        if self._awaits_arrivals:
-            everybody = self.job.most or self.job.nodes
-            if not self._enough_agents or len(self.roster.nodes) < everybody:
-                return False
+        if self._awaits_arrivals and not (
+            self._enough_agents and len(self.roster.nodes) >= self._most
+        ):
+            return False
         if self.is_short:
             return False
         return self._not_idle.none_left(participants, lambda p: p.out or self._is_idle(p))
@@ -254,14 +252,14 @@ class Rendezvous:
     def _too_few(self) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
         first = out[0]
-        origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
-        why = first.lost or f"{names_of(p for p in out if not p.lost)}: {first.unfit}"
-        if self.job.nodes == 1:
+        origin = Origin.NODE_LOST if first.is_lost else Origin.NODE_UNFIT
+        why = first.why_lost or f"{names_of(p for p in out if not p.is_lost)}: {first.unfit}"
+        if self._nodes == 1:
             return verdict(origin, why)
-        reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
+        reason = f"{why}; {left} of {self._nodes} nodes are left, and the job needs "
         reason += str(self.fewest)
-        if self.fewest == self.job.nodes:
-            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} continues without lost nodes)"
+        if self.fewest == self._nodes:
+            reason += f" (--nnodes {max(1, left)}:{self._nodes} continues without lost nodes)"
         return verdict(origin, reason)
 
     # What is recorded meanwhile

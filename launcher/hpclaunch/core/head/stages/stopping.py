@@ -29,7 +29,7 @@ class Stopping(JobStage):
         current, end = state.current_round, state.end
         if not self._still_stopping.none_left(
             lambda: current.participants,
-            lambda p: bool(p.lost) or p.has_stopped(current.number),
+            lambda p: p.is_lost or p.has_stopped(current.number),
         ):
             return Step()
         if current.has_failed:
