@@ -157,11 +157,19 @@ class ForkServer(Adapter):
         dead.close()
         self._logs.service.finish()
         self._start.cancel()
-        if dead.survivors or not dead.heard:
-            how = "was killed and left workers behind" if dead.survivors else "cannot start"
+        how = ""
+        if dead.survivors:
+            how = "was killed and left workers behind"
+        elif not dead.heard:
+            how = "cannot start"
+        else:
+            try:
+                self._client = dead.successor()
+            except OSError as e:
+                how = f"cannot be started again: {e.strerror}"
+        if how:
             reason = f"the fork server {how}"
             return self._in_order(events.HealthFound(reason), events.WorkersGone())
-        self._client = dead.successor()
         if self._death_notice is not None:
             self._client.post_on_death(*self._death_notice)
         prepare(self._client, self._config, self._environ)

@@ -98,10 +98,17 @@ class HealthWatch(Adapter):
         self._warn(findings if self._first_here else ())
         if failed(findings) or not self._gpus:
             return [self._found(findings)]
-        self._open_watcher().check(number, dead)
+        try:
+            self._open_watcher().check(number, dead)
+        except OSError as e:
+            why = f"cannot start the process that reads it: {e.strerror}"
+            unchecked = f"{why}: the GPUs of this host were not checked"
+            self._warn([Finding("NVML", unchecked, Grade.WARN)])
+            return [self._found(findings)]
         return []
 
     def _open_watcher(self) -> GpuWatcherClient:
+        """Return the GPU watcher, and start it if there is none. Raises OSError."""
         if self._watcher is None:
             from ..system.gpus.gpu_watcher_client import GpuWatcherClient
 
