@@ -197,7 +197,7 @@ class Started(Message):
 
 
 class CannotStart(Message):
-    """The kernel grants no further process."""
+    """The kernel grants no further process, or no port for the store."""
 
     why: str
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import os
@@ -289,7 +290,11 @@ def append_to(path: str | int) -> int:
 
 
 def complain(path: str | int, why: str) -> None:
-    with open(append_to(path), "w", encoding="utf-8", errors="surrogateescape") as f:
+    """Write to a stream of a worker why it was not started, if that is possible."""
+    with (
+        contextlib.suppress(OSError),
+        open(append_to(path), "w", encoding="utf-8", errors="surrogateescape") as f,
+    ):
         f.write(f"hpclaunch: {why}\n")
 
 
