@@ -238,6 +238,8 @@ def to_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
     except ProcessLookupError:  # so young that it has no group of its own yet
         os.kill(pid, signum)
+    except PermissionError:  # all of them run as other users by now
+        pass
 
 
 def exists(group: int) -> bool:
