@@ -29,7 +29,7 @@ class DeadClient:
     def successor(self):
         raise OSError(errno.EAGAIN, "no further process")
 
-    def close(self):
+    def abandon(self):
         pass
 
 

@@ -52,7 +52,7 @@ class Keeper:
     def successor(self):
         return Keeper()
 
-    def close(self):
+    def abandon(self):
         self.lost = True
 
 

@@ -41,6 +41,13 @@ def main(fd, blocked):
     channel.sendall(channel.recv(1000))
 """
 
+DYING = """
+import os, signal
+def main(fd, blocked):
+    os.close(int(fd))  # as in the kernel, when a process exits
+    signal.pause()
+"""
+
 
 class Word(Message):
     word: str
@@ -123,6 +130,20 @@ def test_one_that_has_ended_is_not_stopped(waiting):
     assert not is_stopped(pid)
     waiting._process.wait()
     assert not is_stopped(pid)
+
+
+class Parent(Helper):
+    has_children = True
+
+
+def test_one_whose_death_is_held_up_holds_up_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpclaunch.system.shared.helper.GONE_LIMIT", 0.1)
+    (tmp_path / "dying.py").write_text(DYING)
+    helper = Parent("dying", paths=[str(tmp_path)])
+    while not helper.lost:
+        helper.receive()
+    assert helper.survivors
+    helper.abandon()
 
 
 class Dance(Message):

@@ -154,7 +154,7 @@ class ForkServer(Adapter):
     def _replace(self) -> list[events.Event]:
         """Replace the fork server, which is dead. Its workers have died with it."""
         dead = self._client
-        dead.close()
+        dead.abandon()
         self._logs.service.finish()
         self._start.cancel()
         how = ""

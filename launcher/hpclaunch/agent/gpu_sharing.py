@@ -131,7 +131,7 @@ class GpuSharing(Adapter):
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
-        keeper.close()
+        keeper.abandon()
         self._keeper, why = None, "the process that keeps it was killed again"
         if self._is_replaced(keeper):
             try:

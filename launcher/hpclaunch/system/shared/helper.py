@@ -56,8 +56,8 @@ _own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes t
 class Helper:
     """Requests out, replies in.
 
-    `lost` is set once the process is gone, and `survivors` if something that it had started cannot
-    be killed then.
+    `lost` is set once the process is gone, and `survivors` if it, or something that it had started,
+    cannot be killed then.
     """
 
     has_children = False  # they become ours when it is gone, and are killed
@@ -177,9 +177,15 @@ class Helper:
         _own.pop(self._process.pid, None)
 
     def _end_orphans(self) -> None:
-        """Kill what is left after its death: its children died with it, and theirs are ours now."""
-        self._process.wait()
-        self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
+        """Kill what is left after its death: its children died with it, and theirs are ours now.
+
+        A file system that stalls may hold up its death, although its socket is closed already.
+        """
+        limit = time.monotonic() + GONE_LIMIT
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GONE_LIMIT)
+        self._end_children(self._orphans, limit)
+        self.survivors |= self._process.returncode is None
 
     def _orphans(self) -> set[int]:
         return descendants({*_own, *self._older})
