@@ -118,6 +118,7 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
 NS = 1e9
 SMALL = 1 << 16  # bytes
 TICKS = os.sysconf("SC_CLK_TCK")  # in a second
+MACHINE = os.uname().machine
 # Fields of /proc/PID/stat after the name. CPU_TIMES and STARTED, since the boot, are in ticks.
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
 CPU_TIMES = slice(11, 13)
