@@ -11,9 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from hpclaunch.agent import viewing
+from hpclaunch.agent.metrics import Metrics
 from hpclaunch.agent.viewing import ViewFile, Viewing
 from hpclaunch.core.protocol import events
-from hpclaunch.core.protocol.model import Request
+from hpclaunch.core.protocol.model import Place, Request
+from hpclaunch.core.protocol.node_facts import MetricsFailed
+from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import CONNECTION
 
 
@@ -28,6 +31,12 @@ def without_files(monkeypatch):
     return monkeypatch.undo
 
 
+def made():
+    context = SimpleNamespace(config=None, logs=None, date=None)
+    control = SimpleNamespace(refusal=lambda _: "")
+    return Viewing(context, control, SimpleNamespace(packed=bytes), None, None)
+
+
 def test_an_answer_for_which_no_file_can_be_opened_is_made_later(without_files):
     file = ViewFile(lambda: b"answer", fresh=0.0)
     assert file.newest() == -1
@@ -38,9 +47,7 @@ def test_an_answer_for_which_no_file_can_be_opened_is_made_later(without_files):
 
 
 def test_a_request_is_done_although_it_cannot_be_answered(without_files):
-    ledger = SimpleNamespace(packed=bytes)
-    context = SimpleNamespace(config=None, logs=None, date=None)
-    adapter = Viewing(context, SimpleNamespace(refusal=lambda _: ""), ledger, None, None)
+    adapter = made()
     ours, theirs = socket.socketpair(socket.AF_UNIX, CONNECTION)
     with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
         asking.connect(adapter.name)
@@ -51,3 +58,22 @@ def test_a_request_is_done_although_it_cannot_be_answered(without_files):
         ]
         assert ours.recv(1) == b""  # the agent has closed its end
     adapter.close()
+
+
+def test_metrics_that_cannot_be_made_without_a_socket_name_the_reason(monkeypatch):
+    def refuse():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(viewing, "ViewSocket", refuse)
+    recorded, here = [], Place(0, 0, "n1")
+    config = SimpleNamespace(
+        host="n1",
+        place=here,
+        job=SimpleNamespace(places=(here,)),
+        metrics=MetricsTarget(file="prom"),
+        allocation=SimpleNamespace(name="71.0", label="0"),
+    )
+    logs = SimpleNamespace(is_replaced=None)
+    Metrics(SimpleNamespace(config=config, logs=logs, record=recorded.append), made())
+    why = "the agent has no socket to answer at: Too many open files"
+    assert recorded == [MetricsFailed("n1", "prom", why)]

@@ -90,8 +90,11 @@ class Viewing(Adapter):
         self._read_at = math.inf  # when to read questions again, during a PAUSE
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
-        with contextlib.suppress(OSError):  # the training does not need it
+        self.failure = ""  # why there is no socket
+        try:
             self._socket = ViewSocket()
+        except OSError as e:  # the training does not need it
+            self.failure = e.strerror or str(e)
 
     @property
     def name(self) -> bytes:
