@@ -14,6 +14,7 @@ from hpclaunch.worker.fork_server_messages import StoreExit, Template
 from hpclaunch.worker.processes import Spawner
 from hpclaunch.worker.store import Store
 from hpclaunch.worker.template_client import State, TemplateClient
+from hpclaunch.worker.template_messages import Forked
 
 WHY = "the template process cannot be started: no further process"
 
@@ -57,3 +58,18 @@ def test_a_store_for_which_no_template_can_start_is_lost_at_once(births, reporte
         births.on_store_wanted()
     assert reported == [Template("dead", WHY), StoreExit(port, 1, 0, WHY)]
     assert births.stores_to_watch() == []
+
+
+def test_an_end_that_was_no_stores_is_not_taken_for_that_of_a_later_one(
+    births, reported, monkeypatch
+):
+    leftover = 100
+    for pid in (200, leftover):
+        births.store.asked = True
+        if pid != leftover:
+            births.ended(leftover, 0, 0)
+        reply = Forked("store", {}, pid, "")
+        monkeypatch.setattr(births.template, "receive", lambda _, reply=reply: [reply])
+        births.hear_template()
+    assert births.store.pid == leftover
+    assert reported == []

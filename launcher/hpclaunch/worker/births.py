@@ -210,6 +210,8 @@ class Births:
             if reply.store in self._early:
                 self._lose_store("", *self._early.pop(reply.store))
         if reply.what != "workers":
+            if not self.is_forking:
+                self._early = {}  # another process may have such a pid later
             return
         request, self._request, self.is_forking = self._request, None, False
         assert request is not None, "workers are forked by request"
