@@ -13,6 +13,8 @@ from hpclaunch.core.placement.worker_environment import CUDA
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Job, Place
 from hpclaunch.system.gpus import gpu_watcher_client
+from hpclaunch.system.logs import messages
+from hpclaunch.system.shared.disk import DiskSeen
 
 
 class Watcher:
@@ -35,7 +37,13 @@ def recorded():
 
 
 @pytest.fixture
-def health(monkeypatch, recorded):
+def asked():
+    """Return what to call with the answer of the log service, for each question."""
+    return []
+
+
+@pytest.fixture
+def health(monkeypatch, recorded, asked):
     monkeypatch.setattr(gpu_watcher_client, "GpuWatcherClient", Watcher)
     here = Place(0, 0, "n1")
     config = SimpleNamespace(
@@ -51,11 +59,17 @@ def health(monkeypatch, recorded):
         SimpleNamespace(
             config=config,
             host="n1",
-            logs=SimpleNamespace(),
+            logs=SimpleNamespace(ask=lambda _, done: asked.append(done)),
             record=recorded.append,
             note=lambda *_: None,
         )
     )
+
+
+@pytest.fixture
+def health_with_logs(health, tmp_path):
+    health._config.logs, health._config.gpus, health._gpus = SimpleNamespace(path=tmp_path), (), ()
+    return health
 
 
 def check(health):
@@ -75,3 +89,13 @@ def test_gpus_are_not_checked_where_no_process_can_start_and_the_next_check_trie
     monkeypatch.setattr(Watcher, "failure", None)
     assert check(health) == []
     assert health._watcher.checked == [1]
+
+
+def test_a_late_answer_about_the_disk_is_not_that_of_the_next_check(health_with_logs, asked):
+    health, disk = health_with_logs, messages.Disk(1, DiskSeen("/logs", free=1 << 40))
+    assert check(health) == []
+    assert health.update(health.deadline()) == [events.HealthFound("")]
+    assert check(health) == []
+    first, second = asked
+    assert first(disk) == []
+    assert second(disk) == [events.HealthFound("")]
