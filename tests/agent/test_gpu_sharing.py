@@ -4,6 +4,7 @@ The keeper itself, with daemons, is tested in tests/system.
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from hpclaunch.core.placement.worker_environment import CUDA
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Origin, Place
 from hpclaunch.core.protocol.node_facts import ForeignMpsAwaited, MpsBypassed, MpsStarted
+from hpclaunch.observe.node_console import words_of_node
 from hpclaunch.system.gpus import mps
 from hpclaunch.system.shared.errands import AskMps, MpsAnswered
 from hpclaunch.worker.mps_messages import Failed, Occupied, Outside, Ready, Waiting
@@ -29,8 +31,11 @@ class Keeper:
     """Notes what it is asked, and answers what the test wants."""
 
     made: ClassVar[list[Keeper]] = []
+    can_start = True
 
     def __init__(self, *_):
+        if not Keeper.can_start:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         self.asked, self.watched, self.answers, self.lost = [], [], [], False
         Keeper.made.append(self)
 
@@ -50,7 +55,7 @@ class Keeper:
     def successor(self):
         return Keeper()
 
-    def close(self):
+    def abandon(self):
         self.lost = True
 
 
@@ -139,6 +144,21 @@ def test_a_keeper_that_is_killed_is_replaced_and_asked_again_once(sharing):
     assert second.asked == first.asked == [3]
     assert hear(sharing, lost=True) == [events.GpusReady(3)]  # without MPS
     assert Keeper.made[-1].asked == []
+
+
+def test_without_a_keeper_workers_take_turns_and_the_next_round_tries_again(
+    sharing, recorded, monkeypatch
+):
+    monkeypatch.setattr(Keeper, "can_start", False)
+    assert prepare(sharing) == [events.GpusReady(3)]
+    assert "cannot be started: Resource temporarily unavailable" in words_of_node(recorded[-1])
+    monkeypatch.setattr(Keeper, "can_start", True)
+    assert prepare(sharing, 4) == []
+    monkeypatch.setattr(Keeper, "can_start", False)
+    assert hear(sharing, lost=True) == [events.GpusReady(4)]
+    monkeypatch.setattr(Keeper, "can_start", True)
+    assert prepare(sharing, 5) == []
+    assert [keeper.asked for keeper in Keeper.made] == [[4], [5]]
 
 
 def test_a_keeper_that_is_killed_during_a_round_only_has_a_successor(sharing):

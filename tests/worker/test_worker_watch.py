@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.fork_server_messages import EVIDENCE, SAMPLE, VITALS, Answer
+from hpclaunch.worker.fork_server_messages import EVIDENCE, HISTORY, SAMPLE, VITALS, Answer
+from hpclaunch.worker.processes import CPU_TIMES, stat
 from hpclaunch.worker.worker_watch import WorkerWatch
 
 LIMIT = 20.0
@@ -57,6 +58,22 @@ def test_queries_of_several_kinds_are_answered_side_by_side(round_):
     assert round_.answers == [(VITALS, 2)]  # at once
     round_.run_until(answers=2)
     assert round_.answers == [(VITALS, 2), (SAMPLE, 1)]
+
+
+def test_a_viewer_takes_no_cpu_time_from_the_history(round_, monkeypatch):
+    used = 0
+
+    def stat_after(process):
+        fields = stat(process)
+        fields[CPU_TIMES] = [b"%d" % used, b"0"]
+        return fields
+
+    monkeypatch.setattr("hpclaunch.worker.vitals.stat", stat_after)
+    round_.watch.ask(HISTORY, 0)
+    used = 100
+    round_.watch.ask(VITALS, 1)
+    round_.watch.ask(HISTORY, 0)
+    assert [each.body["ranks"][0]["cpu"] > 0 for each in round_.reports] == [False, True, True]
 
 
 def test_a_query_replaces_an_earlier_one_of_its_kind(round_):

@@ -95,7 +95,10 @@ class GpuSharing(Adapter):
             return [events.GpusReady(part.round)]
         if self._keeper is None:
             name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
-            self._keeper = MpsKeeperClient(name, control, self._config.handled)
+            try:
+                self._keeper = MpsKeeperClient(name, control, self._config.handled)
+            except OSError as e:
+                return self._without(part, _cannot_start(e))
         self._ask(self._keeper, part, plan)
         return []
 
@@ -155,13 +158,18 @@ class GpuSharing(Adapter):
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
-        keeper.close()
-        self._keeper = keeper.successor() if self._is_replaced(keeper) else None
+        keeper.abandon()
+        self._keeper, why = None, "the process that keeps it was killed again"
+        if self._is_replaced(keeper):
+            try:
+                self._keeper = keeper.successor()
+            except OSError as e:
+                why = _cannot_start(e)
         if self._pending is None:
             return []
         part, plan = self._pending
         if self._tries > 1 or self._keeper is None:
-            return self._without(part, "the process that keeps it was killed again")
+            return self._without(part, why)
         self._ask(self._keeper, part, plan)
         return []
 
@@ -192,3 +200,7 @@ class GpuSharing(Adapter):
             if fact not in self._recorded:
                 self._recorded.add(fact)
                 self._record(fact)
+
+
+def _cannot_start(error: OSError) -> str:
+    return f"the process that keeps it cannot be started: {error.strerror}"

@@ -98,7 +98,8 @@ class JobSnapshot:
     verdict: str = ""  # the reason for the end of the job
     code: int | None = None  # its exit code
     goodput: float | None = None  # of the launch so far; None if not known
-    is_complete: bool = True  # all agents have reported the vitals that a viewer asks for
+    # Nothing that a viewer asks for is pending: the vitals of all agents, the newest checkpoint.
+    is_complete: bool = True
 
     @property
     def running(self) -> tuple[AgentSnapshot, ...]:

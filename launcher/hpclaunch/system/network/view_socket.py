@@ -97,7 +97,8 @@ class ViewSocket:
         return questions
 
     def answer(self, end: socket.socket, file: int) -> None:
-        """Send the file with this descriptor. A client that does not take it gets none."""
+        """Send the file with this descriptor. A client that does not take it gets none, and with -1
+        in its place nobody does."""
         with end, contextlib.suppress(OSError):
             socket.send_fds(end, [b"."], [file], socket.MSG_DONTWAIT)
 
