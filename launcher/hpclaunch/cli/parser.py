@@ -168,6 +168,11 @@ class LaunchParser(Parser):
             self.no_option(spelling, known)
         return known[spelling]
 
+    def only_prints(self, word: str) -> bool:
+        """Return whether a word is an option that prints something and exits, such as --help."""
+        action = self._known.get(word.partition("=")[0])
+        return action is not None and action.default is argparse.SUPPRESS
+
     def knows(self, word: str) -> bool:
         """Return whether a word is a short option, or an option of the launcher in full."""
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known

@@ -80,8 +80,9 @@ def _options_in(text: str, program: str) -> list[str]:
         taken = parser.take_options(words)
         if words:
             raise UsageError(f"{words[0]!r} is no option")
-        if shows := {"-h", "--help", "--version"} & {*taken}:
-            raise UsageError(f"with {shows.pop()} nothing would be launched")
+        for word in taken:
+            if parser.only_prints(word):
+                raise UsageError(f"with {word} nothing would be launched")
         launch.check(parser.read(taken))
     except (UsageError, ValueError) as e:
         raise UsageError(f"{OPTIONS}={text!r}: {e}") from e
