@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import options
+from . import options, write
 from . import run as launch
 from .parser import LaunchParser, Parser
 
@@ -45,7 +45,7 @@ def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
         )
     if os.pathsep in str(DIRECTORY):
         raise UsageError(f"{DIRECTORY} cannot be in PATH, for the {os.pathsep} in its name")
-    print(DIRECTORY)
+    write(f"{DIRECTORY}\n")
     return 0
 
 
