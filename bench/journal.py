@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import HEAD, Job, Place
 from hpclaunch.system.logs.journal import Recorder
@@ -29,12 +30,9 @@ class Cluster:
         self.written = self.events = 0
         self.spent = self.slowest = 0.0
         self.recorder = Recorder(self._count_bytes)
-        arguments = [
-            {"job": job, "index": i, "nproc": 8, "address": "10.0.0.1", "incarnation": f"a{i}"}
-            for i in range(agents)
-        ]
-        self.cores = {i: Control(**each) for i, each in enumerate(arguments)}  # type: ignore[arg-type]
-        self.recorder.began(arguments[HEAD], self.now)
+        starts = [AgentStart(job, i, 8, "10.0.0.1", f"a{i}") for i in range(agents)]
+        self.cores = {i: Control(start) for i, start in enumerate(starts)}
+        self.recorder.began(starts[HEAD], self.now)
         for index in range(agents):
             self._later(index / agents, index, events.Started())
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import Event, Received
 from hpclaunch.core.protocol.messages import Message
@@ -34,18 +35,13 @@ def feed(lines: Iterable[bytes]) -> int:
             continue
         assert not effects, f"line {number}: {effects[0]} is not recorded"
         if record.get("note") == "core":
-            core = _core_with(record["with"]["made"])
+            core = Control(_convert(record["with"]["made"], AgentStart))
         elif "event" in record:
             assert core is not None, "a run begins with its core"
             effects = [plain(effect) for effect in core.handle(event_of(record), record["now"])]
             count += 1
     assert not effects, effects[0]
     return count
-
-
-def _core_with(arguments: Mapping[str, Any]) -> Control:
-    hints = typing.get_type_hints(Control.__init__)
-    return Control(**{name: _convert(value, hints[name]) for name, value in arguments.items()})
 
 
 def event_of(record: Mapping[str, Any]) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ from hpclaunch.agent.errands import MOST_HUNG, Errands
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import Answer, Evidence, Query, QueryKind
 from hpclaunch.system.shared.errands import (
+    AskMps,
     Explain,
     Explained,
     FindJobEnd,
+    MpsAnswered,
     Notified,
     Notify,
     ReadStacks,
@@ -214,6 +217,17 @@ def test_a_process_that_is_not_replaced_leaves_errands_unanswered(py_spy):
     errands.update(time.monotonic())
     assert runner.answers == [("stacks", None), ("name", None)]
     assert not helpers()
+
+
+def test_a_foreign_mps_daemon_is_asked_by_its_front_end(runner, tmp_path):
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text("#!/bin/sh\nread asked && [ $asked = get_server_list ]\n")
+    control.chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+        daemon.bind(str(tmp_path / "control"))
+        daemon.listen()
+        runner.run("mps", partial(AskMps, control=str(control), pipes=str(tmp_path)))
+        assert runner.wait_for(1) == [("mps", MpsAnswered(1, str(tmp_path), ""))]
 
 
 def test_an_errand_that_fails_does_not_affect_others(runner, py_spy, tmp_path, capfd):

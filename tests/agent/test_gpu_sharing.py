@@ -4,6 +4,7 @@ The keeper itself, with daemons, is tested in tests/system.
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -16,10 +17,13 @@ from hpclaunch.core.placement.worker_environment import CUDA
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Origin, Place
 from hpclaunch.core.protocol.node_facts import ForeignMpsAwaited, MpsBypassed, MpsStarted
+from hpclaunch.observe.node_console import words_of_node
 from hpclaunch.system.gpus import mps
+from hpclaunch.system.shared.errands import AskMps, MpsAnswered
 from hpclaunch.worker.mps_messages import Failed, Occupied, Outside, Ready, Waiting
 
 FD = 7
+SUPPORT = MpsSupport("/bin/mps", cuda=(13, 1))
 GPU = Gpu("0", "GPU-0", capability=(9, 0))
 
 
@@ -27,8 +31,11 @@ class Keeper:
     """Notes what it is asked, and answers what the test wants."""
 
     made: ClassVar[list[Keeper]] = []
+    can_start = True
 
     def __init__(self, *_):
+        if not Keeper.can_start:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         self.asked, self.watched, self.answers, self.lost = [], [], [], False
         Keeper.made.append(self)
 
@@ -37,6 +44,7 @@ class Keeper:
 
     def prepare(self, number, groups, foreign):
         self.asked.append(number)
+        self.foreign = foreign
 
     def watch(self, pids):
         self.watched.append(dict(pids))
@@ -47,7 +55,7 @@ class Keeper:
     def successor(self):
         return Keeper()
 
-    def close(self):
+    def abandon(self):
         self.lost = True
 
 
@@ -60,7 +68,7 @@ def recorded():
 def sharing(monkeypatch, recorded):
     monkeypatch.setattr(Keeper, "made", [])
     monkeypatch.setattr(mps, "MpsKeeperClient", Keeper)
-    monkeypatch.setattr(mps, "find", lambda *_: MpsSupport("/bin/mps", cuda=(13, 1)))
+    monkeypatch.setattr(mps, "installed", lambda *_: (SUPPORT, ""))
     config = SimpleNamespace(
         mps=("auto", "auto", ""),
         selector=CUDA,
@@ -75,6 +83,7 @@ def sharing(monkeypatch, recorded):
             config=config,
             environ={},
             host="n1",
+            errands=None,
             logs=SimpleNamespace(is_replaced=lambda _: True),
             record=recorded.append,
             note=lambda *_: None,
@@ -137,8 +146,58 @@ def test_a_keeper_that_is_killed_is_replaced_and_asked_again_once(sharing):
     assert Keeper.made[-1].asked == []
 
 
+def test_without_a_keeper_workers_take_turns_and_the_next_round_tries_again(
+    sharing, recorded, monkeypatch
+):
+    monkeypatch.setattr(Keeper, "can_start", False)
+    assert prepare(sharing) == [events.GpusReady(3)]
+    assert "cannot be started: Resource temporarily unavailable" in words_of_node(recorded[-1])
+    monkeypatch.setattr(Keeper, "can_start", True)
+    assert prepare(sharing, 4) == []
+    monkeypatch.setattr(Keeper, "can_start", False)
+    assert hear(sharing, lost=True) == [events.GpusReady(4)]
+    monkeypatch.setattr(Keeper, "can_start", True)
+    assert prepare(sharing, 5) == []
+    assert [keeper.asked for keeper in Keeper.made] == [[4], [5]]
+
+
 def test_a_keeper_that_is_killed_during_a_round_only_has_a_successor(sharing):
     prepare(sharing)
     hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0))
     assert hear(sharing, lost=True) == []
     assert [keeper.asked for keeper in Keeper.made] == [[3], []]
+
+
+@pytest.fixture
+def asked(sharing, monkeypatch):
+    """Let a foreign daemon run. Return the errands, each with the function that answers it."""
+    questions = []
+    monkeypatch.setattr(mps, "installed", lambda *_: (SUPPORT, "/tmp/pipes"))
+    sharing._errands = SimpleNamespace(
+        run=lambda errand, done: questions.append((errand(1), done)),
+    )
+    return questions
+
+
+def test_a_foreign_daemon_is_asked_outside_the_loop_and_then_used(sharing, asked):
+    assert prepare(sharing) == []
+    assert Keeper.made == []
+    ((question, answer),) = asked
+    assert question == AskMps(1, "/bin/mps", "/tmp/pipes")
+    assert answer(MpsAnswered(1, "/tmp/pipes", "")) == []
+    assert Keeper.made[0].foreign == "/tmp/pipes"
+
+
+def test_without_an_answer_of_a_foreign_daemon_our_own_is_started(sharing, asked):
+    prepare(sharing)
+    assert asked[0][1](None) == []
+    assert (Keeper.made[0].asked, Keeper.made[0].foreign) == ([3], "")
+
+
+def test_the_answer_of_a_foreign_daemon_for_an_earlier_round_is_ignored(sharing, asked):
+    prepare(sharing)
+    prepare(sharing, number=4)
+    assert asked[0][1](None) == []
+    assert Keeper.made == []
+    asked[1][1](None)
+    assert Keeper.made[0].asked == [4]

@@ -85,7 +85,7 @@ def keeping(crew, agent, directory, logs, slurm=Slurm, *, anew=False):
 def written(crew, agents, directory, ahead):
     for agent in agents:
         file, lines = FactFile(directory, str(agent), "71.0", f"n{agent}", str(agent)), []
-        file._lines.add = lines.append
+        file.lines.add = lines.append
         for at, fact in crew.facts[agent]:
             file.record(fact, at + ahead)
         path = directory / ("facts.jsonl" if agent == 0 else f"facts-agent-{agent}.jsonl")
@@ -135,7 +135,7 @@ def test_a_first_agent_that_was_started_again_reads_the_facts_of_its_first_start
     lines = []
     for incarnation, facts in (("earlier", before), ("0", crew.facts[0])):
         file = FactFile(tmp_path, "0", "71.0", "n0", incarnation)
-        file._lines.add = lines.append
+        file.lines.add = lines.append
         for at, fact in facts:
             file.record(fact, at + ahead - (200 if incarnation == "earlier" else 0))
     logs.answer(b"".join(lines).decode())
@@ -184,7 +184,7 @@ def test_an_earlier_head_recorded_only_that_it_leads(tmp_path):
     ledger.note(SeatUse(9, {Category.RESTART: 2.0}), now - 5)
     ledger.update(time.monotonic())
     file, lines = FactFile(tmp_path, "0", "71.0", "n0", "0"), []
-    file._lines.add = lines.append
+    file.lines.add = lines.append
     file.record(HeadChanged("n2", "n0", 8, 0.0), now - 10)
     logs.answer(b"".join(lines).decode())
     assert ledger.launch().begin == now - 5

@@ -12,6 +12,7 @@ from hpclaunch.agent import loop
 from hpclaunch.agent.adapter import Adapter
 from hpclaunch.agent.loop import Loop
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import EXIT_USAGE, Job, Origin, Place, Trouble
 from hpclaunch.system.logs.journal import Journal
@@ -87,7 +88,7 @@ class ClosingAdapter(Adapter):
 
 
 def looping(*adapters):
-    control = Control(Job((Place(0, 0, "n0"),)), 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(Job((Place(0, 0, "n0"),)), 0, 1, "127.0.0.1", "a0"))
     return Loop(control, Journal(None, "0"), adapters)
 
 

@@ -17,7 +17,7 @@ from hpclaunch.agent.resuming import Resuming
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved
-from hpclaunch.core.protocol.model import Job, Place
+from hpclaunch.core.protocol.model import Job, Look, Place
 from hpclaunch.observe.console import words
 from hpclaunch.system.checkpoints.client import PATIENCE
 
@@ -55,6 +55,7 @@ def answer(resuming):
 
 
 def seek_newest(resuming):
+    resuming._newest_at = -math.inf  # the last search was long ago
     resuming.seek_newest()
     assert resuming.seeks_newest
     while resuming.seeks_newest:
@@ -73,6 +74,28 @@ def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, recorded
         f"file system of {tmp_path} answer?"
     ]
     assert answer(resuming) == [events.CheckpointChosen("", number=7)]
+
+
+def test_one_that_hangs_while_no_round_waits_for_it_is_neither_replaced_nor_waited_for(
+    resuming, recorded, monkeypatch
+):
+    """Neither a later search for the newest checkpoint, nor a look at one before."""
+    resuming.look(Look(1, "there.pt", "mark", 0, 0))
+    answer(resuming)
+    resuming.look(None)
+    helper = process_of(resuming)
+    helper.suspend()
+    resuming.seek_newest()
+    assert resuming.seeks_newest
+    assert resuming.update(resuming.deadline()) == []
+    assert process_of(resuming) == helper
+    assert resuming.deadline() == math.inf
+    assert recorded == []
+    clock = SimpleNamespace(monotonic=lambda: resuming._newest_at)
+    monkeypatch.setattr("hpclaunch.agent.resuming.time", clock)
+    assert not resuming.seeks_newest
+    resuming.seek_newest()  # asks a hung process nothing more
+    assert resuming.deadline() == math.inf
 
 
 def test_a_killed_process_is_replaced_before_it_is_needed(resuming):
@@ -122,10 +145,7 @@ def test_one_that_has_ended_before_the_round_begins_is_started_to_read_ahead(res
     assert resuming.deadline() == math.inf
 
 
-def test_a_new_checkpoint_is_recorded_once_and_makes_no_event(
-    resuming, recorded, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("hpclaunch.agent.resuming.NEWEST_AGAIN", 0.0)
+def test_a_new_checkpoint_is_recorded_once_and_makes_no_event(resuming, recorded, tmp_path):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
     assert recorded == []

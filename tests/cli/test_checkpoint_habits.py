@@ -114,7 +114,7 @@ def test_one_that_does_not_fit_the_model_is_passed_over(tmp_path):
     args = ("--nproc", 1, "--checkpoint-dir", "saved")
     done = hpclaunch(*args, script(tmp_path, OTHER_SIZES), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "passing over checkpoint step-2.pt: the job failed twice while" in done.stderr
+    assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
     assert begins(done.stdout) == [1]
 
 
@@ -217,7 +217,7 @@ def continues_without_its_search(tmp_path, body):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "again\n"
-    assert "passing over checkpoint step-1.pt: empty" in done.stderr
+    assert "skipping checkpoint step-1.pt: empty" in done.stderr
 
 
 def test_a_search_that_is_killed_is_replaced(tmp_path):

@@ -15,7 +15,7 @@ from launching import LIMIT, command_of, end, fork_server, hpclaunch, script, st
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 # Each rank waits in a function of its own until something is in its fifo. Those that are named in
-# the arguments hold Python's lock meanwhile.
+# the arguments hold the GIL meanwhile.
 WAITING = """\
 import ctypes, os, sys
 

@@ -179,7 +179,7 @@ def test_preload(run):
     source = PRELOADED + "print([preloaded(m) for m in ('torch', 'wave', 'chunk')])\n"
     said, messages, _ = run(source + TRAINS, "--preload", "wave,nowhere")
     assert said == ["True", "True", "[True, True, False]", "[True, True, False]"]
-    reason = "passed over, ModuleNotFoundError: No module named 'nowhere'"
+    reason = "skipped, ModuleNotFoundError: No module named 'nowhere'"
     assert messages == f"hpclaunch: --preload nowhere: {reason}\n"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from story import Questions, a_job
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.job_snapshot import PastRound
@@ -108,7 +109,9 @@ class Crew:
             address, name = f"10.0.0.{i + 1}", f"{'b' if anew else 'a'}{i}"
             first = anew and self.job.elects and i == 0
             own = (i, 2, address, name)
-            self.agents[i] = Control(self.job, *own, port=7000 + i, claim="host", anew=first)
+            self.agents[i] = Control(
+                AgentStart(self.job, *own, port=7000 + i, claim="host", anew=first)
+            )
             self.feed(i, events.Started())
 
     def come(self, *hosts: str) -> None:
@@ -120,7 +123,9 @@ class Crew:
             self._came.append(host)
             job = replace(self.job, places=(first, Place(1, 1, host), *rest))
             port = 7000 + number
-            self.agents[number] = Control(job, 1, 2, "10.0.1.1", host, port=port, has_place=False)
+            self.agents[number] = Control(
+                AgentStart(job, 1, 2, "10.0.1.1", host, port=port, has_place=False)
+            )
             self.feed(number, events.Started())
 
     def launch(self, *agents: int, until: float = math.inf) -> Launch:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.member.member import Member
+from hpclaunch.core.member.member import AgentStart, Member
 from hpclaunch.core.protocol.effects import (
     AskForEnd,
     ChooseCheckpoint,
@@ -286,7 +286,9 @@ def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
     settings = {"grace": 20.0, "loss": 100.0, "unkillable": 30.0, "wait": 0.0} | settings
     settings = {"beat": 1.0} | settings
     index = settings.pop("index", 1)
-    return Member(a_job(hosts, **settings), index, 2, f"10.0.0.{index + 1}", f"a{index}")
+    return Member(
+        AgentStart(a_job(hosts, **settings), index, 2, f"10.0.0.{index + 1}", f"a{index}")
+    )
 
 
 def idle(**settings: Any) -> Member:

@@ -6,9 +6,10 @@ import math
 
 import pytest
 from crew import Crew
-from story import a_job, deeds, feed, report, run, seen, wait
+from story import a_job, deeds, end, feed, report, run, seen, wait
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
     Exit,
@@ -39,7 +40,7 @@ IDLE, ENDED = Phase.IDLE, Phase.ENDED
 
 
 def test_a_job_of_one_agent():
-    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0"), 0, 1, "127.0.0.1", "a0"))
     assert deeds(feed(control, 0.0, Started())) == [OpenStore()]
     assert deeds(feed(control, 0.1, StoreListening(4000))) == [ChooseCheckpoint()]
     (started,) = deeds(feed(control, 0.2, CheckpointChosen("")))
@@ -48,7 +49,7 @@ def test_a_job_of_one_agent():
 
 
 def test_one_agent_with_many_workers_sleeps_while_they_make_no_steps():
-    control = Control(a_job("n0"), 0, 4, "127.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0"), 0, 4, "127.0.0.1", "a0"))
     feed(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
     assert control.next_deadline() == math.inf
     feed(control, 5.0, seen(steps=(1, 1)))
@@ -62,7 +63,7 @@ def kept(effects):
 def follower(**timing):
     """(an agent of a job with these times, what gives it an order with a lease of so many seconds
     and returns the ends of the leases that its fork server gets)"""
-    control = Control(a_job(**timing), 1, 1, "10.0.0.2", "a1")
+    control = Control(AgentStart(a_job(**timing), 1, 1, "10.0.0.2", "a1"))
     feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
 
     def renewals(now, *before, keep=90.0):
@@ -100,8 +101,18 @@ def test_workers_that_are_held_get_the_newest_lease_if_it_is_still_good():
     assert kept(feed(control, 6.75, LeaseOver())) == []
 
 
+def test_exit_is_the_last_effect_even_if_the_worker_lease_ends_with_the_agent():
+    control, renewals = follower(grace=1.0, unkillable=1.0, loss=100.0, beat=1.0)
+    renewals(1.0)
+    feed(control, 2.0, end(143, "ended by SIGTERM on n0", serial=2))
+    feed(control, 3.0, Tick())
+    effects = feed(control, 4.0, LeaseOver())
+    assert isinstance(effects[-1], Exit)
+    assert kept(effects) == []
+
+
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():
-    control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
+    control = Control(AgentStart(a_job(), 0, 1, "10.0.0.1", "a0"))
     feed(control, 0.0, Started())
     feed(control, 0.1, report(1, IDLE, stop_signal=15))
     effects = feed(control, 0.2, report(1, ENDED, stop_signal=15))
@@ -116,7 +127,7 @@ def test_the_head_ends_although_its_own_fork_server_has_not_answered():
     [(Signalled(2), 130), (TroubleFound(Trouble(Origin.USAGE, "no script on n0")), EXIT_USAGE)],
 )
 def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
-    control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
+    control = Control(AgentStart(a_job(), 0, 1, "10.0.0.1", "a0"))
     feed(control, 0.0, Started(), StoreListening(4000), event)
     effects = [e for beat in range(1, 21) for e in feed(control, 0.5 * beat, Tick())]
     (left,) = [e for e in effects if isinstance(e, Exit)]
@@ -126,7 +137,7 @@ def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
 
 def test_a_search_that_fails_ends_a_job_that_cannot_begin():
     failed = SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints"))
-    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0"), 0, 1, "127.0.0.1", "a0"))
     feed(control, 0.0, Started(), StoreListening(4000))
     (left,) = [e for e in feed(control, 0.2, failed) if isinstance(e, Exit)]
     assert left.verdict.reason == "cannot look for checkpoints"
@@ -135,14 +146,14 @@ def test_a_search_that_fails_ends_a_job_that_cannot_begin():
 def test_a_search_that_fails_while_workers_run_is_nobodys_matter():
     """The search was to decide whether to continue with more nodes."""
     failed = SearchFailed(Trouble(Origin.TROUBLE, "cannot look for checkpoints"))
-    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0"), 0, 1, "127.0.0.1", "a0"))
     feed(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
     assert feed(control, 5.0, failed) == []
 
 
 def test_the_head_loses_its_fork_server_between_two_rounds():
     """No round uses a store at the port of a dead fork server."""
-    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0"), 0, 1, "127.0.0.1", "a0"))
     feed(control, 0.0, Started(), StoreListening(4000))
     assert feed(control, 0.1, ForkServerReplaced()) == [OpenStore()]
     assert feed(control, 0.2, CheckpointChosen("")) == []
@@ -151,7 +162,7 @@ def test_the_head_loses_its_fork_server_between_two_rounds():
 
 
 def test_nobody_reports_for_another():
-    control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "a0"))
     feed(control, 0.0, Started())
     genuine = report(2, Phase.IDLE)
     feed(control, 0.1, Received(1, genuine.message))

@@ -38,7 +38,7 @@ from hpclaunch.core.consensus.follower import Follower, Standing
 from hpclaunch.core.consensus.leader_lease import LeaderLease
 from hpclaunch.core.consensus.presence import Presence
 from hpclaunch.core.consensus.rotation import Rotation
-from hpclaunch.core.protocol.configuration import NOBODY, Configuration, Record
+from hpclaunch.core.protocol.configuration import NOBODY, Configuration, JobRecord
 from hpclaunch.core.protocol.effects import Effect, Send
 from hpclaunch.core.protocol.messages import Hint
 from hpclaunch.core.protocol.model import Place
@@ -49,7 +49,7 @@ from hpclaunch.system.network.death_notices import LOOKS
 TIMING = Timing()
 QUANTUM = TIMING.vote_lease / 3
 OLD = -1.5 * TIMING.vote_lease  # all times before that are alike
-RECORD = Record(round=0)
+RECORD = JobRecord(round=0)
 
 
 class BrokenLawError(Exception):

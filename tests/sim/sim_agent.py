@@ -12,6 +12,7 @@ from sim_ledger import spent_by
 from sim_training import Round, Worker
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
@@ -127,10 +128,12 @@ class Agent:
         mine = index if has_place else 1  # a stand-in
         job = plan.job if plan.job.elects else self._job_as_seen(mine)
         self.control = Control(
-            *(job, mine, plan.nprocs[index], "", self.name, plan.gpus[index]),
-            claim=self.host,
-            anew=bool(starts) and plan.job.elects and mine == HEAD,
-            has_place=has_place,
+            AgentStart(
+                *(job, mine, plan.nprocs[index], "", self.name, plan.gpus[index]),
+                claim=self.host,
+                anew=bool(starts) and plan.job.elects and mine == HEAD,
+                has_place=has_place,
+            )
         )
         self.deadline = self.control.next_deadline()  # changes with every event, and only then
 

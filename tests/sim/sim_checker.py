@@ -448,7 +448,7 @@ class Checker:
             index, there = other.index, other.living and other.has_heard
             if peer.report is None and not self.sim.plan.numbered:
                 continue  # nobody has had this place yet
-            lost = peer.lost and there and not peer.lost.endswith("before")
+            lost = peer.is_lost and there and not peer.why_lost.endswith("before")
             if head.state.orders.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
             is_last = peer.report is not None and peer.report.round < head.state.round
@@ -465,7 +465,7 @@ class Checker:
         self._require(not left, agent, f"leaves while its own {left} run")
         given_up = reason.startswith("the head on")
         head = agent.control.head
-        if head is not None and any(p.lost and self._at(p).living for p in head.state.roster):
+        if head is not None and any(p.is_lost and self._at(p).living for p in head.state.roster):
             self.ended_apart = True  # they will find no head, and may continue by themselves
         late = given_up and any(not without for _, without in self.left)
         if not late:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 
 import cluster_sim
@@ -25,11 +24,10 @@ def journals(monkeypatch):
     found: dict[str, list[bytes]] = defaultdict(list)
 
     class Recorded(Control):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more)
-            made = inspect.signature(Control).bind(*args, **more).arguments
-            self.recorder = journal.Recorder(found[self.member.incarnation].append, lambda: 0.0)
-            self.recorder.began(made, 0.0)
+        def __init__(self, own):
+            super().__init__(own)
+            self.recorder = journal.Recorder(found[own.incarnation].append, lambda: 0.0)
+            self.recorder.began(own, 0.0)
 
         def handle(self, event, now):
             self.recorder.event(event, now)

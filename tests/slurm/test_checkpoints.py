@@ -86,7 +86,7 @@ def test_a_disk_of_each_node(cluster: Cluster, launch: Launch, tmp_path: Path) -
         cluster.on("n2", ["rm", f"{saved}/step-3.pt"])
         ended = launch(*options, *script, 3, nodes=2).wait()
         require_all_resume_from(ended, "step-2.pt")
-        assert "passing over checkpoint step-3.pt: n2 does not see it" in ended.output
+        assert "skipping checkpoint step-3.pt: n2 does not see it" in ended.output
         cluster.on("n1", ["sh", "-c", f"rm '{saved}'/*"])
         ended = launch(*options, *script, 1, nodes=2).wait()
         require_all_resume_from(ended, "nothing")
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_makes_the_job_fail_is_passed_over(launch: Launch, sav
     ended = launch(*options, *script, nodes=2).wait()
     require_all_resume_from(ended, "step-2.pt")
     assert ended.output.count("hpclaunch: resuming from") == 3
-    assert "passing over checkpoint step-3.pt: the job failed twice while" in ended.output
+    assert "skipping checkpoint step-3.pt: the job failed twice while" in ended.output
     assert (saved / "step-3.pt").exists()
 
 

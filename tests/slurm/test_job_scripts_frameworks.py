@@ -52,7 +52,7 @@ def test_hf_trainer(cluster: Cluster, tmp_path: Path) -> None:
     stop = "checkpoints/hf_trainer/checkpoint-30/rng_state_1.pth"
     killed = require_same_result(cluster, tmp_path, "hf_trainer", "loss", stop=stop)
     lacks = r"rng_state_1.pth is missing: rank 1 of \d had not saved yet\n"
-    assert re.search(f"passing over checkpoint checkpoint-30: {lacks}", killed.output), str(killed)
+    assert re.search(f"skipping checkpoint checkpoint-30: {lacks}", killed.output), str(killed)
     assert "resuming from checkpoint-20\n" in killed.output, str(killed)
     losses = re.findall(r"^{'loss': .*'epoch': '0.9375'}$", killed.output, re.MULTILINE)
     assert len(losses) > 2, "printed by each node, and again after the kill"
@@ -65,7 +65,7 @@ def test_accelerate(cluster: Cluster, tmp_path: Path) -> None:
     stop = "checkpoints/accelerate_ddp/epoch-4/random_states_1.pkl"
     killed = require_same_result(cluster, tmp_path, "accelerate_ddp", stop=stop)
     lacks = r"random_states_1.pkl is missing: rank 1 of \d had not saved yet\n"
-    assert re.search(f"passing over checkpoint epoch-4: {lacks}", killed.output), str(killed)
+    assert re.search(f"skipping checkpoint epoch-4: {lacks}", killed.output), str(killed)
     assert "resuming after epoch 3\n" in killed.output, str(killed)
     require_same_epoch(killed, epoch=4)
     assert reached(killed) > 0.95

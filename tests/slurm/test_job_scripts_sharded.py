@@ -18,7 +18,7 @@ pytestmark = pytest.mark.frameworks
 TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
 ROUNDING = 0.01  # sums are in another order
 METADATA = "checkpoints/{}/step-{}/.metadata.tmp"
-TORN = "passing over checkpoint step-{}: .metadata is missing"
+TORN = "skipping checkpoint step-{}: .metadata is missing"
 
 
 @pytest.mark.parametrize(("name", "below"), [("fsdp_tp", 2.5), ("pipeline", 2.6)])

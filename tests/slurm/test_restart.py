@@ -109,8 +109,8 @@ def test_damaged_checkpoints_are_passed_over(
     options = ("--nproc", 2, "--checkpoint-dir", saved)
     ended = launch(*options, *arguments, nodes=1, env=ONE_THREAD).wait()
     assert ended.code == 0, str(ended)
-    assert "passing over checkpoint epoch-3.pt: damaged" in ended.output
-    assert "passing over checkpoint epoch-2.pt: cut short or still being written" in ended.output
+    assert "skipping checkpoint epoch-3.pt: damaged" in ended.output
+    assert "skipping checkpoint epoch-2.pt: cut short or still being written" in ended.output
     newest = saved / "epoch-1.pt"
     assert f"resuming from {newest} (torch.save, epoch 1, by its name)\n" in ended.output
     assert hashes(saved) == before

@@ -147,7 +147,7 @@ def write_facts(directory: Path, launch: Launch) -> Path:
     """Write the file of a head to a log directory."""
     file = FactFile(directory, "0", launch.name, "n1", "a")
     lines = []
-    file._lines.add = lines.append
+    file.lines.add = lines.append
     for at, fact in facts_of(launch):
         file.record(fact, at)
     path = directory / "facts.jsonl"

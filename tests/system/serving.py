@@ -9,7 +9,7 @@ import time
 import psutil
 
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
-from hpclaunch.worker.fork_server_messages import Progress, Worker
+from hpclaunch.worker.fork_server_messages import Kill, Listen, Progress, SignalLeft, Worker
 
 LIMIT = 120  # seconds; far more than any of this takes
 
@@ -29,7 +29,7 @@ class Client:
 
     def ask(self, *commands, env=None, store=False, warm=False, learn=False, cpus=()):
         """Request these workers, without waiting for them; return the store's port."""
-        self.server.listen(loopback=True)
+        self.server.send(Listen(loopback=True))
         port = self.until("listening")["port"]
         workers = [
             Worker(
@@ -48,8 +48,8 @@ class Client:
 
     def end_round(self):
         """Kill the workers and the processes that they leave behind."""
-        self.server.kill()
-        self.server.signal_left(signal.SIGKILL)
+        self.server.send(Kill())
+        self.server.send(SignalLeft(signal.SIGKILL))
         self.until("gone")
 
     def path(self, rank, kind="err"):

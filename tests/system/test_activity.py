@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from serving import LIMIT, Client, free_port, python
 
 from hpclaunch.worker import activity, connections, processes
+from hpclaunch.worker.fork_server_messages import KillIdle, Stop
 
 pytestmark = pytest.mark.starts
 
@@ -285,10 +286,10 @@ def test_whoever_saves_is_left_alone(client, server, tmp_path, how):
     takes[0] = TAKES.get(how, 0)
     client.start(python(BEGIN + SAVE + SAVERS[how]), env={"SERVER": str(port)})
     eventually("the worker", (tmp_path / "up").exists)
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     for look in (1, 2, 3):
         eventually_saved(client, tmp_path / f"piece-{look * PIECES}")
-        client.server.kill_idle()
+        client.server.send(KillIdle())
     (tmp_path / "enough").mkdir()
     exited = client.until("exit")
     assert (exited["code"], exited["signal"]) == (7, 0)
@@ -311,7 +312,7 @@ def how_they_end(client, workers):
     limit = time.monotonic() + LIMIT
     while len(ended) < workers:
         assert time.monotonic() < limit, f"of {workers} workers, only {ended} have ended"
-        client.server.kill_idle()
+        client.server.send(KillIdle())
         if select.select([client.server], [], [], 0.5)[0]:
             client.hear()
         ended += [reply for reply in client.events if reply["event"] == "exit"]
@@ -323,7 +324,7 @@ def how_they_end(client, workers):
 def test_whoever_only_waits_is_ended(client, server, tmp_path, how):
     client.start(python(BEGIN + WAITERS[how]), env={"SERVER": str(server[0])})
     eventually("the worker", (tmp_path / "up").exists)
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     assert how_they_end(client, 1) == [signal.SIGKILL]
 
 
@@ -333,7 +334,7 @@ def test_ranks_that_wait_for_each_other_are_ended(client, tmp_path):
     client.start(python(COLLECTIVE), python(COLLECTIVE), env=environ)
     for rank in (0, 1):
         eventually(f"rank {rank}", (tmp_path / f"up-{rank}").exists)
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     first, _ = how_they_end(client, 2)  # the second may see that the first is gone
     assert first == signal.SIGKILL
 

@@ -186,6 +186,18 @@ def test_an_interpreter_that_takes_too_long(interpreter):
 
 
 @pytest.mark.starts
+def test_an_interpreter_that_cannot_be_killed_holds_up_nothing(interpreter, monkeypatch):
+    monkeypatch.setattr(checks_torch, "KILL_LIMIT", 0.1)
+    question = checks_torch.Question(interpreter("exec sleep 600"))
+    with question._process as process:
+        with monkeypatch.context() as in_kernel:
+            in_kernel.setattr(process, "kill", lambda: None)
+            finding, torch = question.answer(0.1)
+        process.kill()
+    assert (finding.grade, torch) == (Grade.WARN, None)
+
+
+@pytest.mark.starts
 def test_an_interpreter_that_dies_without_a_word(interpreter):
     finding, _ = ask(interpreter("exit 3"))
     assert finding.grade is Grade.FAIL

@@ -32,15 +32,15 @@ from hpclaunch.worker import private_files
 
 def written(file):
     """Return the lines that a log service would write."""
-    return b"".join(file._lines._waiting.splitlines(keepends=True))
+    return b"".join(file.lines._waiting.splitlines(keepends=True))
 
 
 def kept(directory, label, host, *facts):
     service, file = LogServiceClient(), FactFile(directory, label, "71.0", host, "a")
     for fact in facts:
         file.record(fact, time.time())
-        file.flush(service)
-    file.finish(service)
+        file.lines.flush(service)
+    file.lines.finish(service)
     service.close()
 
 
@@ -123,7 +123,7 @@ def test_the_lines_of_two_weeks_are_not_too_many(tmp_path):
     """Only the first and the last SeatUse of those that say the same are there."""
     nodes = {Category.UNKNOWN: ",".join(f"node-{2 * i:04}" for i in range(64))}
     file, lines = FactFile(tmp_path, "0", "71.0", "n1", "a"), []
-    file._lines.add = lines.append
+    file.lines.add = lines.append
     before, after = (
         SeatUse(0, {Category.UNKNOWN: 512.0}, number, nodes=nodes, are_gpus=True)
         for number in (0, 1)
@@ -147,5 +147,5 @@ def test_the_lines_of_two_weeks_are_not_too_many(tmp_path):
 def test_without_a_directory_there_is_none():
     file = FactFile(None, "0", "71.0", "n1", "a")
     file.record(HeadChanged("n1", "n2", 1, -10.0), 1.7e9)
-    file.flush(None)
-    file.finish(None)
+    file.lines.flush(None)
+    file.lines.finish(None)

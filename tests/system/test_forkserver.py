@@ -12,7 +12,15 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
-from hpclaunch.worker.fork_server_messages import Worker
+from hpclaunch.worker.fork_server_messages import (
+    Keep,
+    Kill,
+    Query,
+    Signal,
+    SignalLeft,
+    Stop,
+    Worker,
+)
 from hpclaunch.worker.messages import Message
 
 pytestmark = pytest.mark.starts
@@ -43,9 +51,9 @@ def test_how_a_worker_ended(client, script, code, signum):
 
 
 def test_a_query_that_comes_before_its_round_is_answered_in_it(client):
-    client.server.query("vitals", 1)
-    client.server.query("vitals", 2)
-    client.server.query("history", 0)  # replaces none of the head's
+    client.server.send(Query("vitals", 1))
+    client.server.send(Query("vitals", 2))
+    client.server.send(Query("history", 0))  # replaces none of the head's
     client.start(sh("sleep 600"))
     answers = [client.until("answer") for _ in range(2)]
     assert [(each["kind"], each["number"]) for each in answers] == [("vitals", 2), ("history", 0)]
@@ -124,7 +132,7 @@ def wait_until_they_grow(files):
 
 def held(client):
     files = counting(client)
-    client.server.keep(time.monotonic() + 0.1)
+    client.server.send(Keep(time.monotonic() + 0.1))
     client.until("lease-over")
     eventually(lambda: have_stopped(files))
     return files
@@ -133,14 +141,14 @@ def held(client):
 def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(client):
     """The agent need not be alive for this."""
     files = held(client)
-    client.server.keep(time.monotonic() - 1.0)  # an order that was long on its way
+    client.server.send(Keep(time.monotonic() - 1.0))  # an order that was long on its way
     assert have_stopped(files)
-    client.server.keep(time.monotonic() + 1000)
+    client.server.send(Keep(time.monotonic() + 1000))
     wait_until_they_grow(files)
-    client.server.keep(time.monotonic() + 0.1)
+    client.server.send(Keep(time.monotonic() + 0.1))
     client.until("lease-over")
     eventually(lambda: have_stopped(files))
-    client.server.keep(time.monotonic() + 1000)
+    client.server.send(Keep(time.monotonic() + 1000))
     wait_until_they_grow(files)
     client.end_round()
 
@@ -159,18 +167,18 @@ def test_workers_that_somebody_else_resumes_are_held_again(client):
 def test_workers_that_are_to_stop_while_they_are_held_are_killed(client):
     """Other nodes may have continued without this one."""
     held(client)
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     assert client.until("exit")["signal"] == signal.SIGKILL
     client.until("gone")
-    client.server.keep(time.monotonic() + 1000)
+    client.server.send(Keep(time.monotonic() + 1000))
     client.start(sh("exit 0"))
     assert client.until("exit")["code"] == 0
 
 
 def test_workers_that_are_being_stopped_are_killed_when_their_lease_is_over(client):
     counting(client)
-    client.server.keep(time.monotonic() + 1.0)
-    client.server.stop()
+    client.server.send(Keep(time.monotonic() + 1.0))
+    client.server.send(Stop(signal.SIGTERM))
     client.until("lease-over")
     assert client.until("exit")["signal"] == signal.SIGKILL
     client.until("gone")
@@ -186,17 +194,17 @@ def test_workers_that_are_held_do_not_outlive_the_agent(client):
 
 def test_nothing_starts_without_a_lease(client):
     """The order may come late, from an agent that was suspended."""
-    client.server.keep(time.monotonic() - 1.0)
+    client.server.send(Keep(time.monotonic() - 1.0))
     client.ask(sh("exit 0"))
     client.until("lease-over")
     assert not client.path(0).exists()
-    client.server.keep(time.monotonic() + 1000)
+    client.server.send(Keep(time.monotonic() + 1000))
     assert client.until("exit")["code"] == 0
     client.until("gone")
-    client.server.keep(time.monotonic() - 1.0)
+    client.server.send(Keep(time.monotonic() - 1.0))
     client.ask(sh("exit 0"))
     client.until("lease-over")
-    client.server.stop()  # it was not started, and is not to be
+    client.server.send(Stop(signal.SIGTERM))  # it was not started, and is not to be
     client.until("gone")
 
 
@@ -236,9 +244,9 @@ def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
 
 def test_a_lease_that_is_renewed(client):
     for _ in range(3):
-        client.server.keep(time.monotonic() + 0.2)
+        client.server.send(Keep(time.monotonic() + 0.2))
         time.sleep(0.1)
-    client.server.keep(time.monotonic() + 1000)
+    client.server.send(Keep(time.monotonic() + 1000))
     client.start(sh("sleep 0.5"))
     assert client.until("exit")["code"] == 0
     assert not [reply for reply in client.events if reply["event"] == "lease-over"]
@@ -277,7 +285,7 @@ def test_a_stop_has_the_signal_that_was_asked_for(client, signum):
     name = signum.name.removeprefix("SIG")
     client.start(sh(f"trap 'exit 5' {name}; echo up; while :; do sleep 0.05; done"))
     wait_for(client.path(0, "out"))
-    client.server.stop(signum)
+    client.server.send(Stop(signum))
     assert client.until("exit")["code"] == 5
     client.until("gone")
 
@@ -309,7 +317,7 @@ def test_nobody_gets_a_signal_twice_that_was_sent_to_all(client, to):
         os.kill(client.pid, signal.SIGINT)
     elif to == "the launcher, which has helpers":
         subprocess.run(["kill", "-INT", str(client.pid)], check=True)
-    client.server.stop(signal.SIGINT)
+    client.server.send(Stop(signal.SIGINT))
     assert [client.until("exit")["code"] for _ in range(2)] == [1, 1]
     client.until("gone")
 
@@ -323,7 +331,7 @@ def test_where_the_user_has_a_signal_ignored_a_stop_is_sigterm(tmp_path):
         signal.signal(signal.SIGINT, before)
     client.start(sh("trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"))
     wait_for(client.path(0, "out"))
-    client.server.stop(signal.SIGINT)
+    client.server.send(Stop(signal.SIGINT))
     assert client.until("exit")["code"] == 5
     client.until("gone")
     client.server.close()
@@ -332,8 +340,8 @@ def test_where_the_user_has_a_signal_ignored_a_stop_is_sigterm(tmp_path):
 def test_a_worker_that_ignores_a_stop_is_killed(client):
     client.start(sh("trap '' TERM; echo up; while :; do sleep 0.05; done"))
     wait_for(client.path(0, "out"))
-    client.server.stop()
-    client.server.kill()
+    client.server.send(Stop(signal.SIGTERM))
+    client.server.send(Kill())
     assert client.until("exit")["signal"] == signal.SIGKILL
     client.until("gone")
 
@@ -370,7 +378,7 @@ def test_a_worker_can_save_with_its_children_before_they_are_ended(client, has_h
     """This holds even if forked children inherit a handler of the worker that ends nothing."""
     client.start(python(LOADING.replace("PREPARE", str(has_handler))))
     child = int(wait_for(client.path(0, "out")).split()[1])
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     assert client.until("exit")["code"] == 5
     client.until("gone")
     assert gone(child)
@@ -404,7 +412,7 @@ def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
     save = f"{sys.executable} -u {client.tmp_path / 'saving.py'}"
     client.start(["bash", "-c", WRAPPERS[wrapper]], env={"SAVE": save})
     wait_for(client.path(0, "out"))
-    client.server.stop(signum)
+    client.server.send(Stop(signum))
     client.until("gone")
     assert not [reply for reply in client.events if reply["event"] == "left"]
     assert "up\nsaved\n" in client.path(0, "out").read_text()
@@ -421,12 +429,12 @@ def test_what_the_workers_leave_behind_is_reported_and_can_be_ended(client):
         left = client.until("left")["processes"]
         found = sorted((process["program"], process["rank"]) for process in left)
         pids = {process["pid"] for process in left}
-    client.server.stop()  # which is for the workers, and their groups
+    client.server.send(Stop(signal.SIGTERM))  # which is for the workers, and their groups
     others = pids - {in_group}
     while pids != others:
         pids = {process["pid"] for process in client.until("left")["processes"]}
     assert all(map(psutil.pid_exists, others))
-    client.server.signal_left(signal.SIGTERM)
+    client.server.send(SignalLeft(signal.SIGTERM))
     client.until("gone")
     assert psutil.Process(client.pid).children(recursive=True) == []
 
@@ -457,9 +465,9 @@ def test_shared_memory_of_workers_that_were_ended_is_removed(client, how):
     if how == "crash":
         os.kill(int(pid), signal.SIGKILL)
         client.until("exit")
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     if how == "kill":
-        client.server.kill()
+        client.server.send(Kill())
     client.until("gone")
     assert not os.path.exists(f"/dev/shm/{name}")
 
@@ -469,14 +477,14 @@ def test_a_signal_goes_only_to_those_that_handle_it(client):
     client.start(sh(handler), sh("echo up; exec sleep 600"))
     for rank in (0, 1):
         wait_for(client.path(rank, "out"))
-    client.server.signal(signal.SIGUSR1)
+    client.server.send(Signal(signal.SIGUSR1))
     assert client.until("unhandled")["ranks"] == [1]
     deadline = time.monotonic() + LIMIT
     while "usr1" not in client.path(0, "out").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not client.events, "a worker ended"
-    client.server.kill()
+    client.server.send(Kill())
     client.until("gone")
 
 

@@ -397,3 +397,34 @@ def test_how_gpus_are_used(watching):
     assert 0 <= first.used <= first.total
     assert first.busy is None  # this driver does not report it
     assert watching.check(1) == ()
+
+
+def test_a_watcher_that_dies_is_not_waited_for(watching):
+    watching.begin(Gpu())
+    assert watching.check() == ()
+    os.kill(watching.pid, signal.SIGSTOP)
+    watching.watcher.ask_use()
+    os.kill(watching.pid, signal.SIGKILL)
+    while not watching.watcher.lost:
+        assert list(watching.watcher.reports()) == []
+    assert watching.watcher.next_deadline() == float("inf")
+
+
+def test_nvml_that_hangs_when_the_use_is_asked_is_a_warning_until_the_next_check(watching):
+    (gpu,) = watching.begin(Gpu())
+    assert watching.check() == ()
+    gpu.hang = True
+    watching.driver.apply()
+    watching.watcher.ask_use()
+    deadline = watching.watcher.next_deadline()
+    assert deadline <= time.monotonic() + ANSWER_LIMIT
+    watching.watcher.ask_use()
+    assert watching.watcher.next_deadline() == deadline
+    report = watching.watcher.expire()
+    assert (report.use, report.round) == ((), None)
+    assert [(f.check, f.grade) for f in report.findings] == [("NVML", Grade.WARN)]
+    assert not watching.watcher.lost
+    assert watching.watcher.next_deadline() == float("inf")
+    watching.watcher.check(1)
+    report = watching.watcher.expire()
+    assert (report.round, report.findings[0].grade) == (1, Grade.FAIL)

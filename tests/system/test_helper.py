@@ -1,5 +1,6 @@
 """Helper processes, whatever the agent has open when it starts them."""
 
+import contextlib
 import errno
 import os
 import resource
@@ -123,6 +124,69 @@ def test_one_that_has_ended_is_not_stopped(waiting):
     assert not is_stopped(pid)
     waiting._process.wait()
     assert not is_stopped(pid)
+
+
+PARENT = """
+import json, os, subprocess, time
+def main(fd, blocked):
+    child = subprocess.Popen(["sleep", "1000"])
+    os.write(int(fd), json.dumps({"child": child.pid}).encode() + b"\\n")
+    os.close(int(fd))
+    time.sleep(1000)
+"""
+
+
+class Parent(Helper):
+    has_children = True
+
+
+@pytest.fixture
+def parent(tmp_path, monkeypatch):
+    """A helper that has a child, closes its socket, and does not end; and the child's pid."""
+    monkeypatch.setattr("hpclaunch.system.shared.helper.GONE_LIMIT", 0.1)
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = Parent("parent", paths=[str(tmp_path)])
+    (reply,) = parent.receive()
+    child = reply["child"]
+    yield parent, child
+    for pid in (child, parent._process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    parent._process.wait()
+    parent.abandon()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
+
+
+def test_a_lost_helper_that_does_not_end_is_not_waited_for_for_ever(parent):
+    server, _ = parent
+    while not server.lost:
+        server.receive()
+    assert server.survivors
+
+
+def test_a_helper_that_cannot_be_killed_is_not_waited_for_for_ever(parent, monkeypatch):
+    """Such a process waits in the kernel, for a disk or a driver."""
+    server, _ = parent
+    monkeypatch.setattr(server._process, "kill", lambda: None)
+    server.end(0.0)
+    assert server.survivors
+
+
+def test_a_child_of_a_helper_that_runs_as_another_user_may_survive(parent, monkeypatch):
+    server, child = parent
+    kill = os.kill
+
+    def kill_own(pid, signum):
+        if pid == child:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        kill(pid, signum)
+
+    monkeypatch.setattr(os, "kill", kill_own)
+    server.end(0.0)
+    monkeypatch.undo()
+    assert server.survivors
+    assert psutil.pid_exists(child)
 
 
 class Dance(Message):

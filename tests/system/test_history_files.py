@@ -137,3 +137,13 @@ def test_another_users_file_is_not_read(tmp_path):
     os.chown(tmp_path / NAME, 65534, 65534)
     os.chown(tmp_path, 0, 0)
     assert history_files.read(tmp_path) == []
+
+
+def test_the_stacks_of_a_round_are_those_that_can_be_read(tmp_path):
+    where = tmp_path / "round-3" / "evidence"
+    where.mkdir(parents=True)
+    (where / "rank-0.txt").symlink_to("/dev/zero")
+    for rank in range(1, stack_files.MOST_FILES + 1):
+        (where / f"rank-{rank}.txt").write_text(f"of {rank}\n")
+    (found,) = stack_files.read(tmp_path, [])
+    assert found.files == tuple((f"rank-{rank}.txt", f"of {rank}\n") for rank in range(1, 9))

@@ -19,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, StoreListening, Tick
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import Goal, Job, Place
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.logs import appended_lines, journal, log_client, messages
 from hpclaunch.system.logs.journal import Journal, Recorder
 from hpclaunch.system.logs.log_client import LogServiceClient
@@ -30,7 +32,7 @@ from hpclaunch.system.shared import packing
 from journals import EVENTS, event_of, feed, plain
 
 PLACES = (Place(0, 0, "n1"), Place(1, 1, "n2"))
-MADE = {"job": Job(PLACES), "index": 1, "nproc": 2, "address": "10.0.0.2", "incarnation": "a1"}
+MADE = AgentStart(Job(PLACES), 1, 2, "10.0.0.2", "a1")
 OLD_NAME = os.fsdecode(b"/points/gr\xf6\xdfe.pt")  # in Latin-1
 
 
@@ -47,13 +49,13 @@ def lines(path):
 
 def write(journal, service, *story, made=MADE, now=1.0):
     """Handle the events and write the journal like an agent."""
-    core = Control(**made)
+    core = Control(made)
     journal.began(made)
     for event in story:
         now += 0.5
         journal.event(event, now)
         journal.effects(core.handle(event, now), core)
-        journal.flush(service)
+        journal.lines.flush(service)
 
 
 def kept(directory, label, *story, **more):
@@ -68,7 +70,7 @@ def kept(directory, label, *story, **more):
 def recorded(*story):
     """Return the journal's lines of a run."""
     written = []
-    core, recorder = Control(**MADE), Recorder(written.append, clock=lambda: 1e9)
+    core, recorder = Control(MADE), Recorder(written.append, clock=lambda: 1e9)
     recorder.began(MADE, 0.0)
     for now, event in enumerate(story):
         recorder.event(event, float(now))
@@ -111,7 +113,7 @@ def test_an_event_in_which_the_core_fails_is_recorded():
 
 @pytest.mark.starts
 def test_names_of_files_in_another_encoding(tmp_path):
-    kept(tmp_path, "0", Started(), CheckpointChosen(OLD_NAME), made=MADE | {"index": 0})
+    kept(tmp_path, "0", Started(), CheckpointChosen(OLD_NAME), made=replace(MADE, index=0))
     (entry,) = [
         e for e in lines(tmp_path / "journal.jsonl") if e.get("event") == "CheckpointChosen"
     ]
@@ -140,6 +142,32 @@ def test_a_full_disk_is_reported_once(tmp_path):
     assert complaint.why.startswith(os.strerror(errno.EFBIG))
 
 
+@pytest.mark.starts
+def test_what_a_full_disk_has_cost_is_counted(tmp_path):
+    service, journal = LogServiceClient(), Journal(tmp_path, "0")
+    service.send(messages.ReadTail(1, []))
+    select.select([service], [], [])  # its imports must not write cut-off .pyc files
+    pid = service._process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (10, -1))
+    for name in ("one", "two"):
+        journal.note(name, {})
+    journal.lines.flush(service)
+    replies = []
+    while not any(isinstance(reply, messages.Complaint) for reply in replies):
+        replies += service.replies()
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (-1, -1))
+    while not any(isinstance(reply, messages.Lost) for reply in replies):
+        journal.note("room", {})
+        journal.lines.flush(service)
+        replies += service.replies()
+    journal.note("last", {})
+    journal.lines.flush(service)
+    journal.finish(service)
+    service.close()
+    *_, last, gap = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines()[1:])
+    assert (last["note"], gap["note"], gap["with"]) == ("last", "gap", {"lines": 2})
+
+
 def test_without_a_directory_there_is_none():
     journal = Journal(None, "0")
     write(journal, None, *STORY)
@@ -153,13 +181,13 @@ def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch)
     monkeypatch.setattr(appended_lines, "CHUNK", 1000)
     service, recorded = LogServiceClient(), Journal(tmp_path, "1")
     os.kill(service._process.pid, signal.SIGSTOP)
-    while not recorded._lines._lost:
+    while not recorded.lines._lost:
         recorded.note("said", "x" * 1000)
-        recorded.flush(service)
+        recorded.lines.flush(service)
     os.kill(service._process.pid, signal.SIGCONT)
-    while recorded._lines._lost:
+    while recorded.lines._lost:
         service.flush()
-        recorded.flush(service)
+        recorded.lines.flush(service)
     recorded.note("last", {})
     recorded.finish(service)
     service.close()
@@ -183,10 +211,10 @@ def stalled(tmp_path, monkeypatch, capfd):
 def test_at_the_end_it_has_all_that_is_kept_and_counts_what_is_lost(tmp_path, stalled):
     service, recorded = stalled
     noted = 0
-    while not recorded._lines._lost:
+    while not recorded.lines._lost:
         recorded.note("said", "x" * 1000)
         noted += 1
-        recorded.flush(service)
+        recorded.lines.flush(service)
     os.kill(service._process.pid, signal.SIGCONT)
     recorded.finish(service)
     service.close()
@@ -203,7 +231,7 @@ def test_the_successor_of_a_service_that_accepts_nothing_gets_the_lines(tmp_path
     while not service.lost:
         service.receive()
     recorded.note("said", "x")
-    recorded.flush(service)
+    recorded.lines.flush(service)
     successor = service.successor()
     service.close()
     recorded.finish(successor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from damaged_data import damaged
 from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
+from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import launches, view_client, view_socket
 from hpclaunch.system.network.view_socket import CONNECTION, ViewSocket, file_of, name_of
@@ -138,6 +140,39 @@ def test_an_empty_name_is_that_of_no_launch():
     """An empty name does not mean the only launch, which would then be stopped."""
     with answering(OTHER), pytest.raises(launches.NoLaunchError, match="is empty"):
         launches.find("", {"PATH": "/nonexistent"})
+
+
+@pytest.fixture
+def without_srun(tmp_path):
+    """An environment in which squeue shows a running job, and srun is missing."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 71 2 RUNNING t.py\n")
+    squeue.chmod(0o755)
+    return {"PATH": str(tmp_path)}
+
+
+@pytest.mark.starts
+def test_a_job_is_not_found_without_srun(without_srun):
+    why = "cannot look at job 71: No such file or directory: srun"
+    with pytest.raises(launches.NoLaunchError, match=f"^{why}$"):
+        launches.find("71", without_srun)
+
+
+@pytest.mark.starts
+def test_jobs_are_listed_without_srun(without_srun):
+    found = launches.all_launches(without_srun)
+    assert ("71", "running: No such file or directory: srun") in found.others
+
+
+@pytest.mark.parametrize("ask", [lambda found: found.watch(1.0), lambda f: f.request(Request.STOP)])
+def test_a_launch_that_no_process_is_left_to_ask(ask, monkeypatch):
+    def fails(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    found = launches.FoundLaunches("71", (), ("srun",), {"PATH": "/nonexistent"})
+    with pytest.raises(launches.NoLaunchError, match=f"^{os.strerror(errno.EAGAIN)}$"):
+        ask(found)
 
 
 def test_one_that_is_asked_by_its_pid():

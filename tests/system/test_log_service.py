@@ -14,13 +14,19 @@ from pathlib import Path
 import pytest
 from serving import LIMIT, gone
 
-from hpclaunch.system.logs import log_client
+from hpclaunch.system.logs import log_client, log_service
+from hpclaunch.system.logs.console import Console
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.logs.messages import (
+    REPLIES,
+    Append,
     Complaint,
     Disk,
     IndexFile,
+    Keep,
     LookAtDisk,
+    Lost,
     Prepare,
     Prepared,
     ReadTail,
@@ -30,8 +36,12 @@ from hpclaunch.system.logs.messages import (
     TapTo,
 )
 from hpclaunch.system.shared import helper
+from hpclaunch.worker.messages import decode
+from surroundings import full_disk
 
 pytestmark = pytest.mark.starts
+
+CAPACITY = 1 << 16  # of a pipe, in bytes
 
 
 @pytest.fixture
@@ -127,6 +137,46 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
     assert client.dropped() == 0
 
 
+def test_a_successor_counts_the_lines_that_were_dropped_before(client, monkeypatch):
+    monkeypatch.setattr(log_client, "MOST", 1 << 16)
+    os.kill(client._process.pid, signal.SIGSTOP)
+    while client._unsaid < 3:
+        client.say("x" * 100)
+    os.kill(client._process.pid, signal.SIGKILL)
+    while not client.lost:
+        client.replies()
+    successor = client.successor()
+    successor.close()
+    assert successor.dropped() == 3
+
+
+def test_only_the_newest_text_of_a_file_waits_for_a_process_that_hangs(client, tmp_path):
+    pid = client._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    for number in range(100):
+        client.keep(tmp_path, {"status.json": str(number) * 50_000})
+        client.keep(tmp_path, {"report.json": str(number)})
+    assert client.wanting
+    assert len(client._waiting) < 1 << 18
+    os.kill(pid, signal.SIGCONT)
+    client.close()
+    assert (tmp_path / "status.json").read_text() == "99" * 50_000
+    assert (tmp_path / "report.json").read_text() == "99"
+
+
+def test_a_successor_writes_only_the_newest_text_of_a_file(client, tmp_path):
+    os.kill(client._process.pid, signal.SIGSTOP)
+    for number in range(100):
+        client.keep(tmp_path, {"status.json": str(number) * 50_000})
+    os.kill(client._process.pid, signal.SIGKILL)
+    while not client.lost:
+        client.replies()
+    successor = client.successor()
+    assert len(successor._waiting) < 1 << 18
+    successor.close()
+    assert (tmp_path / "status.json").read_text() == "99" * 50_000
+
+
 def test_at_the_end_one_that_is_stopped_shows_all(tmp_path, capfd):
     client = LogServiceClient()
     file = prepare(client, tmp_path)
@@ -150,6 +200,84 @@ def test_the_successor_of_one_that_was_killed_says_what_it_could_not(client, cap
     client.say("to nobody, at first")
     client.successor().close()
     assert capfd.readouterr().err == "hpclaunch: to nobody, at first\n"
+
+
+class Channel:
+    """A channel that keeps the log service's replies."""
+
+    def __init__(self):
+        self.replies = []
+
+    def send(self, message):
+        self.replies.append(decode(REPLIES, message))
+
+
+@pytest.fixture
+def service():
+    """A log service in this process."""
+    service = LogService(Channel())
+    yield service
+    service.close()
+
+
+def test_a_round_that_is_prepared_twice_is_followed_once(service, tmp_path):
+    here = tmp_path / "round-0"
+    file, filtered = str(here / "rank-0.out"), str(here / "filtered")
+    streams = (StreamFile(file, (TapTo(1, ""), TapTo(filtered, "", ("loss",)))),)
+    index = IndexFile(str(here / "index"), "71.0", "n1")
+    request = Prepare(1, str(here), streams, (filtered,), (), str(here / "store.err"), index)
+    for _ in range(2):
+        service.serve(request)
+    assert service._channel.replies == [Prepared(1)] * 2
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    opened = [os.readlink(link) for link in links if os.path.exists(link)]
+    assert [opened.count(path) for path in (file, filtered)] == [1, 1]
+
+
+def test_each_full_disk_is_reported_once(service, tmp_path):
+    directory = str(tmp_path)
+    requests = [Append(directory, "lines", "one\n"), Keep(directory, {"status.json": "{}"})]
+    for _ in range(2):
+        with full_disk():
+            for request in requests * 2:
+                service.serve(request)
+        for request in requests:
+            service.serve(request)
+    why = f"{os.strerror(errno.EFBIG)}: {directory}"
+    complaints = [reply for reply in service._channel.replies if isinstance(reply, Complaint)]
+    assert complaints == [Complaint("files", "lines", why)] * 2
+
+
+def test_a_text_that_cannot_be_written_leaves_the_one_before_and_nothing_else(service, tmp_path):
+    service.serve(Keep(str(tmp_path), {"status.json": "one"}))
+    with full_disk():
+        service.serve(Keep(str(tmp_path), {"status.json": "two"}))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_lines_that_could_not_be_appended_are_counted_once_there_is_room(service, tmp_path):
+    texts = ["one\ntwo\n", "three\n"]
+    with full_disk():
+        for text in texts:
+            service.serve(Append(str(tmp_path), "lines", text))
+    (complaint,) = service._channel.replies
+    for text in texts:
+        service.serve(Append(str(tmp_path), "lines", text))
+    assert service._channel.replies == [complaint, Lost("lines", 3)]
+    assert (tmp_path / "lines").read_text() == "".join(texts)
+
+
+def test_at_the_end_a_console_that_stalls_does_not_hide_the_text_of_the_other(service, monkeypatch):
+    monkeypatch.setattr(log_service, "STALLED", 0.1)
+    (nobody_reads, out), (reads, err) = os.pipe(), os.pipe()
+    service.consoles = {1: Console(out), 2: Console(err)}
+    for console in service.consoles.values():
+        console.say(b"x" * CAPACITY + b"the rest")
+    os.read(reads, CAPACITY)
+    service.drain()
+    assert os.read(reads, CAPACITY) == b"the rest"
+    for fd in (nobody_reads, out, reads, err):
+        os.close(fd)
 
 
 AGENT = """

@@ -274,6 +274,20 @@ def test_a_file_that_was_emptied_before_it_is_read(launch):
         assert [(line.time, line.text) for line in found] == [(109.0, b"four, which is longer")]
 
 
+def test_a_file_that_is_removed_just_when_it_is_looked_at(launch, monkeypatch):
+    launch.write(0, 0, 0, "one\n")
+    file, stat = launch.file(0, "rank-0.out"), os.stat
+
+    def remove_after(path, **how):
+        found = stat(path, **how)
+        if path == file:
+            file.unlink()
+        return found
+
+    monkeypatch.setattr(os, "stat", remove_after)
+    assert lines(launch) == []
+
+
 def test_an_unfinished_line_of_a_file_that_was_emptied(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\ntw", 101)

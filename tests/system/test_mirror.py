@@ -2,6 +2,7 @@
 
 import errno
 import io
+import math
 import os
 import pty
 import re
@@ -234,6 +235,20 @@ def test_a_file_that_somebody_removes_is_followed_to_its_end(mirror, tmp_path):
     append(other, b"two\n")
     mirror.finish(1.0)
     assert screen.data == b"one\ntwo\n"
+
+
+def test_the_next_round_is_read_again_and_again_only_if_it_has_no_watches(tmp_path, monkeypatch):
+    mirror, screen = Mirror(), Screen()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(Inotify, "add_watch", no_inotify)
+        mirror.follow(tmp_path / "rank-0.out", Tap(screen))
+    mirror.finish(0.0)
+    assert mirror.next_deadline() < math.inf
+    mirror.forget()
+    mirror.follow(tmp_path / "rank-1.out", Tap(screen))
+    mirror.wake(1.0)
+    assert mirror.next_deadline() == math.inf
+    mirror.close()
 
 
 def test_a_file_that_cannot_be_read_for_a_while(mirror, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from serving import LIMIT, gone
 import surroundings
 from damaged_data import damaged
 from hpclaunch.core.placement.mps_shares import Group
-from hpclaunch.system.gpus import mps
+from hpclaunch.system.gpus import foreign_mps, mps
 from hpclaunch.system.gpus.mps import MpsKeeperClient, find, stale
 from hpclaunch.system.shared import helper
 from hpclaunch.worker import mps_daemon
@@ -814,7 +814,7 @@ def test_an_idle_server_of_another_user_is_in_nobodys_way(agents, foreign, a_str
 
 def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
     monkeypatch.setenv("MPS_STAND_IN", "silent")
-    monkeypatch.setattr(mps, "ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr(foreign_mps, "LIMIT", 0.3)
     foreign()
     assert find(os.environ, (12, 4)).foreign == ""
 

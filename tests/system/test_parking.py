@@ -194,15 +194,18 @@ def test_what_torch_sets_and_writes_comes_with_its_import(tmp_path):
 
 
 def test_a_worker_begins_anew_as_it_began(client):
-    """Arguments, directory and signals stay the same, even if another thread changes something."""
+    """Arguments, directory, signals, CPUs and streams stay the same, even if another thread changes
+    something."""
     client.prepare(
         "import gc, os, signal, sys, threading\n"
         "print(sys.argv[1:], os.getcwd() == '/', os.umask(0), signal.getsignal(10),\n"
-        "      signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+        "      signal.pthread_sigmask(signal.SIG_BLOCK, ()), len(os.sched_getaffinity(0)))\n"
         "if gc.get_freeze_count():\n"
         "    os.chdir('/')\n"
         "    signal.signal(10, signal.SIG_IGN); signal.alarm(600)\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})\n"
+        "    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "    null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 1); os.dup2(null, 2)\n"
         "    t = threading.Thread(target=os.putenv, args=('OMP_NUM_THREADS', '7'))\n"
         "    t.start(); t.join()\n"
         "print(signal.alarm(0)); os.kill(os.getppid(), 0); print(os.getsid(0) == os.getpid())\n"

@@ -173,6 +173,29 @@ def test_host_lists_that_make_no_sense(nodelist):
         slurm.expand(nodelist)
 
 
+@pytest.mark.starts
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        ("hpclaunch train.py", True),
+        ("-k hpclaunch train.py", False),
+        ("-J hpclaunch --no-kill hpclaunch train.py", False),
+        ("hpclaunch train.py -k 5", True),
+        ("python train.py", False),
+    ],
+)
+def test_only_options_of_srun_itself_keep_a_step_when_a_node_is_lost(tmp_path, words, ends):
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho here\nread until_the_end_of_the_test\n")
+    srun.chmod(0o755)
+    env = {"SLURM_JOB_ID": f"7{os.getpid()}"}
+    with subprocess.Popen(
+        [srun, *words.split()], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        assert slurm.ends_with_a_node(env) is ends
+
+
 def test_a_job_id_that_is_no_text():
     assert not slurm.ends_with_a_node({"SLURM_JOB_ID": "7\udcff"})
 

@@ -20,6 +20,7 @@ from serving import gone, python, sh, wait_for
 from templates import PATH, Warm, WithTorch, eventually
 
 from hpclaunch.system.processes.fork_server_client import SITE
+from hpclaunch.worker.fork_server_messages import Kill, KillIdle, Stop
 from surroundings import LIGHT_TORCH, PRELOADED
 
 pytestmark = pytest.mark.starts
@@ -274,7 +275,7 @@ def test_what_the_script_imports_is_learned(client, ends):
     client.ready()
     client.start(client.command(), warm=True, env=PATH, learn=True)
     client.until("renewed")
-    client.server.kill()
+    client.server.send(Kill())
     client.until("gone")
     client.start(client.command(), warm=True, env=PATH)
     eventually(lambda: client.path(0, "err").read_text() == "False\nTrue\n")
@@ -436,6 +437,22 @@ def test_what_is_left_to_each_worker(client, packages, source):
     client.until("renewed")
     client.round()
     assert client.path(0, "err").read_text().endswith(f"{not why} True\n")
+
+
+def test_a_renewed_template_keeps_a_modules_threshold_of_collections(client, packages):
+    (packages / "tuning.py").write_text("import gc; gc.set_threshold(5000)")
+    client.prepare(
+        "import gc, sys\n"
+        "print(preloaded('tuning'), file=sys.stderr)\n"
+        "import tuning\n"
+        "print(gc.get_threshold()[0])\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    client.until("renewed")
+    assert client.round() == ["5000\n"]
+    assert client.path(0, "err").read_text() == "True\n"
 
 
 def test_a_number_that_a_module_draws_after_the_script_has_seeded(client, packages):
@@ -608,7 +625,7 @@ def test_command_lines_that_differ_before_the_script(client):
 def test_a_stop_while_torch_is_imported(client):
     client.prepare("print('started')\n")
     client.ask(client.command(), warm=True)
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     client.until("gone")
     assert client.ready().events == []
     assert not client.path(0, "out").exists()
@@ -623,7 +640,7 @@ def test_a_stop_while_workers_are_forked(client):
     client.ready()
     for _ in range(5):
         client.ask(*[client.command()] * 3, warm=True)
-        client.server.stop()
+        client.server.send(Stop(signal.SIGTERM))
         assert {client.until("exit")["code"] for _ in range(3)} <= {4, 128 + signal.SIGTERM}
         client.until("gone")
 
@@ -634,7 +651,7 @@ def test_a_stop_while_the_template_hangs(client):
     template = client.ready().template()
     template.suspend()
     client.ask(client.command(), warm=True)
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     assert client.until("exit")["code"] == 128 + signal.SIGKILL
     client.until("gone")
     assert not client.path(0, "out").exists()
@@ -670,7 +687,7 @@ def test_workers_outlive_a_killed_template(client):
     template.kill()
     assert client.until("template")["state"] == "none"
     assert client.ready().events == []
-    client.server.kill()
+    client.server.send(Kill())
     client.until("gone")
 
 
@@ -704,15 +721,15 @@ def test_idle_workers_are_ended_and_busy_ones_left(client):
     client.ready().start(client.command(scratch), client.command(scratch, "busy"), warm=True)
     for rank in (0, 1):
         wait_for(client.path(rank, "out"))
-    client.server.stop()
+    client.server.send(Stop(signal.SIGTERM))
     time.sleep(0.5)
-    client.server.kill_idle()
+    client.server.send(KillIdle())
     exited = client.until("exit")
     assert (exited["rank"], exited["signal"]) == (0, signal.SIGKILL)
     time.sleep(0.5)
-    client.server.kill_idle()
+    client.server.send(KillIdle())
     assert client.events == []
-    client.server.kill()
+    client.server.send(Kill())
     assert client.until("exit")["rank"] == 1
 
 

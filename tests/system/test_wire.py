@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpclaunch.core.head.restarts import Budget
-from hpclaunch.core.protocol.configuration import Configuration, Record, Voters
+from hpclaunch.core.protocol.configuration import Configuration, JobRecord, Voters
 from hpclaunch.core.protocol.events import CheckpointChosen
 from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.messages import Order, Report
@@ -59,7 +59,7 @@ CONFIGURATION = Configuration(
     8,
     Voters(0, "0-3"),
     Voters(1, "1-3"),
-    Record(
+    JobRecord(
         7,
         Tally(
             *(3, 1),
@@ -86,7 +86,7 @@ ANSWERS = (
 
 
 def with_tally(tally):
-    return replace(CONFIGURATION, record=Record(7, tally))
+    return replace(CONFIGURATION, record=JobRecord(7, tally))
 
 
 ORDERS = [

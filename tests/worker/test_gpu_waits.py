@@ -14,7 +14,7 @@ from surroundings import environment
 
 pytestmark = pytest.mark.starts
 
-# A function that keeps the caller waiting without Python's lock, as torch does where it waits for a
+# A function that keeps the caller waiting without the GIL, as torch does where it waits for a
 # GPU, is a stand-in for methods of a tensor.
 CALLS = """
 import ctypes, os, sys, threading
@@ -68,6 +68,11 @@ main()
         pytest.param("y = x.item; compute()", "", id="a name that is only kept"),
         pytest.param("while True: x.quick()", "", id="again and again: it runs Python"),
         pytest.param("while True: pass", "", id="no call at all"),
+        pytest.param(
+            "import dis; dis.stack_effect = lambda *_: int(''); x.to('cpu')",
+            "",
+            id="code that dis does not know",
+        ),
     ],
 )
 def test_the_name_of_what_the_main_thread_waits_in(body, name):

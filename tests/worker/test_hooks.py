@@ -229,6 +229,8 @@ dist.destroy_process_group()
 """
     similar = tmp_path / "meeting.71.0.0.log"
     similar.touch()
+    for earlier in ("meeting.71.0.0.1", "meeting.71.0.7.1"):  # after a lost node; of an earlier run
+        (tmp_path / earlier).touch()
     for restarts in range(2):
         port, uri = store.port(), f"file://{meeting}"  # torch decodes no %20
         ranks = fork_ranks(forks, port, tmp_path, text, uri, restarts=restarts)
@@ -242,6 +244,23 @@ dist.destroy_process_group()
     end_well(ranks)
     # If both ranks end at one moment, each may leave torch's removal of the last one to the other.
     assert set(tmp_path.glob("meeting*")) - {tmp_path / f"meeting.71.0.1.{port}"} == {similar}
+
+
+def test_a_file_of_another_launch_without_an_id_is_kept(tmp_path):
+    other = tmp_path / "meeting.none.0.4001"
+    other.touch()
+    env = environment(
+        HOOKS,
+        TORCHELASTIC_RESTART_COUNT=1,
+        TORCHELASTIC_RUN_ID="none",
+        HPCLAUNCH_RUN_ID="none",
+        HPCLAUNCH_STORE="127.0.0.1:4002",
+    )
+    show = "from _hpclaunch_hooks import of_round; import sys; print(of_round(sys.argv[1]))"
+    url = f"file://{tmp_path}/meeting{{}}?rank=0&world_size=1"
+    found = python("-c", show, url.format(""), cwd=tmp_path, env=env)
+    assert (found.stdout, found.stderr) == (url.format(".none.1.4002") + "\n", "")
+    assert other.exists()
 
 
 def python(*args, cwd, env):
@@ -299,9 +318,36 @@ def test_every_python_below_a_worker_has_the_hooks_and_no_other(tmp_path, comman
         assert (found.stdout, found.stderr) == (expected, "")
 
 
+OLD_LOADER = """
+import sys, types
+from importlib.machinery import ModuleSpec
+
+class Old:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name == "torch.serialization" else None
+
+    def load_module(self, name):
+        return sys.modules.setdefault(name, types.ModuleType(name))
+
+sys.meta_path.append(Old())
+import warnings; warnings.simplefilter("ignore")
+import torch.cuda.graphs, torch.serialization
+print(list(torch.cuda.graphs.__path__))
+"""
+
+
+def test_a_loader_that_cannot_be_patched_loads_its_module(tmp_path):
+    """A package without a file has none, and old ones have no `exec_module`."""
+    (tmp_path / "torch" / "cuda" / "graphs").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    env = environment(HOOKS, tmp_path, HPCLAUNCH_STORE="10.0.0.1:4000")
+    found = python("-c", OLD_LOADER, cwd=tmp_path, env=env)
+    assert (found.stdout, found.stderr) == (f"['{tmp_path}/torch/cuda/graphs']\n", "")
+
+
 def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
-    names = ("distributed/rendezvous", "optim/optimizer", "amp/grad_scaler", "cuda/graphs")
-    for name in (*names, "serialization"):
+    names = ("distributed/rendezvous", "distributed/distributed_c10d", "optim/optimizer")
+    for name in (*names, "amp/grad_scaler", "cuda/graphs", "serialization"):
         file = tmp_path / "torch" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         (file.parent / "__init__.py").touch()
@@ -309,7 +355,7 @@ def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
     (tmp_path / "torch" / "__init__.py").touch()
     show = "from torch.distributed import rendezvous as r; print(r._rendezvous_handlers); "
     show += "import torch.optim.optimizer, torch.amp.grad_scaler, torch.cuda.graphs, "
-    show += "torch.serialization\n"
+    show += "torch.serialization, torch.distributed.distributed_c10d\n"
     env = environment(HOOKS, tmp_path, HPCLAUNCH_STORE="10.0.0.1:4000")
     found = python("-c", show + AWAITS_NOTHING_ELSE, cwd=tmp_path, env=env)
     assert (found.stdout, found.stderr) == ("{}\n", "")

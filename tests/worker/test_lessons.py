@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 
 from damaged_data import damaged
-from hpclaunch.worker.lessons import MOST_BYTES, Lessons
+from hpclaunch.system.processes.fork_server_client import SITE
+from hpclaunch.worker.lessons import MOST_BYTES, Lessons, RestartReports
 
 STEP = ["import", "torch", "torch.py"]
 
@@ -66,3 +70,32 @@ def test_any_lessons(one, other):
     found = write(lessons, 1, other)
     assert found is None or all(isinstance(name, str) for name in found[1])
     lessons.begin(0)
+
+
+REPORT = """
+import os, sys
+sys.path.append(sys.argv[1])
+from _hpclaunch_hooks import beside
+kind = beside("_hpclaunch_restart").Restarts
+restarts = kind.__new__(kind)
+restarts.pid, restarts.directory = 0, ""  # as in a process that the script has forked
+name = os.fsdecode(bytes.fromhex(sys.argv[2])) * 1000
+exec(compile(f"restarts.restart('variable', name)", name, "exec"))
+sys.stdout.buffer.write(restarts.noted)
+"""
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\U0001f600", "\udcff", "\x01"])
+def test_the_report_of_a_new_interpreter_is_one_write(character):
+    """A pipe keeps reports of several workers apart up to PIPE_BUF bytes."""
+    command = [sys.executable, "-c", REPORT, SITE, os.fsencode(character).hex()]
+    line = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    assert len(line) <= select.PIPE_BUF
+    reports = RestartReports()
+    os.write(reports.writing, line)
+    (report,) = reports.read()
+    assert report.name
+    assert report.name == report.file == character * len(report.name)
+    os.close(reports.writing)
+    os.close(reports.fileno())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, get_args
 
 import pytest
@@ -16,12 +18,24 @@ class Place(Message):
     files: list[str] = []  # noqa: RUF012 frozen
 
 
+class Grade(str, Enum):
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    grade: Grade
+    at: int
+    pids: tuple[int, ...] = ()
+
+
 class AwaitStillness(Message):
     seconds: tuple[float, ...]
     places: list[Place]
     pids: dict[int, int]
     program: str | None = None
     more: Any = None
+    reading: Reading = Reading(Grade.OK, 1)
 
 
 class Stop(Message):
@@ -30,7 +44,13 @@ class Stop(Message):
 
 Request = AwaitStillness | Stop
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
-EXAMPLE = AwaitStillness((1.5, 2), [Place(3, ["a"]), Place(4)], {0: 17}, more={"x": [1]})
+EXAMPLE = AwaitStillness(
+    (1.5, 2),
+    [Place(3, ["a"]), Place(4)],
+    {0: 17},
+    more={"x": [1]},
+    reading=Reading(Grade.OK, 3, (4,)),
+)
 
 
 def sent(message):
@@ -69,18 +89,21 @@ def test_it_is_made_with_all_of_its_fields(wrong):
         ({"op": None}, "unknown message None"),
         ({"op": ["stop"]}, "unknown message ['stop']"),
         ({"op": {}}, "unknown message {}"),
-        ({"seconds": 1.0}, "await-stillness.seconds"),
-        ({"seconds": ["1"]}, "await-stillness.seconds: '1' is not float"),
-        ({"seconds": [10**400]}, "await-stillness.seconds: 1"),
-        ({"seconds": [True]}, "await-stillness.seconds"),
-        ({"places": [{"rank": "3"}]}, "place.rank: '3' is not int"),
-        ({"places": [{"rank": True}]}, "place.rank: True is not int"),
-        ({"places": [{"files": []}]}, "place lacks its field 'rank'"),
-        ({"places": [3]}, "await-stillness.places: 3 is not Place"),
-        ({"pids": {"x": 1}}, "await-stillness.pids: a key is not int"),
-        ({"pids": []}, "await-stillness.pids"),
-        ({"program": 7}, "await-stillness.program: 7 is not"),
-        ({"step": 7}, "await-stillness has no field 'step'"),
+        ({"seconds": 1.0}, "AwaitStillness.seconds"),
+        ({"seconds": ["1"]}, "AwaitStillness.seconds: '1' is not float"),
+        ({"seconds": [10**400]}, "AwaitStillness.seconds: 1"),
+        ({"seconds": [True]}, "AwaitStillness.seconds"),
+        ({"places": [{"rank": "3"}]}, "Place.rank: '3' is not int"),
+        ({"places": [{"rank": True}]}, "Place.rank: True is not int"),
+        ({"places": [{"files": []}]}, "Place.rank is missing"),
+        ({"places": [3]}, "AwaitStillness.places: 3 is not Place"),
+        ({"pids": {"x": 1}}, "AwaitStillness.pids: a key is not int"),
+        ({"pids": []}, "AwaitStillness.pids"),
+        ({"program": 7}, "AwaitStillness.program: 7 is not"),
+        ({"reading": {"grade": "bad", "at": 1}}, "Reading.grade: 'bad' is not Grade"),
+        ({"reading": {"grade": "ok"}}, "missing 1 required positional argument: 'at'"),
+        ({"reading": {"grade": "ok", "at": 1, "of": 2}}, "Reading has no field 'of'"),
+        ({"step": 7}, "AwaitStillness has no field 'step'"),
     ],
 )
 def test_what_does_not_fit_is_named(changed, named):

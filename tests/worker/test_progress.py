@@ -14,6 +14,7 @@ from progress_server import HOOKS, LIMIT, python
 
 from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.progress_watch import ProgressWatch
+from hpclaunch.worker.site import _hpclaunch_layout as layout
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
@@ -121,6 +122,51 @@ def test_steps_below_a_shell_script(server, tmp_path):
     server.run(["sh", "-c", f"{path}; {before}; {inner}; exit 0"], tmp_path)
     steps, _, phase, number = server.progress()
     assert (steps, phase, number) == (7, "end", 0)
+
+
+UNMAPPED = """
+import sys
+
+def fail(fd):
+    raise OSError("out of memory")
+
+sys.modules["_hpclaunch_progress"]._mapped = fail
+import hpclaunch.progress as it
+it.step(3)
+"""
+
+
+def test_a_process_that_cannot_map_its_slot_does_not_claim_it(server, tmp_path):
+    server.run(UNMAPPED, tmp_path)
+    assert server.watch._workers[0].page.number(layout.WRITER) == 0
+
+
+CLAIM = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import _hpclaunch_progress as it
+
+def read_slowly(*where, read=os.pread):
+    found = read(*where)
+    time.sleep(0.3)
+    return found
+
+os.pread = read_slowly
+memory = os.memfd_create("memory")
+os.truncate(memory, it.layout.SLOT)
+child = os.fork()
+fd = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)
+os.write(1, str(it.claim(fd, 0, it.layout.WRITER)).encode() + b"\\n")
+os.close(fd)
+if child:
+    os.wait()
+"""
+
+
+def test_one_of_two_pythons_that_start_together_gets_the_slot():
+    command = [sys.executable, "-c", CLAIM, HOOKS]
+    said = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    assert sorted(said.split()) == [b"False", b"True"]
 
 
 def test_a_skipped_step_is_a_sign_of_life(server, forks_or_none, tmp_path):

@@ -386,6 +386,16 @@ def test_evidence_of_programs_that_are_not_python(watch):
     process.wait()
 
 
+def test_a_phase_of_the_scripts_own_has_the_same_name_wherever_it_is_shown(watch):
+    watch.begin([0])
+    page = watch.pages[0]
+    page.numbers[layout.PHASE] = layout.OTHER
+    page.numbers[layout.WRITER] = os.getpid()
+    (found,) = Evidence(watch).found({0: os.getpid()})
+    report = FoundWorker("71.0", os.getpid(), page).report()
+    assert found["phase"] == report["phase"] == watch.whereabouts(0)[0] == "other"
+
+
 @pytest.mark.parametrize("number", [-1, -(1 << 63), 1 << 62, (1 << 63) - 1])
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds):

@@ -18,7 +18,10 @@ WORKER = Path(hpclaunch.worker.__file__).parent
 
 @pytest.mark.starts
 @pytest.mark.parametrize("flags", [[], ["-s"]], ids=["after usercustomize", "without"])
-@pytest.mark.parametrize("file", ["messages.py", "site/_hpclaunch_template.py"])
+@pytest.mark.parametrize(
+    "file",
+    ["messages.py", *(f"site/_hpclaunch_{name}.py" for name in ("template", "hooks", "startup"))],
+)
 def test_a_file_of_the_template_is_missing(tmp_path, file, flags):
     """The fork server reports the last line of its output."""
     shutil.copytree(WORKER, tmp_path / "worker", ignore=shutil.ignore_patterns("__pycache__"))

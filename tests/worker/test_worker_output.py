@@ -49,6 +49,16 @@ def test_it_continues_and_counts_lost_bytes(tmp_path):
     assert written == f"before\nfar\nhpclaunch: {rest} bytes are lost here: {why}\nafter\n"
 
 
+def test_lost_bytes_are_counted_on_if_their_number_does_not_fit(tmp_path):
+    limit = 'resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard)); print("x")\n'
+    last = "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+    code, written = run(tmp_path, "-u", script=SCRIPT.replace(last, limit + last))
+    assert code == 0
+    rest = len("before\nfar too much for it\nand more\nx\n") - 10
+    lost = f"\nhpclaunch: {rest} bytes are lost here: {os.strerror(27)}\n"
+    assert written == f"before\nfar{lost[:5]}{lost}after\n"
+
+
 def test_with_a_buffer_as_well(tmp_path):
     code, written = run(tmp_path)
     assert code == 0

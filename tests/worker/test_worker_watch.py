@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.fork_server_messages import EVIDENCE, SAMPLE, VITALS, Answer
+from hpclaunch.worker.fork_server_messages import EVIDENCE, HISTORY, SAMPLE, VITALS, Answer
+from hpclaunch.worker.processes import CPU_TIMES, stat
 from hpclaunch.worker.worker_watch import WorkerWatch
 
 LIMIT = 20.0
@@ -58,6 +60,22 @@ def test_queries_of_several_kinds_are_answered_side_by_side(round_):
     assert round_.answers == [(VITALS, 2), (SAMPLE, 1)]
 
 
+def test_a_viewer_takes_no_cpu_time_from_the_history(round_, monkeypatch):
+    used = 0
+
+    def stat_after(process):
+        fields = stat(process)
+        fields[CPU_TIMES] = [b"%d" % used, b"0"]
+        return fields
+
+    monkeypatch.setattr("hpclaunch.worker.vitals.stat", stat_after)
+    round_.watch.ask(HISTORY, 0)
+    used = 100
+    round_.watch.ask(VITALS, 1)
+    round_.watch.ask(HISTORY, 0)
+    assert [each.body["ranks"][0]["cpu"] > 0 for each in round_.reports] == [False, True, True]
+
+
 def test_a_query_replaces_an_earlier_one_of_its_kind(round_):
     round_.watch.ask(SAMPLE, 1)
     round_.watch.ask(SAMPLE, 2)
@@ -96,3 +114,21 @@ def test_a_round_that_ends_takes_its_queries_along(round_):
     round_.watch.ask(SAMPLE, 3)
     round_.run_until(answers=1)
     assert round_.answers == [(SAMPLE, 3)]
+
+
+def test_a_new_kind_of_query_is_one_more_finder(round_):
+    """Nothing else here knows the kinds. In a launch it also takes the name and the type of its
+    answer (core/protocol/model.py), and a case where the agent reads that (agent/fork_server.py).
+    """
+
+    def open_files():
+        (pid,) = round_.watch._workers.pids().values()
+        yield 0.01  # a kind may take several steps
+        yield {"ranks": [{"rank": 0, "files": len(os.listdir(f"/proc/{pid}/fd"))}]}
+
+    round_.watch._finders["files"] = open_files
+    round_.watch.ask("files", 1)
+    round_.watch.ask(VITALS, 2)
+    round_.run_until(answers=2)
+    assert round_.answers == [(VITALS, 2), ("files", 1)]
+    assert round_.reports[-1].body == {"ranks": [{"rank": 0, "files": 3}]}

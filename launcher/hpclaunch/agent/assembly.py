@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ..core.control import Control, ControlArguments
+from ..core.control import Control
+from ..core.member.member import AgentStart
 from ..core.protocol import events
 from ..core.protocol.effects import Exit
 from ..system.logs.log_client import LogServiceClient
@@ -65,7 +66,7 @@ class Agent:
             note=recording.journal.note,
         )
         self._network = network = join(context)
-        made = ControlArguments(
+        own = AgentStart(
             job=config.job,
             index=config.allocation.index,
             nproc=config.nproc,
@@ -79,8 +80,8 @@ class Agent:
             task=config.allocation.task,
             has_place=config.allocation.has_place,
         )
-        self.control = control = Control(**made)
-        recording.journal.began(made)
+        self.control = control = Control(own)
+        recording.journal.began(own)
         output, last_words = Output(context), LastWords(logs)
         self._health = health = HealthWatch(context)
         self._sharing = sharing = GpuSharing(context)

@@ -34,7 +34,7 @@ from ..core.protocol.node_facts import (
 from ..core.protocol.process_kinds import ProcessKind
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
-from ..worker import fork_server_messages as replies
+from ..worker import fork_server_messages as messages
 from . import evidence, sampling
 from .adapter import Adapter, Fd, Performs
 from .context import Context
@@ -47,12 +47,12 @@ from .round_start import RoundStart
 from .workers import prepare
 
 Remark: TypeAlias = (
-    replies.Unhandled
-    | replies.Template
-    | replies.Restart
-    | replies.Renewed
-    | replies.PassedOver
-    | replies.Continued
+    messages.Unhandled
+    | messages.Template
+    | messages.Restart
+    | messages.Renewed
+    | messages.PassedOver
+    | messages.Continued
 )
 
 
@@ -87,29 +87,34 @@ class ForkServer(Adapter):
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
         """Ask for the vitals of the workers, for the history. `take` is called with them later."""
         self._take_vitals = take
-        self._client.query(replies.HISTORY, 0)
+        self._send(messages.Query(messages.HISTORY, 0))
 
     def resize(self) -> None:
         """Set the size of the workers' terminals to that of the user's."""
-        self._client.resize(self._output.size)
+        self._send(messages.Resize(self._output.size))
+
+    def _send(self, request: messages.Request) -> None:
+        self._client.send(request)
 
     # Effects
 
     def performs(self) -> Performs:
         return {
-            effects.OpenStore: lambda _: self._client.listen(loopback=self._config.job.nodes == 1),
+            effects.OpenStore: lambda _: self._send(messages.Listen(self._config.job.nodes == 1)),
             effects.StartWorkers: self._start_workers,
-            effects.KeepWorkers: lambda effect: self._client.keep(effect.until),
+            effects.KeepWorkers: lambda effect: self._send(messages.Keep(effect.until)),
             effects.AskWorkers: lambda effect: self._ask(effect.query),
-            effects.AwaitStillness: lambda effect: self._client.await_stillness(effect.seconds),
+            effects.AwaitStillness: lambda effect: self._send(
+                messages.AwaitStillness([*effect.seconds])
+            ),
             effects.OfferNotice: lambda effect: self._offer(effect.notice),
-            effects.WithdrawNotice: lambda _: self._client.withdraw(),
-            effects.GiveNotice: lambda effect: self._client.give(effect.number),
-            effects.SignalWorkers: lambda effect: self._client.signal(effect.signum),
+            effects.WithdrawNotice: lambda _: self._send(messages.Withdraw()),
+            effects.GiveNotice: lambda effect: self._send(messages.Give(effect.number)),
+            effects.SignalWorkers: lambda effect: self._send(messages.Signal(effect.signum)),
             effects.StopWorkers: self._stop_workers,
-            effects.KillIdleWorkers: lambda _: self._client.kill_idle(),
+            effects.KillIdleWorkers: lambda _: self._send(messages.KillIdle()),
             effects.KillWorkers: self._kill_workers,
-            effects.SignalLeftovers: lambda effect: self._client.signal_left(effect.signum),
+            effects.SignalLeftovers: lambda effect: self._send(messages.SignalLeft(effect.signum)),
         }
 
     def _start_workers(self, effect: effects.StartWorkers) -> list[events.Event]:
@@ -119,23 +124,23 @@ class ForkServer(Adapter):
     def _ask(self, query: Query) -> None:
         if query.kind is QueryKind.VITALS:
             self._health.ask_use()
-        self._client.query(query.kind.value, query.number)
+        self._send(messages.Query(query.kind.value, query.number))
 
     def _offer(self, notice: StepNotice) -> None:
-        self._client.offer(notice.number, notice.step, notice.signum)
+        self._send(messages.Offer(notice.number, notice.step, notice.signum))
 
     def _stop_workers(self, effect: effects.StopWorkers) -> list[events.Event]:
         self._resuming.ended()
         if self._start.cancel():
             return [events.WorkersGone()]
-        self._client.stop(effect.signum)
+        self._send(messages.Stop(effect.signum))
         return []
 
     def _kill_workers(self, _: effects.KillWorkers) -> list[events.Event]:
         if self._start.cancel():
             self._resuming.ended()
             return [events.WorkersGone()]
-        self._client.kill()
+        self._send(messages.Kill())
         return []
 
     # Events
@@ -154,14 +159,22 @@ class ForkServer(Adapter):
     def _replace(self) -> list[events.Event]:
         """Replace the fork server, which is dead. Its workers have died with it."""
         dead = self._client
-        dead.close()
+        dead.abandon()
         self._logs.service.finish()
         self._start.cancel()
-        if dead.survivors or not dead.heard:
-            how = "was killed and left workers behind" if dead.survivors else "cannot start"
+        how = ""
+        if dead.survivors:
+            how = "was killed and left workers behind"
+        elif not dead.heard:
+            how = "cannot start"
+        else:
+            try:
+                self._client = dead.successor()
+            except OSError as e:
+                how = f"cannot be started again: {e.strerror}"
+        if how:
             reason = f"the fork server {how}"
             return self._in_order(events.HealthFound(reason), events.WorkersGone())
-        self._client = dead.successor()
         if self._death_notice is not None:
             self._client.post_on_death(*self._death_notice)
         prepare(self._client, self._config, self._environ)
@@ -171,51 +184,51 @@ class ForkServer(Adapter):
         """Queue these events behind all that the fork server has reported before."""
         return self._last_words.add(lambda _: some)
 
-    def _on_reply(self, reply: replies.Event) -> Iterable[events.Event]:
+    def _on_reply(self, reply: messages.Event) -> Iterable[events.Event]:
         """Return events for the core that follow from a reply of the fork server."""
         match reply:
-            case replies.Listening(port):
+            case messages.Listening(port):
                 return [events.StoreListening(port)]
-            case replies.Exit(rank, code, signum, oom):
+            case messages.Exit(rank, code, signum, oom):
                 return self._on_exit(rank, code, signum, oom=oom)
-            case replies.CannotStart(why):
+            case messages.CannotStart(why):
                 return [events.HealthFound(f"workers cannot be started: {why}")]
-            case replies.LeaseOver():
+            case messages.LeaseOver():
                 return [events.LeaseOver()]
-            case replies.Left(processes):
+            case messages.Left(processes):
                 leftovers = tuple(Leftover(**process.fields()) for process in processes)
                 return self._in_order(events.LeftBehind(leftovers))
-            case replies.Gone(spent):
+            case messages.Gone(spent):
                 self._resuming.ended()
                 self._logs.service.finish()
                 return self._in_order(events.WorkersGone(tuple(spent)))
-            case replies.StoreExit(port, code, signum, why):
+            case messages.StoreExit(port, code, signum, why):
                 files = [] if why else [self._start.store_errors]
                 return self._last_words.add(
                     lambda tail: [events.StoreEnded(port, code, signum, why or tail)], files
                 )
-            case replies.Progress(steps=steps, spent=spent):
+            case messages.Progress(steps=steps, spent=spent):
                 lists = {"steps": tuple(steps), "spent": tuple(spent)}
                 return [events.WorkersSeen(**{**reply.fields(), **lists})]
-            case replies.Answer(replies.HISTORY, body=body):
+            case messages.Answer(messages.HISTORY, body=body):
                 self._take_vitals(_ranks(body))
-            case replies.Answer(kind, number, body):
+            case messages.Answer(kind, number, body):
                 return self._on_answer(Query(QueryKind(kind), number), body)
-            case replies.Offered(number, accepted, busy, steps):
+            case messages.Offered(number, accepted, busy, steps):
                 answer = NoticeAnswer(number, accepted, busy, tuple(steps))
                 return [events.NoticeOffered(answer)]
-            case replies.Unheard(number):
+            case messages.Unheard(number):
                 return [events.NoticeUnheard(number)]
-            case replies.Taken(number, last):
+            case messages.Taken(number, last):
                 # The file appears only once all workers have reached the step of the notice.
                 file = self._start.notice_file
                 self._logs.service.keep(file.parent, {file.name: "notice was given\n"})
                 return [events.NoticeTaken(number, last)]
-            case replies.Started(rank, pid):
+            case messages.Started(rank, pid):
                 self._note(reply.op, reply.fields())
                 self._health.started(rank, pid)
                 self._sharing.started(rank, pid)
-            case replies.Copier(pid):
+            case messages.Copier(pid):
                 self._client.spare(pid)
             case _:
                 self._inform(reply)
@@ -223,22 +236,22 @@ class ForkServer(Adapter):
 
     def _inform(self, reply: Remark) -> None:
         """Record, or note in the journal, something that the core does not need."""
-        if not isinstance(reply, replies.Unhandled | replies.Continued):
+        if not isinstance(reply, messages.Unhandled | messages.Continued):
             self._note(reply.op, reply.fields())
         host, is_head = self._config.host, self._config.place.index == HEAD
         match reply:
-            case replies.Unhandled(signum, ranks):
+            case messages.Unhandled(signum, ranks):
                 self._record(SignalUnhandled(host, signum, tuple(ranks)))
-            case replies.Template("none", why):
+            case messages.Template("none", why):
                 self._record(TemplateReplaced(host, why))
-            case replies.Template(_, why) if why and self._config.start.warm and is_head:
+            case messages.Template(_, why) if why and self._config.start.warm and is_head:
                 self._record(ColdStart(host, why))
-            case replies.Restart(kind, name, file, line, forked) if is_head:
+            case messages.Restart(kind, name, file, line, forked) if is_head:
                 cause = ColdCause.MODULE if kind == "module" else ColdCause.VARIABLE
                 self._record(WorkerTurnedCold(host, cause, name, file, line, is_impossible=forked))
-            case replies.PassedOver(module, why, learned) if is_head and not learned:
+            case messages.PassedOver(module, why, learned) if is_head and not learned:
                 self._record(PreloadSkipped(host, module, why))
-            case replies.Continued(what):
+            case messages.Continued(what):
                 self._record(ProcessContinued(host, ProcessKind(what)))
 
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:

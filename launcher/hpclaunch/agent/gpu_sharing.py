@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core.placement import worker_environment
@@ -14,11 +15,13 @@ from ..core.protocol.node_facts import (
     MpsStarted,
     NodeFact,
 )
+from ..core.protocol.values import replace
+from ..system.shared.errands import Answer, AskMps, MpsAnswered
 from .adapter import Adapter, Fd, Performs
 from .context import Context
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
-    from ..core.placement.mps_shares import Plan
+    from ..core.placement.mps_shares import MpsSupport, Plan
     from ..system.gpus.mps import MpsKeeperClient
     from ..worker import mps_messages
 
@@ -34,10 +37,12 @@ class GpuSharing(Adapter):
     def __init__(self, context: Context) -> None:
         self._config, self._environ = context.config, context.environ
         self._record, self._note = context.record, context.note
+        self._errands = context.errands
         self._is_replaced = context.logs.is_replaced
         self._host = context.host
         self._is_head = self._config.place.index == HEAD
         self._keeper: MpsKeeperClient | None = None
+        self._part: Assignment | None = None  # of the round to prepare for
         self._pending: tuple[Assignment, Plan] | None = None  # what the keeper prepares now
         self._tries = 0
         self._nproc = 0  # the round's workers
@@ -51,15 +56,37 @@ class GpuSharing(Adapter):
     def _prepare(self, effect: effects.PrepareGpus) -> list[events.Event]:
         part = effect.assignment
         self._nproc, self._pids, self.directories = part.nproc, {}, {}
-        self._pending, self._tries = None, 0
+        self._part, self._pending, self._tries = part, None, 0
         if self._config.selector != worker_environment.CUDA:
             return [events.GpusReady(part.round)]
         from ..core.placement import mps_shares
-        from ..system.gpus.mps import MpsKeeperClient, find, stale
+        from ..system.gpus.mps import installed
 
         settings = mps_shares.Settings(*self._config.mps)
-        wanted = mps_shares.wanted(settings, part.shares)
-        found = find(self._environ, self._config.cuda) if wanted else mps_shares.MpsSupport()
+        if not mps_shares.wanted(settings, part.shares):
+            return self._begin(part, mps_shares.MpsSupport())
+        here, pipes = installed(self._environ, self._config.cuda)
+        if not pipes:
+            return self._begin(part, here)
+        question = partial(AskMps, control=here.control, pipes=pipes)
+        self._errands.run(question, partial(self._answered, part, here))
+        return []
+
+    def _answered(
+        self, part: Assignment, here: MpsSupport, answer: Answer | None
+    ) -> list[events.Event]:
+        """Continue with the answer of a daemon that is not ours, or without one."""
+        if part is not self._part:  # it was asked for an earlier round
+            return []
+        if isinstance(answer, MpsAnswered):
+            here = replace(here, foreign=answer.foreign, refused=answer.refused)
+        return self._begin(part, here)
+
+    def _begin(self, part: Assignment, found: MpsSupport) -> list[events.Event]:
+        from ..core.placement import mps_shares
+        from ..system.gpus.mps import MpsKeeperClient, stale
+
+        settings = mps_shares.Settings(*self._config.mps)
         plan = mps_shares.plan(settings, part.shares, self._config.gpus, found, host=self._host)
         if plan.error:
             return self._cannot(plan.error)
@@ -68,7 +95,10 @@ class GpuSharing(Adapter):
             return [events.GpusReady(part.round)]
         if self._keeper is None:
             name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
-            self._keeper = MpsKeeperClient(name, control, self._config.handled)
+            try:
+                self._keeper = MpsKeeperClient(name, control, self._config.handled)
+            except OSError as e:
+                return self._without(part, _cannot_start(e))
         self._ask(self._keeper, part, plan)
         return []
 
@@ -128,13 +158,18 @@ class GpuSharing(Adapter):
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
-        keeper.close()
-        self._keeper = keeper.successor() if self._is_replaced(keeper) else None
+        keeper.abandon()
+        self._keeper, why = None, "the process that keeps it was killed again"
+        if self._is_replaced(keeper):
+            try:
+                self._keeper = keeper.successor()
+            except OSError as e:
+                why = _cannot_start(e)
         if self._pending is None:
             return []
         part, plan = self._pending
         if self._tries > 1 or self._keeper is None:
-            return self._without(part, "the process that keeps it was killed again")
+            return self._without(part, why)
         self._ask(self._keeper, part, plan)
         return []
 
@@ -165,3 +200,7 @@ class GpuSharing(Adapter):
             if fact not in self._recorded:
                 self._recorded.add(fact)
                 self._record(fact)
+
+
+def _cannot_start(error: OSError) -> str:
+    return f"the process that keeps it cannot be started: {error.strerror}"

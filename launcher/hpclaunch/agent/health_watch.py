@@ -44,7 +44,7 @@ class HealthWatch(Adapter):
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
         self._disk_until = math.inf  # time limit of the answer about the logs' disk
         self._watcher: GpuWatcherClient | None = None
-        self._checks = 0
+        self._checks = 0  # that are done, but for the GPUs
         self.use: tuple[GpuUse, ...] = ()  # the newest reading of the GPUs' use
         self._warned: set[str] = set()  # checks whose warning was recorded
         self._ranks: dict[int, int] = {}  # of the round's workers, by pid
@@ -73,11 +73,11 @@ class HealthWatch(Adapter):
             return self._check(None)
         self._disk_until = time.monotonic() + DISK_LIMIT
         question = partial(messages.LookAtDisk, directory=str(self._config.logs.path))
-        self._logs.ask(question, self._on_disk)
+        self._logs.ask(question, partial(self._on_disk, self._checks))
         return []
 
-    def _on_disk(self, reply: messages.Reply | None) -> list[events.Event]:
-        if self._disk_until == math.inf:  # too late
+    def _on_disk(self, check: int, reply: messages.Reply | None) -> list[events.Event]:
+        if check != self._checks:  # too late
             return []
         if isinstance(reply, messages.Disk):
             return self._check(Disk(**reply.seen.fields()))
@@ -98,10 +98,17 @@ class HealthWatch(Adapter):
         self._warn(findings if self._first_here else ())
         if failed(findings) or not self._gpus:
             return [self._found(findings)]
-        self._open_watcher().check(number, dead)
+        try:
+            self._open_watcher().check(number, dead)
+        except OSError as e:
+            why = f"cannot start the process that reads it: {e.strerror}"
+            unchecked = f"{why}: the GPUs of this host were not checked"
+            self._warn([Finding("NVML", unchecked, Grade.WARN)])
+            return [self._found(findings)]
         return []
 
     def _open_watcher(self) -> GpuWatcherClient:
+        """Return the GPU watcher, and start it if there is none. Raises OSError."""
         if self._watcher is None:
             from ..system.gpus.gpu_watcher_client import GpuWatcherClient
 
@@ -153,6 +160,7 @@ class HealthWatch(Adapter):
     def _on_report(self, report: GpuReport) -> list[events.Event]:
         if report.use is not None:
             self.use = report.use
+            self._warn(report.findings)
             return []
         self._note("health", [str(f) for f in (*report.findings, *report.xids)])
         self._warn(report.findings)

@@ -87,7 +87,7 @@ class Logs(Adapter):
                     self._take_facts(lines)
                 case messages.Complaint():
                     self._record(self._trouble(reply))
-                case messages.Draining():
+                case messages.Lost() | messages.Draining():
                     pass
                 case _ if reply.id in self._asked:
                     yield from self._asked.pop(reply.id)(reply)

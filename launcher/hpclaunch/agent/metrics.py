@@ -84,7 +84,7 @@ class Metrics(Adapter):
         allocation = self._config.allocation
         name = f"hpclaunch-{allocation.name}-{allocation.label}.prom"
         if not self._viewing.name:
-            self._complain("this kernel has no abstract sockets")
+            self._complain(f"the agent has no socket to answer at: {self._viewing.failure}")
             return
         try:
             self._client = MetricsServiceClient(

@@ -40,9 +40,9 @@ class Recording(Adapter):
             self._logs.say(line)
 
     def update(self, now: float) -> None:
-        self.journal.flush(self._logs.service)
-        self._facts.flush(self._logs.service)
+        self.journal.lines.flush(self._logs.service)
+        self._facts.lines.flush(self._logs.service)
 
     def close(self) -> None:
-        self._facts.finish(self._logs.service)
+        self._facts.lines.finish(self._logs.service)
         self.journal.finish(self._logs.service)

@@ -65,7 +65,7 @@ class Resuming(Adapter):
         self._number = 0  # of the newest request
         self._search_number = 0  # of the pending search, or 0
         self._question = 0  # the core's number for that search
-        self._avoid: dict[int, str] = {}  # times of saves that the search passes over, and why
+        self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
         self._ended_well = False  # the workers of the last round have finished all saves
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
@@ -180,8 +180,8 @@ class Resuming(Adapter):
 
     @property
     def seeks_newest(self) -> bool:
-        """Whether a search for the newest checkpoint is pending."""
-        return self._newest_number > 0
+        """Whether a search for the newest checkpoint is pending, and not late."""
+        return self._newest_number > 0 and time.monotonic() < self._newest_at
 
     def seek_newest(self) -> None:
         """Search for the newest checkpoint, and record it if it is new. Do nothing within
@@ -247,8 +247,9 @@ class Resuming(Adapter):
         return found
 
     def _replace(self, hung: CheckpointServiceClient) -> list[events.Event]:
-        """Have another process do what this one has not done in time."""
-        if not (self._search_tries if self._search_number else self._look_tries):
+        """Have another process do what this one has not done in time, if a round waits for it."""
+        tries = self._search_tries if self._search_number else self._look_tries
+        if not tries or not (self._search_number or self._look_number):
             hung.deadline = math.inf  # another would hang as well, so wait for this one
             return []
         self.close()

@@ -46,7 +46,7 @@ class ViewFile:
         self._until = -math.inf
 
     def newest(self) -> int:
-        """Return the descriptor of an answer that is new enough."""
+        """Return the descriptor of an answer that is new enough; -1 as `make` does."""
         now = time.monotonic()
         if now >= self._until:
             self.make()
@@ -55,9 +55,11 @@ class ViewFile:
         return self._file
 
     def make(self) -> int:
-        """Make the answer, and return its descriptor."""
+        """Make the answer, and return its descriptor; -1 if too many files are open for one."""
         self.close()
-        self._file = file_of(self._make())
+        answer = self._make()
+        with contextlib.suppress(OSError):
+            self._file = file_of(answer)
         return self._file
 
     def close(self) -> None:
@@ -88,8 +90,11 @@ class Viewing(Adapter):
         self._read_at = math.inf  # when to read questions again, during a PAUSE
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
-        with contextlib.suppress(OSError):  # the training does not need it
+        self.failure = ""  # why there is no socket
+        try:
             self._socket = ViewSocket()
+        except OSError as e:  # the training does not need it
+            self.failure = e.strerror or str(e)
 
     @property
     def name(self) -> bytes:
@@ -144,9 +149,9 @@ class Viewing(Adapter):
     def _request(self, request: Request, end: socket.socket) -> Iterator[events.Event]:
         assert self._socket is not None, "the request arrived there"
         why = self._control.refusal(request)
-        file = file_of(why.encode())
-        self._socket.answer(end, file)
-        os.close(file)
+        answer = ViewFile(why.encode, 0.0)
+        self._socket.answer(end, answer.make())
+        answer.close()
         if not why:
             yield events.Requested(request)
 

@@ -46,23 +46,18 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], ExaminedCheckpoint | None]:
     """Return all checkpoints, the newest first, and the one that a launch would choose."""
-    from hpclaunch.system.checkpoints import AHEAD, READS
-    from hpclaunch.system.checkpoints.candidates import Facts
-    from hpclaunch.system.checkpoints.finding import examine
-    from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
+    from hpclaunch.system.checkpoints import READS
+    from hpclaunch.system.checkpoints.service import CheckpointService
 
-    facts = Facts(exclude=options.checkpoint_exclude, complete=options.checkpoint_complete or "")
-    memory = Memory()
-    found = list(examine(options.dir, facts, memory, opens=options.verify != "off"))
+    complete = options.checkpoint_complete or ""
+    service = CheckpointService(options.dir, options.checkpoint_exclude, complete, options.verify)
+    found = list(service.examine())
     for i, each in enumerate(found):
         if each.lacks is not None:
             continue
-        if options.verify in READS:
-            until = time.monotonic() + AHEAD if options.verify == "auto" else float("inf")
-            wrong = CheckpointReading(each.parts, memory, until=until).run().wrong
-            if wrong:
-                found[i] = each._replace(lacks=wrong)
-                continue
+        if options.verify in READS and (wrong := service.read(each).wrong):
+            found[i] = each._replace(lacks=wrong)
+            continue
         return found, each
     return found, None
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
 from .ending.table import verdict
 from .head.head import Head
 from .head.seat_use import seat_use
-from .member.member import Member
+from .member.member import AgentStart, Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
 from .protocol.events import (
     AgentGone,
@@ -47,65 +47,29 @@ if TYPE_CHECKING:
     from .member.moments import WorkersMoment
     from .protocol.job_snapshot import JobSnapshot
 
-# The share of the loss timeout, at most a beat, by which a renewal must extend a worker lease that
-# holds for longer than a beat.
+# A renewal that extends a worker lease by less than this share of the loss timeout, or a beat if
+# that is less, is left out while the lease holds for another beat.
 KEEP_SHARE = 0.02
 
 
-class ControlArguments(TypedDict):
-    """Arguments of `Control`, which an agent also notes in its journal."""
-
-    job: Job
-    index: int
-    nproc: int
-    address: str
-    incarnation: str
-    gpus: tuple[str, ...]
-    port: int
-    networks: tuple[str, ...]
-    task: int
-    claim: str
-    anew: bool
-    has_place: bool
-
-
 class Control:
-    """Takes events with `handle(event, now)`, which returns effects. The last effect is `Exit`.
+    """The core of one agent: `handle(event, now)` returns effects. The last effect is `Exit`.
 
     The caller delivers `Started` first, then a `Tick` whenever `next_deadline()` has passed. It
     carries out the effects in the order in which they are returned.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        nproc: int,
-        address: str,
-        incarnation: str,
-        gpus: tuple[str, ...] = (),
-        port: int = 0,
-        networks: tuple[str, ...] = (),
-        *,
-        task: int = 0,
-        claim: str = "",
-        anew: bool = False,
-        has_place: bool = True,
-    ) -> None:
-        """The arguments are those of `Member`."""
-        own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(
-            job, index, *own, task=task, claim=claim, anew=anew, has_place=has_place
-        )
-        self.head = Head(job) if self.member.follower.leads else None
+    def __init__(self, own: AgentStart) -> None:
+        self.member = Member(own)
+        self.head = Head(own.job) if self.member.follower.leads else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
-        self._last_probe = 0  # its number
-        self._probes: dict[int, int] = {}  # the number of the last one of each agent
-        self._handled_at: float | None = None  # the last event, on that clock
+        self._last_probe = 0  # the number of the last probe
+        self._probes: dict[int, int] = {}  # the number of the last probe of each agent
+        self._handled_at: float | None = None  # when the last event was handled, on `_clock`
         self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
-        self._lease_until = -math.inf  # the newest that is known, likewise
+        self._lease_until = -math.inf  # the newest worker lease, in real time
         self._left: Verdict | None = None  # why this agent leaves the job to the others
         self.exited = False
 
@@ -134,8 +98,8 @@ class Control:
         return self.head.snapshot(self._clock.awake(now))
 
     def seat_use(self, now: float) -> SeatUse | None:
-        """Return what the seats of the job do at this moment; None if this agent does not lead, or
-        another one may have been quicker.
+        """Return how the seats of the job are used at this moment; None if this agent does not
+        lead, or is not confirmed yet.
         """
         if self.head is None or not self.head.is_confirmed:
             return None
@@ -144,8 +108,8 @@ class Control:
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
     ) -> WorkersMoment | None:
-        """Return what this agent's workers do in its last round, and what was just found out about
-        them; None before its first round.
+        """Return the state of this agent's workers in its last round, with the `vitals` and `gpus`
+        that were just read; None before its first round.
         """
         return self.member.work.moment(self._clock.awake(now), vitals, gpus)
 
@@ -173,7 +137,7 @@ class Control:
             return []
         self._wake(now)
         if isinstance(event, ForkServerReplaced | LeaseOver):
-            self._kept_until = -math.inf  # the new one has no lease; or the workers are held
+            self._kept_until = -math.inf  # the lease is over, or a new fork server has none
         real, now = now, self._clock.awake(now)
         self._handled_at = now
         if isinstance(event, Received) and isinstance(event.message, Order):
@@ -191,8 +155,8 @@ class Control:
             assert ended is not None, "an agent ends with a verdict"
             outside.append(Exit(ended, alone=self._left is not None))
         effects = [self._in_real_time(effect, real) for effect in outside]
-        if isinstance(event, LeaseOver) and self._lease_until > real:
-            effects.append(KeepWorkers(self._lease_until))  # what was left out
+        if isinstance(event, LeaseOver) and self._lease_until > real and not self.exited:
+            effects.append(KeepWorkers(self._lease_until))  # a renewal that was left out
         return self._worth_a_wakeup(effects, real)
 
     def _worth_a_wakeup(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -211,7 +175,7 @@ class Control:
         return effects
 
     def _wake(self, now: float) -> None:
-        """Leave out the time in which this process did not run."""
+        """Account for time in which this process did not run: `_clock` stops, leases do not."""
         last = self._handled_at
         if last is None or self._clock.awake(now) < last + LATE:
             return  # with many agents, the deadline is costly to compute
@@ -236,7 +200,7 @@ class Control:
         return effect
 
     def _on_clock_of(self, agent: int, report: Report, now: float) -> Report:
-        """Add the difference of the clocks to a sample. Without it, the sample is of no use."""
+        """Add the difference of the clocks to a sample; leave the sample out if it is not known."""
         if report.answer(Sample) is None:
             return report
         ahead = self._ahead.of(agent, now)
@@ -291,7 +255,7 @@ class Control:
         effects = self.member.handle(event, now)
         follower = self.member.follower
         if not follower.leads:  # another agent has a quorum and leads
-            hint = Hint(follower.term, led=True)  # we may leave before anybody asks
+            hint = Hint(follower.term, led=True)  # this agent may leave before another one asks
             others = (p.index for p in self.job.places if p.index != self.index)
             effects += [Send(agent, hint) for agent in others]
             self.head = None
@@ -300,7 +264,7 @@ class Control:
         return effects
 
     def _hear_report(self, sender: int, report: Report, now: float) -> list[Effect]:
-        """Hear a report while another agent leads, or none."""
+        """Handle a report while this agent does not lead."""
         if sender >= len(self.job.places):
             return []  # it has no place, and only the first head knows which ones are free
         return self._candidate.hear(sender, report, now)

@@ -161,7 +161,7 @@ def _round_began(fact: facts.RoundBegan) -> list[str]:
         change = [f"with {some(fact.came, NAMES)}"] if fact.came else []
         change += [f"without {some(fact.gone, NAMES)}"] if fact.gone else []
         lines.append(f"continuing {' and '.join(change)}: {count(fact.nodes, 'node')}")
-    lines += [f"passing over checkpoint {plain(text)}" for text in fact.passed_over]
+    lines += [f"skipping checkpoint {plain(text)}" for text in fact.passed_over]
     if fact.checkpoint:
         rule = f" ({plain(fact.rule)})" if fact.rule else ""
         lines.append(f"resuming from {plain(fact.checkpoint)}{rule}")

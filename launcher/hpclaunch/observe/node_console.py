@@ -50,7 +50,7 @@ LAUNCH_NOTES = {
     LaunchNoteKind.LOGS_IN_USE: "the log directory {asked} is in use: this launch's is {directory}",
     LaunchNoteKind.LOGS_FOREIGN: "hpclaunch-logs belongs to another user: the logs are in "
     "{directory}",
-    LaunchNoteKind.LOGS_TEMPORARY: "{why}: those of {host} are in {directory}",
+    LaunchNoteKind.LOGS_TEMPORARY: "{why}: the logs of {host} are in {directory}",
 }
 
 
@@ -88,7 +88,7 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.WorkerTurnedCold():
             return _turned_cold(fact)
         case facts.PreloadSkipped(module=module, why=why):
-            return f"--preload {module}: passed over, {why}"
+            return f"--preload {module}: skipped, {why}"
         case facts.SignalUnhandled(signal=signum, ranks=ranks):
             them = ", ".join(map(str, ranks))
             passed_on = f"{signal_name(signum)} not passed on to rank {them}"

@@ -1,3 +1,3 @@
-"""The outside world: Slurm, the network, GPUs, processes, files. One file per thing; apart from
-`shared/`, and within `checkpoints/`, these modules do not import each other.
+"""The outside world: Slurm, the network, GPUs, processes, files. Each package here may import
+`shared/`, but no other one of these.
 """

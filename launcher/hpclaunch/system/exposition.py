@@ -84,8 +84,8 @@ class Exposition(Collector):
 
 
 class _Server(ThreadingWSGIServer):
-    """A server with at most MOST connections, and a thread for each. One more closes the oldest: a
-    scrape is soon over, while a stranger may hold a connection open.
+    """A server with at most MOST connections, and a thread for each. A further connection closes
+    the oldest: a scrape is soon over, while a stranger may hold a connection open.
     """
 
     request_queue_size = 64

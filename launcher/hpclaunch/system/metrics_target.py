@@ -25,7 +25,7 @@ def parse(text: str) -> MetricsTarget:
     if text.isascii() and text.isdecimal():
         return MetricsTarget(port=_port(text))
     if found := re.fullmatch(ADDRESS, text, re.ASCII):
-        import ipaddress  # takes time, and is of use here only
+        import ipaddress  # slow to import, and needed only here
 
         address = found["four"] if found["six"] is None else found["six"]
         try:

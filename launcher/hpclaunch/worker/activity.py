@@ -24,7 +24,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from .connections import Connection, sockets_of, tcp_connections
-from .processes import PARENT, SESSION, STATE, all_pids, io_of, stat
+from .processes import MACHINE, PARENT, SESSION, STATE, TICKS, all_pids, io_of, stat
 
 CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
 BYTES = 1 << 16
@@ -34,7 +34,6 @@ LOOKS = 5  # at a thread that runs
 PAGE_FAULTS, CPU_TIMES = slice(7, 11), slice(11, 15)
 THREADS = 17
 
-MACHINE = os.uname().machine
 # The numbers of system calls: poll, select, nanosleep, pause, accept, recv, wait, sigtimedwait,
 # sigsuspend, restart_syscall, futex, epoll_wait and their variants. read and readv only wait if
 # they do not read from a file.
@@ -168,7 +167,7 @@ def _work_of(pid: int, fields: list[bytes]) -> Work | None:
     except OSError:
         return None
     names = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
-    cpu = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
+    cpu = sum(map(int, fields[CPU_TIMES])) / TICKS
     moved = sum(counts[name] for name in names)
     return Work(cpu, moved, sum(map(int, fields[PAGE_FAULTS])))
 

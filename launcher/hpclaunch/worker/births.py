@@ -80,6 +80,17 @@ class Births:
         """Whether all workers that were asked for have been started, or cannot be."""
         return self._request is None
 
+    def start_template(self) -> bool:
+        """Start the template. Return False if that is impossible: workers start cold then, and the
+        next connection to a store tries again."""
+        try:
+            self.template.start()
+        except OSError as e:
+            self.template.why = f"the template process cannot be started: {e.strerror}"
+            self._on.report(messages.Template(State.DEAD.value, self.template.why))
+            return False
+        return True
+
     def start(self, request: NewWorkers) -> None:
         """Start these workers, as soon as it is known whether warm or cold."""
         self._request = request
@@ -199,6 +210,8 @@ class Births:
             if reply.store in self._early:
                 self._lose_store("", *self._early.pop(reply.store))
         if reply.what != "workers":
+            if not self.is_forking:
+                self._early = {}  # another process may have such a pid later
             return
         request, self._request, self.is_forking = self._request, None, False
         assert request is not None, "workers are forked by request"
@@ -232,7 +245,7 @@ class Births:
             reply = Forked(what, {}, 0, "the template process was killed")
             self._on_forked(reply, KILLED, signal.SIGKILL)
         if self.template.state is State.NONE and not self._must_be_cold:
-            self.template.start()
+            self.start_template()
         self.proceed()
 
     # The store
@@ -244,11 +257,9 @@ class Births:
     def on_store_wanted(self) -> None:
         """Start the template, since a worker has connected to the store. If this Python has no
         torch, workers normally have none either; but a program of the user's may have its own."""
-        if self.template.torchless:
+        if self.template.torchless or not self.start_template():
             self.store.close()
             self._lose_store(self.template.why)
-        else:
-            self.template.start()
 
     def _lose_store(self, why: str, code: int = 1, signum: int = 0) -> None:
         """Report at once that nobody serves the store: a rank that connects later would hang."""

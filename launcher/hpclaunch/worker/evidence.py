@@ -12,7 +12,7 @@ from typing import Any
 from .fork_server_messages import RankEvidence
 from .processes import NS, is_stopped
 from .progress_watch import ProgressWatch
-from .shared_pages import WorkerPage
+from .shared_pages import PHASES, WorkerPage
 from .site import _hpclaunch_layout as layout
 from .stack_questions import APART, LONGEST, TRYING, Questioned, ask, prints
 from .worker_processes import described, tree, wanted, work_of
@@ -76,12 +76,12 @@ class Evidence:
         return [self._of_rank(rank, pid, pages[rank]) for rank, pid in pids.items() if pages]
 
     def _of_rank(self, rank: int, pid: int, its: WorkerPage) -> RankEvidence:
-        phase, stacks = its.phase, {**self._stacks.get(rank, {})}
+        stacks = {**self._stacks.get(rank, {})}
         return {
             "rank": rank,
             "pid": pid,
             "step": its.number(layout.NUMBER) or its.number(layout.STEP),
-            "phase": layout.PHASES[phase] if phase < layout.OTHER else "",
+            "phase": PHASES[its.phase],
             "busy": self._busy.get(rank, False),
             "stacks": stacks.pop(its.number(layout.ANSWERER), ""),
             "forked": [each for each in stacks.items() if each[1]],

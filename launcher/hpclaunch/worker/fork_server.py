@@ -159,9 +159,12 @@ class ForkServer:
             case messages.Prepare(argv, env, modules, own, now, steps):
                 self.template.prepare(argv, os.environ | env, modules, own, steps)
                 if now:
-                    self.template.start()
+                    self.births.start_template()
             case messages.Listen(loopback):
-                self.report(messages.Listening(self.store.listen(loopback)))
+                try:
+                    self.report(messages.Listening(self.store.listen(loopback)))
+                except OSError as e:
+                    self.report(messages.CannotStart(f"no port for their store: {e.strerror}"))
             case messages.Start():
                 self.on_start(request)
             case messages.Resize(size):

@@ -197,7 +197,7 @@ class Started(Message):
 
 
 class CannotStart(Message):
-    """The kernel grants no further process."""
+    """The kernel grants no further process, or no port for the store."""
 
     why: str
 
@@ -306,7 +306,7 @@ class Arrivals(TypedDict):
 
 
 class Pace(TypedDict, total=False):
-    """What a worker has used since its last sample, as shares of the time unless noted otherwise.
+    """A worker's use of the time since its last sample, as shares of it unless noted otherwise.
     Empty in its first sample."""
 
     pace: float  # the seconds that a step took; 0: it made none

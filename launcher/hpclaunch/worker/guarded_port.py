@@ -36,6 +36,13 @@ SOURCE = {32: (12,), 128: (8, 12, 16, 20)}  # bits of an address: offsets of the
 Program: TypeAlias = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, constant
 
 
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens at all addresses, by IPv4 and where possible by IPv6."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+
+
 class Network(NamedTuple):
     bits: int  # of an address
     number: int  # the address

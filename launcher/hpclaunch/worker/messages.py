@@ -15,13 +15,14 @@ Sample again. It raises MessageError for an unknown op or field, a missing field
 default, and a value of another type.
 
 Fields have these types: str, int, float, bool, None, `list[T]`, `tuple[T, ...]`, `dict[str, T]`,
-`dict[int, T]`, other messages (which need no op there), unions of these, and Any for the JSON of
-others.
+`dict[int, T]`, other messages (which need no op there) and dataclasses with such fields, enums of
+str, unions of these, and Any for the JSON of others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import types
 from collections.abc import Iterable, Mapping
@@ -103,7 +104,7 @@ class Message:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name, as JSON: messages in them become objects, too."""
-        return {name: _plain(value) for name, value in self.__dict__.items()}
+        return _fields(self)
 
     def replaced(self: M, **changes: Any) -> M:
         """Return a copy with other values of these fields."""
@@ -112,17 +113,11 @@ class Message:
     @classmethod
     def of_fields(cls: type[M], fields: Mapping[str, object]) -> M:
         """Return the message with these fields of a JSON object. Raises MessageError."""
-        kinds = _kinds_of(cls)  # type: ignore[arg-type]  # classes are hashable
-        for name in fields.keys() - kinds.keys():
-            raise MessageError(f"{cls.op} has no field {name!r}")
-        for name in cls.__match_args__:
-            if name not in fields and not hasattr(cls, name):
-                raise MessageError(f"{cls.op} lacks its field {name!r}")
-        values = {n: _checked(f"{cls.op}.{n}", kinds[n], v) for n, v in fields.items()}
-        return cls(**values)
+        return _made(cls, fields)
 
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 Kinds: TypeAlias = Mapping[str, type[M]]
 
 
@@ -146,18 +141,32 @@ def never(message: NoReturn) -> NoReturn:
     raise AssertionError(f"nobody handles {message!r}")
 
 
+def _fields(of: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(of, name)) for name in of.__match_args__}
+
+
+def _made(cls: type[T], fields: Mapping[str, object]) -> T:
+    """Return the message or dataclass with these fields of a JSON object. Raises MessageError."""
+    kinds = _kinds_of(cls)  # type: ignore[arg-type]  # classes are hashable
+    for name in fields.keys() - kinds.keys():
+        raise MessageError(f"{cls.__name__} has no field {name!r}")
+    values = {n: _checked(f"{cls.__name__}.{n}", kinds[n], v) for n, v in fields.items()}
+    try:
+        return cls(**values)
+    except TypeError as e:
+        raise MessageError(str(e)) from None
+
+
 def _plain(value: object) -> object:
-    if isinstance(value, Message):
-        return value.fields()
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
-    return value
+    return _fields(value) if hasattr(value, "__match_args__") else value
 
 
 @functools.cache
-def _kinds_of(cls: type[Message]) -> dict[str, Any]:
+def _kinds_of(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {name: hints[name] for name in cls.__match_args__}
 
@@ -181,9 +190,12 @@ def _checked(where: str, kind: Any, value: object) -> Any:
         except ValueError:
             raise MessageError(f"{where}: a key is not {of[0].__name__}") from None
         return {k: _checked(where, of[1], v) for k, v in zip(keys, value.values(), strict=True)}
-    elif isinstance(kind, type) and issubclass(kind, Message):
+    elif hasattr(kind, "__match_args__"):
         if isinstance(value, dict):
-            return kind.of_fields(value)
+            return _made(kind, value)
+    elif isinstance(kind, enum.EnumMeta):
+        with contextlib.suppress(ValueError):
+            return kind(value)
     elif kind is float and type(value) in (int, float):
         with contextlib.suppress(OverflowError):
             return float(value)  # type: ignore[arg-type]

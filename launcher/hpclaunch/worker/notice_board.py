@@ -18,6 +18,7 @@ import socket
 import time
 
 from .descriptors import Readable
+from .guarded_port import listen
 
 POSTED = 5.0  # seconds from the death on
 TAKE_OVER = 1.0  # seconds; the port of a dead process is free a moment later
@@ -57,18 +58,12 @@ class NoticeBoard:
         limit = time.monotonic() + TAKE_OVER
         while self._socket is None and time.monotonic() < limit:
             try:
-                self._socket = self._listen()
+                self._socket = listen(self.port)
+                self._socket.setblocking(False)
             except OSError as e:
                 if e.errno != errno.EADDRINUSE:
                     return
                 time.sleep(0.001)
-
-    def _listen(self) -> socket.socket:
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        listener = socket.create_server(("", self.port), family=family, dualstack_ipv6=dual)
-        listener.setblocking(False)
-        return listener
 
     @property
     def is_posted(self) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import os
@@ -117,6 +118,7 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
 NS = 1e9
 SMALL = 1 << 16  # bytes
 TICKS = os.sysconf("SC_CLK_TCK")  # in a second
+MACHINE = os.uname().machine
 # Fields of /proc/PID/stat after the name. CPU_TIMES and STARTED, since the boot, are in ticks.
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
 CPU_TIMES = slice(11, 13)
@@ -237,6 +239,8 @@ def to_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
     except ProcessLookupError:  # so young that it has no group of its own yet
         os.kill(pid, signum)
+    except PermissionError:  # all of them run as other users by now
+        pass
 
 
 def exists(group: int) -> bool:
@@ -289,7 +293,11 @@ def append_to(path: str | int) -> int:
 
 
 def complain(path: str | int, why: str) -> None:
-    with open(append_to(path), "w", encoding="utf-8", errors="surrogateescape") as f:
+    """Write to a stream of a worker why it was not started, if that is possible."""
+    with (
+        contextlib.suppress(OSError),
+        open(append_to(path), "w", encoding="utf-8", errors="surrogateescape") as f,
+    ):
         f.write(f"hpclaunch: {why}\n")
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from .connections import connections_of
 from .fork_server_messages import Arrivals, Progress
-from .shared_pages import SharedPages, WorkerPage
+from .shared_pages import PHASES, SharedPages, WorkerPage
 from .site import _hpclaunch_layout as layout
 from .worker_processes import Works, is_exiting, is_traced, saves, wanted, work_of
 
@@ -382,9 +382,7 @@ class ProgressWatch:
         if worker is None:
             return "", 0, 0
         steps, _, phase, number = worker.read()
-        if not worker.page.number(layout.WRITER):
-            phase = layout.START
-        return layout.PHASES[phase] if phase < layout.OTHER else "other", steps, number
+        return PHASES[phase], steps, number
 
 
 def in_time(rate: float, seconds: float) -> float:

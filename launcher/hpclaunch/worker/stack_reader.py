@@ -25,6 +25,7 @@ from typing import TypedDict
 from .fork_server_messages import Described
 from .json_lines import in_pieces
 from .processes import PARENT, all_pids, stat, status_of
+from .shared_pages import PHASES
 from .site import _hpclaunch_layout as layout
 from .stack_questions import Questioned, ask, prints
 from .worker_processes import described, tree
@@ -80,13 +81,12 @@ class FoundWorker:
         ]
 
     def report(self) -> Report:
-        phase = self.slot.phase if self.slot.number(layout.WRITER) else layout.START
         return {
             "launch": self.launch,
             "rank": self.rank,
             "pid": self.pid,
             "step": self.slot.number(layout.NUMBER) or self.slot.number(layout.STEP),
-            "phase": layout.PHASES[phase] if phase < layout.OTHER else "other",
+            "phase": PHASES[self.slot.phase],
             "processes": self.processes,
         }
 

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterable
 
-from .guarded_port import BACKLOG, GuardedPort
+from .guarded_port import BACKLOG, GuardedPort, listen
 
 HERE = ("127.0.0.0/8", "::1")  # addresses of connections within a node
 
@@ -57,11 +57,7 @@ class Store:
             self._guard = GuardedPort(self._peers)
             return self._guard.socket
         except OSError:
-            dual = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if dual else socket.AF_INET
-            return socket.create_server(
-                ("", 0), family=family, backlog=BACKLOG, dualstack_ipv6=dual
-            )
+            return listen(0)
 
     def begin(self, errors: str, peers: Iterable[str]) -> None:
         """Begin a round; `errors` is "" when another node has its store. `peers` are the networks

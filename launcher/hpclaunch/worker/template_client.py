@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import select
@@ -15,14 +16,13 @@ from .json_lines import JsonLines
 from .lessons import Lesson
 from .messages import decode
 from .processes import Spawner
-from .template_messages import REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
+from .template_messages import NO_TORCH, REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
 
 MOST_ENDS = 10  # of templates, which only fork: after so many, something keeps killing them
 MOST_RENEWALS = 6  # attempts to import a lesson, each without the module that ended the one before
 LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
 IDLE_LIMIT = 600.0  # seconds for a successor that no start waits for
-# Exit codes: it leaves, perhaps because of a module that it has named; its Python has no torch
-LEFT, NO_TORCH = 0, 3
+LEFT = 0  # exit code of a template that leaves, perhaps because of a module that it has named
 
 
 class State(enum.Enum):
@@ -183,20 +183,25 @@ class TemplateClient:
         self._avoided.add(module)
 
     def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._channel = JsonLines(ours)
-        self._done = frozenset()
-        # The output of imports is given to every worker, as if it had imported them itself.
-        self._output = [os.memfd_create(name) for name in ("out", "err")]
-        fds = [theirs.fileno(), *self._output]
-        words = ",".join(map(str, [os.getpid(), *fds]))
-        environ = {**self._environ, "HPCLAUNCH_TEMPLATE": words}
-        for fd in fds:
-            os.set_inheritable(fd, True)
-        self.pid = self._spawner.spawn(self._argv, environ, *self._output, blocked=self._blocked)
-        for fd in self._output:
+        """Raises OSError if the kernel grants no process or descriptor; nothing is started then."""
+        with contextlib.ExitStack() as undo:
+            ours, theirs = map(undo.enter_context, socket.socketpair())
+            # The output of imports is given to every worker, as if it had imported them itself.
+            output = [os.memfd_create(name) for name in ("out", "err")]
+            for fd in output:
+                undo.callback(os.close, fd)
+            fds = [theirs.fileno(), *output]
+            words = ",".join(map(str, [os.getpid(), *fds]))
+            environ = {**self._environ, "HPCLAUNCH_TEMPLATE": words}
+            for fd in fds:
+                os.set_inheritable(fd, True)
+            self.pid = self._spawner.spawn(self._argv, environ, *output, blocked=self._blocked)
+            undo.pop_all()
+        for fd in output:
             os.set_inheritable(fd, False)
         theirs.close()
+        self._channel, self._output = JsonLines(ours), output
+        self._done = frozenset()
         self.state = State.STARTING
         blocked = sorted(self._spawner.blocked)
         self.ask(Load(self._modules, {**self._environ}, self._own, blocked))

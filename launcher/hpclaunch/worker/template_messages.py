@@ -7,6 +7,8 @@ from typing import TypeAlias, get_args
 from .fork_server_messages import Step, Worker
 from .messages import Kinds, Message, by_op
 
+NO_TORCH = 3  # exit code of a template whose Python has no torch
+
 # Requests
 
 

@@ -212,6 +212,14 @@ def _become_copier(channel: socket.socket) -> None:
     Copier(channel).run()
 
 
+def _open_for_data(file: str) -> int:
+    """Return a descriptor for the data of a stream, which is lost if its file cannot be opened."""
+    try:
+        return open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
 class Copier:
     """The copier, which runs until neither streams nor the fork server are left."""
 
@@ -248,7 +256,7 @@ class Copier:
             case Copy(file):
                 stream = channel.descriptors.pop(0)
                 os.set_blocking(stream, False)
-                self._files[stream] = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                self._files[stream] = _open_for_data(file)
             case Flush():
                 for stream in [*self._files]:
                     self._copy(stream, MOST)

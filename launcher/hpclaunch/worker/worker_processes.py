@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from .fork_server_messages import Described
 from .processes import (
     CPU_TIMES,
+    MACHINE,
     STATE,
     TICKS,
     VIRTUAL_MEMORY,
@@ -23,7 +24,6 @@ from .processes import (
 MOST_PROCESSES = 32  # of one worker
 SAMPLER = b"py-spy"
 
-MACHINE = os.uname().machine
 # The numbers of system calls that write to a file, or wait until it is written: write, pwrite,
 # writev, pwritev, sendfile, copy_file_range, fallocate, ftruncate, fsync, fdatasync, syncfs,
 # sync_file_range, close.

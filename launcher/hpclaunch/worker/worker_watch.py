@@ -54,13 +54,14 @@ class WorkerWatch:
         self.progress = ProgressWatch()
         self._evidence = Evidence(self.progress)
         self._sampler = Sampler(self.progress)
-        self._vitals = VitalSigns(self.progress)
+        # The head and the history each learn what was used since their own last query.
+        vitals = {kind: VitalSigns(self.progress) for kind in (VITALS, HISTORY)}
         self.notices = StepNotices(self.progress)
         self._finders: dict[str, Callable[[], Steps]] = {
             EVIDENCE: self._find_evidence,
             SAMPLE: lambda: self._sampler.take(self._workers.pids),
-            VITALS: self._find_vitals,
-            HISTORY: self._find_vitals,
+            VITALS: lambda: self._find_vitals(vitals[VITALS]),
+            HISTORY: lambda: self._find_vitals(vitals[HISTORY]),
         }
         self._queries: dict[str, Answering] = {}  # by kind
         self._given = 0  # the number of the last notice that was given in this round
@@ -119,8 +120,8 @@ class WorkerWatch:
             self._look_at_workers(at_once=True)  # some may have moved meanwhile
         yield {"ranks": self._evidence.found(self._workers.pids())}
 
-    def _find_vitals(self) -> Steps:
-        yield {"ranks": self._vitals.of(self._workers.pids())}
+    def _find_vitals(self, vitals: VitalSigns) -> Steps:
+        yield {"ranks": vitals.of(self._workers.pids())}
 
     # Notices
 

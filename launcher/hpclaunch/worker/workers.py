@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 
-from .processes import catches, descendants, to_group
+from .processes import catches, descendants, signal_all, to_group
 
 
 class Workers:
@@ -46,7 +45,7 @@ class Workers:
         without = []
         for pid, rank in self.living.items():
             if catches(pid, signum):
-                os.kill(pid, signum)
+                signal_all([pid], signum)
             else:
                 without.append(rank)
         return without

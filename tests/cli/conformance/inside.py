@@ -1,7 +1,7 @@
 """The inside of a process that trains: its threads, descriptors, mappings, hooks and functions.
 
-It looks three times: first, once it has imported torch, and after some steps of an optimizer. The
-names of the facts are those of probe.py and docs/inside-workers.md. "Functions" are apart: they
+Rank 0 looks three times: first, once it has imported torch, and after some steps of an optimizer.
+The names of the facts are those of probe.py and docs/inside-workers.md. "Functions" are apart: they
 have one fact for each attribute of each module.
 """
 
@@ -128,17 +128,22 @@ def look():
     return {"facts": facts, "functions": functions()}
 
 
+def look_if_first(moment):
+    if os.environ["RANK"] == "0":
+        LOOKS[moment] = look()
+
+
 def is_asked():
     """The thread that answers has begun to read."""
     return any(target.startswith("pipe:") for target in descriptors().values())
 
 
-LOOKS["first"] = look()
+look_if_first("first")
 import torch  # noqa: E402
 import torch.distributed  # noqa: E402
 
 warnings.simplefilter("ignore")  # some attributes of torch are deprecated
-LOOKS["torch"] = look()
+look_if_first("torch")
 torch.distributed.init_process_group("gloo")
 weights = torch.ones(3, requires_grad=True)
 optimizer = torch.optim.SGD([weights], lr=0.1)
@@ -148,8 +153,9 @@ for _ in range(3):
     optimizer.step()
 while "HPCLAUNCH_PROGRESS" in os.environ and not is_asked():
     pass
-LOOKS["training"] = look()
+look_if_first("training")
 path = os.path.join(os.environ["CONFORMANCE_OUT"], os.environ["RANK"] + ".json")
 with open(path, "w", encoding="utf-8") as f:
     json.dump(LOOKS, f)
+torch.distributed.barrier()  # the other rank's sockets are still there when rank 0 looks
 torch.distributed.destroy_process_group()

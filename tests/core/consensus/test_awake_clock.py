@@ -5,6 +5,7 @@ from story import feed
 
 from hpclaunch.core.consensus.awake_clock import AwakeClock
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol import effects, events
 
 ELASTIC = {"fewest": 2, "wait": 60.0, "loss": 3.0, "beat": 0.5}
@@ -90,7 +91,7 @@ def test_a_head_that_slept_while_the_others_continued_steps_down():
 def test_a_time_of_grace_is_not_over_for_a_pause():
     """A job with a single agent, which has no beat, notices a pause as well."""
     crew = Crew("n0", grace=20.0)
-    control = Control(crew.job, 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(crew.job, 0, 1, "127.0.0.1", "a0"))
     feed(control, 0.0, events.Started(), events.StoreListening(4000))
     feed(control, 0.1, events.CheckpointChosen(""))
     feed(control, 1.0, events.Signalled(15))

@@ -6,6 +6,7 @@ import pytest
 from story import a_job, a_member, an_order, deeds, feed, idle, report, reports, run, stop, wait
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import Dial, Probe, Record, Send, StopWorkers
 from hpclaunch.core.protocol.events import (
@@ -160,7 +161,7 @@ def test_a_late_order_of_a_candidate_that_has_died():
 
 def without_head(hosts="n0 n1 n2 n3"):
     """The second agent, which asks itself to lead."""
-    control = Control(a_job(hosts), 1, 2, "10.0.0.2", "a1")
+    control = Control(AgentStart(a_job(hosts), 1, 2, "10.0.0.2", "a1"))
     feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     feed(control, 1.0, HeadClosed(0), AgentGone(0))
     assert control.member.follower.seeking == 1
@@ -176,7 +177,7 @@ def hints(effects):
 
 
 def test_who_has_a_head_says_so_when_it_is_asked():
-    control = Control(a_job("n0 n1 n2"), 1, 2, "10.0.0.2", "a1")
+    control = Control(AgentStart(a_job("n0 n1 n2"), 1, 2, "10.0.0.2", "a1"))
     feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     assert hints(feed(control, 1.0, asks(2, 1))) == {2: Hint(0, led=True)}
 

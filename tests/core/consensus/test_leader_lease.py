@@ -10,7 +10,7 @@ from story import a_job
 from hpclaunch.core.consensus.leader_lease import LeaderLease
 from hpclaunch.core.consensus.presence import Presence
 from hpclaunch.core.consensus.rotation import Rotation
-from hpclaunch.core.protocol.configuration import Configuration, Record, voters
+from hpclaunch.core.protocol.configuration import Configuration, JobRecord, voters
 
 
 def test_an_answer_to_an_earlier_tenure_is_none_to_this_one():
@@ -39,7 +39,7 @@ def answer(lease: LeaderLease, agent: int, now: float, version: int = -1) -> Non
 def reconfigured(lease: LeaderLease, now: float) -> str:
     """Return the voters, and after a bar the old ones, where both must agree."""
     lease.renew(now)
-    lease.reconfigure(Record(), now)
+    lease.reconfigure(JobRecord(), now)
     lease.drop_old_configuration(now)
     new, old = lease.configuration.voters, lease.configuration.old
     return new.agents if old is None else f"{new.agents} | {old.agents}"

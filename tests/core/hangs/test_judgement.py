@@ -7,9 +7,7 @@ import pytest
 from hpclaunch.core.hangs.judgement import judge
 from hpclaunch.core.protocol.model import RankState
 
-
-def host(rank):
-    return f"n{1 + rank // 4}"
+HOSTS = {rank: f"n{1 + rank // 4}" for rank in range(700)}
 
 
 def waiting(rank, number=26, name="all_reduce", group="0", **fields):
@@ -21,7 +19,7 @@ def elsewhere(rank, place="loader.py:88, next_batch", state="S", **fields):
 
 
 def judged(*states, ended=()):
-    return judge({state.rank: state for state in states}, ended, host)
+    return judge({state.rank: state for state in states}, ended, HOSTS)
 
 
 def test_the_one_that_does_not_wait():

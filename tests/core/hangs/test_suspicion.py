@@ -28,6 +28,7 @@ def test_nothing_is_known_before_the_first_look():
         pytest.param([seen(gap=4.0), seen(gap=0.1)], 20, id="of those lately"),
         pytest.param([seen(gap=4.0), *[seen(gap=0.1)] * 64], 10, id="and not of long ago"),
         pytest.param([seen(steps=(4, 100))], 600, id="before all have made five steps"),
+        pytest.param([seen(steps=(4, 100), patient=True)], 6000, id="saving before that"),
         pytest.param([seen(steps=(0, 0), trains=False)], 0, id="nothing to learn from"),
         pytest.param([seen(steps=(0, 0), trains=False, meets=True)], 600, id="it meets others"),
         pytest.param([seen(), seen(trains=False)], 0, id="the training is over"),

@@ -60,7 +60,7 @@ def test_one_does_not_see_it_at_all():
     assert crew.parts == {}
     crew.until(DEFAULTS.visible + 1.0)
     assert checkpoints(crew) == [{"/c/1.pt"}]
-    assert "passing over checkpoint it: n2 does not see it: there is no such file" in crew.said
+    assert "skipping checkpoint it: n2 does not see it: there is no such file" in crew.said
 
 
 def test_one_sees_none():
@@ -118,7 +118,7 @@ def test_one_whose_bytes_are_wrong():
     crew.damaged, crew.older = "/c/2.pt", ["/c/1.pt"]
     crew.start(0, 1, 2)
     assert checkpoints(crew) == [{"/c/1.pt"}]
-    assert "passing over checkpoint it: bad bytes" in crew.said
+    assert "skipping checkpoint it: bad bytes" in crew.said
 
 
 def test_a_job_that_fails_twice_as_it_resumes_takes_an_older_checkpoint():
@@ -130,7 +130,7 @@ def test_a_job_that_fails_twice_as_it_resumes_takes_an_older_checkpoint():
     fail(crew, tail="")
     paths = ["/c/2.pt", "/c/2.pt", "/c/1.pt", "/c/1.pt"]
     assert checkpoints(crew) == [{path} for path in paths]
-    assert f"passing over checkpoint it: {FAILED_TWICE}" in crew.said
+    assert f"skipping checkpoint it: {FAILED_TWICE}" in crew.said
 
 
 def test_without_an_older_one_it_is_tried_again():
@@ -190,7 +190,7 @@ def test_on_disks_of_their_own_a_name_without_a_step_says_too_little():
     crew.checkpoint = "/c/snapshot.pt"
     crew.start(0, 1, 2)
     assert checkpoints(crew) == [{""}]
-    assert f"passing over checkpoint it: {choosing.NO_STEP_IN_NAME}" in crew.said
+    assert f"skipping checkpoint it: {choosing.NO_STEP_IN_NAME}" in crew.said
 
 
 def test_what_fails_later_is_no_matter_of_the_checkpoint():

@@ -198,6 +198,25 @@ def test_nobody_waits_for_an_unfit_node():
     assert head.state.end.verdict is None
 
 
+def test_reports_do_not_change_the_roster_while_too_few_nodes_are_left():
+    """Each change makes the head compute the use of all seats again."""
+    head = running("n0 n1 n2")
+    keep_up(head, 3.0, 0, 1)
+    feed(head, 3.2, Tick(), report(0, IDLE, 0), report(1, IDLE, 0))
+    assert head.stage is Stage.RENDEZVOUS
+    before = head.state.roster.changes
+    feed(head, 4.0, report(0, IDLE, 0), report(1, IDLE, 0), Tick())
+    assert head.state.roster.changes == before
+
+
+def test_only_the_first_report_of_an_unfit_node_changes_the_roster():
+    head = running("n0 n1 n2", fewest=2)
+    before = head.state.roster.changes
+    for _ in range(3):
+        feed(head, 1.0, report(2, STOPPING, 0, unfit="its disk is full"))
+        assert head.state.roster.changes == before + 1
+
+
 def test_the_wait_has_an_end():
     head = running("n0 n1", fewest=2, wait=5.0)
     keep_up(head, 3.0, 0)
@@ -380,7 +399,7 @@ def test_a_job_that_asks_for_a_short_time_is_not_bothered():
 def a_patient_member(index):
     member = a_member("n0 n1 n2", index=index, **PATIENT)
     feed(member, 0.0, Started(), StoreListening(4001), HeadReached(0))
-    feed(member, 1.0, wait(incarnation=member.incarnation))
+    feed(member, 1.0, wait(incarnation=member.own.incarnation))
     return member
 
 

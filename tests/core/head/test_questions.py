@@ -9,6 +9,7 @@ from story import a_job, feed, report
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.head.head import Head
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Record, Send
 from hpclaunch.core.protocol.events import (
     AgentGone,
@@ -63,7 +64,7 @@ def test_the_answer_to_the_search_for_one_round_does_not_choose_for_the_next():
 
 def test_an_earlier_search_that_fails_does_not_end_the_job():
     job = a_job("n0", saves=True)
-    control = Control(job, 0, 1, "127.0.0.1", "a0")
+    control = Control(AgentStart(job, 0, 1, "127.0.0.1", "a0"))
     feed(control, 0.0, Started())
     number = ask(control, 0.1, StoreListening(4000), ChooseCheckpoint)
     trouble = Trouble(Origin.TROUBLE, "cannot look for checkpoints")
@@ -98,7 +99,7 @@ def test_only_the_answer_to_the_last_diagnosis_is_recorded():
 
 
 def test_an_agent_that_was_started_again_is_not_dead_by_a_proof_of_before():
-    control = Control(a_job("n0 n1 n2", fewest=1, loss=100.0), 0, 1, "10.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0 n1 n2", fewest=1, loss=100.0), 0, 1, "10.0.0.1", "a0"))
     feed(control, 0.0, Started(), report(1, IDLE))
     first = ask(control, 1.0, PeerClosed(1), Probe)
     control.handle(AgentGone(1, first), 1.1)

@@ -6,7 +6,7 @@ import pytest
 
 from hpclaunch.core.head.round_shares import Holder, RoundPart, seats_of, split, together
 from hpclaunch.core.protocol.facts import Category
-from hpclaunch.core.protocol.model import Doing
+from hpclaunch.core.protocol.model import Doing, Spent
 
 START, IMPORTS, RENDEZVOUS = Category.START, Category.IMPORTS, Category.RENDEZVOUS
 LOADING, TRAINING, SAVING = Category.LOADING, Category.TRAINING, Category.SAVING
@@ -15,13 +15,13 @@ DETECTION, END = Category.DETECTION, Category.END
 
 def reported(*seconds, doing):
     """Seconds of a start, imports, the rendezvous, loading, training and saving."""
-    return (*(1000 * s for s in (*seconds, 0, 0, 0, 0, 0, 0)[:6]), doing.value)
+    return Spent(tuple(1000 * s for s in (*seconds, 0, 0, 0, 0, 0, 0)[:6]), doing)
 
 
 @pytest.mark.parametrize(
     ("spent", "done", "cut", "expected"),
     [
-        pytest.param((), False, 100, {START: 100}, id="nothing is known"),
+        pytest.param(Spent(), False, 100, {START: 100}, id="nothing is known"),
         pytest.param(
             reported(1, 5, doing=Doing.IMPORTS),
             False,
@@ -95,7 +95,7 @@ def test_others_wait_for_the_one_that_saves():
 
 def test_of_an_agent_that_is_lost_it_is_taken_that_it_did_as_the_others():
     known = RoundPart(reported(0, 10, 0, 0, 90, doing=Doing.TRAINING), 4.0)
-    found = together([known, RoundPart((), 4.0)], 100.0, 100.0)
+    found = together([known, RoundPart(Spent(), 4.0)], 100.0, 100.0)
     assert found.spent == pytest.approx({IMPORTS: 80, TRAINING: 720})
 
 

@@ -146,7 +146,7 @@ def test_checkpoints_that_are_passed_over_are_named():
     head = gathered()
     effects = feed(head, 0.2, CheckpointChosen("/c/4.pt", ("5.pt: not complete",)))
     assert deeds(effects) == [
-        Say("passing over checkpoint 5.pt: not complete"),
+        Say("skipping checkpoint 5.pt: not complete"),
         Say("resuming from /c/4.pt"),
     ]
     assert {m.assignment.checkpoint for m in sent(effects).values()} == {"/c/4.pt"}

@@ -8,6 +8,7 @@ from story import a_job, feed, report
 
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import Dial, Send
 from hpclaunch.core.protocol.events import (
@@ -19,6 +20,7 @@ from hpclaunch.core.protocol.events import (
     Tick,
     WorkerExited,
 )
+from hpclaunch.core.protocol.facts import CordonKind
 from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Origin, Phase, Trouble, Verdict
 from hpclaunch.core.protocol.values import replace
@@ -347,6 +349,20 @@ def test_a_new_head_knows_which_nodes_are_cordoned():
     assert set(crew.running) == {2, 3}
 
 
+def test_a_new_head_knows_why_each_node_is_cordoned():
+    crew = at_work("n0 n1 n2 n3 n4", most=2)
+    cordoned = {3: CordonKind.DRAINING, 4: CordonKind.SLOW}
+    for agent, kind in cordoned.items():
+        crew.agents[0].head.state.roster[agent].cordoned = kind
+    crew.feed(0, WorkerExited(0, 9, 0))
+    crew.until(5.0)
+    crew.kill(0)
+    crew.until(15.0)
+    (head,) = crew.heads
+    roster = crew.agents[head].head.state.roster
+    assert {peer.place.index: peer.cordoned for peer in roster if peer.cordoned} == cordoned
+
+
 def test_rounds_follow_one_another_though_many_have_died():
     """The configuration is settled without the word of those who will never say any more."""
     crew = at_work("n0 n1 n2")
@@ -543,7 +559,7 @@ def test_whoever_follows_a_new_head_can_vote_for_the_next_one_at_once():
 
 
 def test_a_first_agent_that_is_started_anew_asks_the_others_who_leads():
-    control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "b0", port=7000, anew=True)
+    control = Control(AgentStart(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "b0", port=7000, anew=True))
     effects = feed(control, 0.0, Started(), StoreListening(4000), HealthFound())
     assert Dial((1, 2), ("", "")) in effects
     hint = Received(2, Hint(4, led=True), "10.0.0.3")
@@ -697,7 +713,9 @@ def test_it_begins_with_few_only_after_those_that_it_led_before_have_stopped():
 
 
 def test_no_place_is_given_while_agents_of_an_earlier_start_end():
-    control = Control(a_job("n0 n1 n2", fewest=2, elects=False), 0, 1, "10.0.0.1", "b0", port=7000)
+    control = Control(
+        AgentStart(a_job("n0 n1 n2", fewest=2, elects=False), 0, 1, "10.0.0.1", "b0", port=7000)
+    )
     feed(control, 0.0, Started(), StoreListening(4000), HealthFound())
     effects = feed(control, 0.1, report(1, Phase.RUNNING, 3, incarnation="a1"))
     sent = [e.message for e in effects if isinstance(e, Send) and e.to == 1]

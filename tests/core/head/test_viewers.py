@@ -7,6 +7,7 @@ from crew import Crew
 from story import a_job, seen
 
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol import effects
 from hpclaunch.core.protocol.events import (
     HealthFound,
@@ -273,7 +274,7 @@ def test_an_agent_that_does_not_lead_disregards_it():
 
 
 def test_a_look_at_a_job_of_one_agent_begins_no_heartbeats():
-    control = Control(a_job("n0"), 0, 2, "127.0.0.1", "a0")
+    control = Control(AgentStart(a_job("n0"), 0, 2, "127.0.0.1", "a0"))
     control.handle(Started(), 0.0)
     before = control.next_deadline()
     control.handle(LookedAt(), 1.0)

@@ -60,5 +60,6 @@ def test_clocks():
         Grade.WARN,
         "the clock of n3 is 71.3 s ahead of the first host's",
     )
+    assert "a complete checkpoint may be passed over" in ahead.advice
     behind = clocks([("n2", -2.0), ("n3", 0.1)])
     assert behind.found == "the clock of n2 is 2.0 s behind the first host's"

@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import NO_RANK, Culprit, Doing, Phase
+from hpclaunch.core.protocol.model import NO_RANK, Culprit, Doing, Phase, Spent
 
 REPLACED = ForkServerReplaced()
 SERVER, STORE, WORKER = Culprit.FORK_SERVER, Culprit.STORE, Culprit.WORKER
@@ -58,7 +58,7 @@ def test_all_workers_had_ended_well():
     (report,) = reports(feed(member, 5.0, REPLACED))
     assert report.phase is Phase.DONE
     assert not any(e.code for e in report.exits)
-    assert report.spent == (100, 100, 200, 300, 1800, 0, Doing.NOTHING)
+    assert report.spent == Spent((100, 100, 200, 300, 1800, 0), Doing.NOTHING)
 
 
 def test_while_its_workers_are_stopped():

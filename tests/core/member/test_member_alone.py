@@ -7,7 +7,7 @@ import itertools
 import pytest
 from story import TERM, a_job, a_member, deeds, feed, idle, reports, run, running, said, stop, wait
 
-from hpclaunch.core.member.member import Member
+from hpclaunch.core.member.member import AgentStart, Member
 from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import Diagnose, Probe, StopWorkers
 from hpclaunch.core.protocol.events import (
@@ -47,7 +47,7 @@ def test_the_head_never_comes():
 
 
 def test_a_first_agent_that_is_started_anew_does_not_know_for_whom_it_waits():
-    member = Member(a_job("n0 n1"), 0, 2, "10.0.0.1", "b0", anew=True)
+    member = Member(AgentStart(a_job("n0 n1"), 0, 2, "10.0.0.1", "b0", anew=True))
     feed(member, 0.0, Started(), StoreListening(4001))
     assert Diagnose() in feed(member, 10.0, Tick())
     lines = said(feed(member, 10.0, Diagnosed("n1 refuses the connection")))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from story import feed, idle, running, seen
 
-from hpclaunch.core.member.moments import GpusMoment, of_workers, period
+from hpclaunch.core.member.moments import GpusMoment, period
 from hpclaunch.core.protocol.gpu_use import GpuUse
-from hpclaunch.core.protocol.model import RankVitals
+from hpclaunch.core.protocol.model import Doing, RankVitals
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -35,21 +36,33 @@ def test_a_job_of_weeks_notes_a_bounded_number(age, most):
     assert number < most
 
 
+def moment_of_training(vitals=(), gpus=()):
+    """Return a moment 12.3456 s after the round began here; the steps were read 3.2 s before."""
+    member = running()
+    feed(member, 10.1456, seen(steps=(5, 6), spent=(1000, 0, 2000, 4000, 145), doing=3))
+    return member.work.moment(13.3456, vitals, gpus)
+
+
 def test_workers_and_gpus_together():
-    vitals = [RankVitals(rank, "step", 7, 1007 + rank, 1.0, 100 + rank) for rank in (4, 5)]
+    vitals = [RankVitals(rank, "step", 7, 1007 + rank, 1.0, 100 + rank) for rank in (2, 3)]
     gpus = [GpuUse(0.5, 10, 80, 60, 300.0), GpuUse(1.0, 30, 80, 71, 300.0)]
-    moment = of_workers(4, 2, 12.3456, (0, 1, 2, 3, 4, 5, 4), (6,), 9.0, vitals, gpus)
-    assert (moment.first, moment.count, moment.elapsed) == (4, 2, 12.35)
-    assert (moment.steps, moment.seen, moment.step) == (6, 9.0, 1012)
-    assert (moment.memory, moment.largest) == (209, 105)
+    moment = moment_of_training(vitals, gpus)
+    assert (moment.first, moment.count, moment.elapsed) == (2, 2, 12.35)
+    assert moment.spent == (2001, 1000, 0, 2000, 4000, 145, Doing.TRAINING)
+    assert (moment.steps, moment.seen, moment.step) == (6, 9.15, 1010)
+    assert (moment.memory, moment.largest) == (205, 103)
     assert moment.gpus == GpusMoment(2, 0.75, 0.5, 40, 160, 71)
 
 
 def test_gpus_that_do_not_report_everything():
-    gpus = of_workers(0, 1, 1.0, (), (), 0.0, (), [GpuUse(None, 10, 80, 60, 300.0)]).gpus
+    gpus = moment_of_training((), [GpuUse(None, 10, 80, 60, 300.0)]).gpus
     assert gpus == GpusMoment(1, None, None, 10, 80, 60)
 
 
 def test_nobody_has_looked():
-    moment = of_workers(0, 2, 1.0, (), (8, 9), 0.5)
-    assert (moment.steps, moment.memory, moment.gpus) == (9, 0, None)
+    moment = moment_of_training()
+    assert (moment.steps, moment.memory, moment.gpus) == (6, 0, None)
+
+
+def test_there_is_no_moment_before_the_first_round():
+    assert idle().work.moment(0.5, (), ()) is None

@@ -53,7 +53,8 @@ def test_the_last_worker_of_two_nodes_with_two_each():
 def test_what_each_worker_has_of_its_own_is_named():
     """Variables that are known before the template loads are not listed."""
     variables = environment(a_part()).keys() - worker_environment.at_load({}, threads=1).keys()
-    slurm = dict.fromkeys(worker_environment.OWN, "1") | {"SLURM_JOB_ID": "71"}
+    slurm = dict.fromkeys(worker_environment.OWN, "1")
+    slurm |= {"SLURM_JOB_ID": "71", "SLURM_CPUS_ON_NODE": "1"}
     variables |= worker_environment.of_slurm(a_part(), 0, slurm, cpus=4).keys()
     for selector in (worker_environment.CUDA, worker_environment.HIP):
         variables |= worker_environment.of_gpus(

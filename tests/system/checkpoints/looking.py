@@ -24,9 +24,8 @@ def newest(
         if not found or found[-1].lacks is not None:
             quiet = [f"{f.candidate.name}: {f.lacks}" for f in found if f.quiet]
             return "", lines + quiet
-        path = found[-1].candidate.path
-        if not server.read(path, lambda: False)[0]:
-            return path, lines
+        if not server.read(found[-1])[0]:
+            return found[-1].candidate.path, lines
 
 
 def passed_over(where: Path | str, good: Path | str = "", **more: object) -> str:

@@ -11,7 +11,7 @@ from looking import cut_short, damage, newest, passed_over
 from test_format_dcp import dcp_save
 from test_format_torch_save import save, write
 
-from hpclaunch.system.checkpoints import archives, finding, pickles
+from hpclaunch.system.checkpoints import archives, finding, listing, pickles
 from hpclaunch.system.checkpoints.candidates import Facts, step_of
 from hpclaunch.system.checkpoints.confinement import UnansweredError
 from hpclaunch.system.checkpoints.formats import deepspeed
@@ -233,6 +233,50 @@ def test_what_is_somebody_elses_below_a_pattern(tmp_path, monkeypatch):
     for where in ("private", "priv*"):
         with pytest.raises(PermissionError):
             finding.search(str(tmp_path / where))
+
+
+def test_a_directory_of_too_many_files_below_a_pattern_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    for number in range(20):
+        (tmp_path / "data" / str(number)).touch()
+    (tmp_path / "run").mkdir()
+    good = save(tmp_path / "run" / "step-1.pt", at=100)
+    monkeypatch.setattr(listing, "MOST_ENTRIES", 10)
+    assert newest(tmp_path / "*") == (str(good), [])
+    with pytest.raises(OSError, match="it has more than 10 files"):
+        finding.search(str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("vanished", ["private", "run"])
+def test_if_no_directory_can_be_listed_an_error_is_raised(tmp_path, monkeypatch, vanished):
+    for name in ("private", "run"):
+        (tmp_path / name).mkdir()
+
+    def look(path, _facts):
+        if os.path.basename(path) == vanished:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(finding, "_in", look)
+    with pytest.raises(PermissionError):
+        finding.search(str(tmp_path / "*"))
+
+
+def test_a_directory_that_cannot_be_read_at_the_moment_fails_the_search(tmp_path, monkeypatch):
+    """Choose no older one instead: the directory may have the newest."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run" / "step-1.pt", at=100)
+    listed = os.scandir
+
+    def scandir(path: str):
+        if os.path.basename(path) == "broken":
+            raise OSError(5, "Input/output error", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(OSError, match="Input/output error"):
+        finding.search(str(tmp_path / "*"))
 
 
 def test_a_file_in_place_of_the_directory(tmp_path):

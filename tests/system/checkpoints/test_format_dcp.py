@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import warnings
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from looking import (
     zero_the_middle,
 )
 
+from hpclaunch.system.checkpoints import pickles
 from hpclaunch.system.checkpoints.finding import search
 from hpclaunch.system.checkpoints.formats.dcp import shards
 from hpclaunch.system.checkpoints.listing import Folder
@@ -159,3 +161,15 @@ def test_without_collectives_all_ranks_have_to_have_metadata(tmp_path):
     os.utime(directory / "__3.metadata", (80, 80))
     rounds = [[70 * 10**9, 90 * 10**9, 4], [90 * 10**9, 110 * 10**9, 1]]
     assert newest(tmp_path, rounds=rounds) == (str(directory), [])
+
+
+def test_the_metadata_of_all_ranks_are_read_once(tmp_path, monkeypatch):
+    directory = dcp_save(tmp_path / "step-1", at=100)
+    for rank in range(4):
+        shutil.copy2(directory / ".metadata", directory / f"__{rank}.metadata")
+    (directory / ".metadata").unlink()
+    read = []
+    monkeypatch.setattr(pickles, "confined", lambda size, work: read.append(size) or work())
+    for _ in range(3):
+        assert newest(tmp_path) == (str(directory), [])
+    assert len(read) == 4

@@ -20,6 +20,7 @@ from looking import (
 )
 
 from hpclaunch.system.checkpoints import archives
+from hpclaunch.system.checkpoints.formats import torch_save
 
 
 def write(data: object, file: Path | BinaryIO, **options) -> None:
@@ -173,6 +174,14 @@ def test_a_model_alone_is_no_resume_point_beside_full_checkpoints(tmp_path):
     assert newest(tmp_path) == (str(full), [])
     full.unlink()
     assert newest(tmp_path) == (str(tmp_path / "best.pt"), [])
+
+
+def test_what_has_too_much_before_its_optimizer_is_no_model_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_save, "MOST_SEARCHED", 1000)
+    for name, first in (("epoch-1.pt", 0), ("epoch-2.pt", 1000)):
+        write({"seen": [*range(first)], "optimizer": 1}, tmp_path / name)
+    date(tmp_path / "epoch-1.pt", 100)
+    assert newest(tmp_path) == (str(tmp_path / "epoch-2.pt"), [])
 
 
 def test_a_torn_full_one_does_not_hand_out_the_model_beside_it(tmp_path):

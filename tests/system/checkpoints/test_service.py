@@ -1,10 +1,13 @@
 """The process that looks for checkpoints: asked, interrupted, killed, and reading ahead."""
 
+import errno
+import gc
 import math
 import os
 import select
 import signal
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +19,10 @@ from test_hostile import PICKLES, legacy
 
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
+from hpclaunch.system.checkpoints import finding
 from hpclaunch.system.checkpoints import service as service_module
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
-from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Searched
+from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
 from hpclaunch.system.checkpoints.service import CheckpointService
 from hpclaunch.worker.processes import descendants
@@ -87,10 +91,27 @@ def test_what_is_written_again_while_it_is_read_is_not_damaged_for_good(tmp_path
     (found,) = server.search([])
     assert found.lacks is None
     os.utime(directory / "__0_0.distcp", (101, 101))
-    assert "being written again" in server.read(found.candidate.path, lambda: False).wrong
+    assert "being written again" in server.read(found).wrong
     (found,) = server.search([])
     assert found.lacks is None
-    assert server.read(found.candidate.path, lambda: False).wrong == ""
+    assert server.read(found).wrong == ""
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
+def test_an_error_of_the_file_system_is_not_remembered_as_damage(tmp_path, monkeypatch, error):
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = CheckpointService(str(tmp_path), (), "", "full")
+    (found,) = server.search([])
+
+    def fail(*_):
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "pread", fail)
+        assert os.strerror(error) in server.read(found).wrong
+    (found,) = server.search([])
+    assert found.lacks is None
+    assert server.read(found) == ("", True, True)
 
 
 def a_look(found, **changes):
@@ -168,6 +189,33 @@ def test_a_search_that_fails_says_so(tmp_path):
     service.close()
 
 
+def replies_to_a_search(where) -> list:
+    server = CheckpointService(str(where), (), "", "auto")
+    return list(service_module._replies(server, Search(1, (), {}), lambda: False))
+
+
+def test_a_directory_that_vanishes_after_the_search_does_not_end_the_service(tmp_path, monkeypatch):
+    def roots(where):
+        raise NotADirectoryError(20, "it is not a directory", where)
+
+    monkeypatch.setattr(service_module, "roots", roots)
+    _, failed = replies_to_a_search(tmp_path)
+    assert isinstance(failed, Failed)
+    assert "it is not a directory" in failed.why
+
+
+def test_a_pattern_is_matched_once_if_there_is_a_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    save(tmp_path / "b" / "epoch-1.pt", at=100)
+    matched, roots = [], finding.roots
+    for module in (finding, service_module):
+        monkeypatch.setattr(module, "roots", lambda where: matched.append(where) or roots(where))
+    _, searched = replies_to_a_search(tmp_path / "*")
+    assert matched == [str(tmp_path / "*")]
+    assert searched.disk.path == str(tmp_path / "b")
+
+
 def test_it_ends_with_the_agent(service, tmp_path):
     service.search(1, [], {})
     reply(service)
@@ -210,6 +258,24 @@ def test_one_that_does_not_begin_hangs(service):
     assert service.deadline == math.inf
 
 
+@pytest.mark.parametrize("ask", ["search", "look"])
+def test_a_request_that_waits_for_the_end_of_a_look_has_no_deadline(service, monkeypatch, ask):
+    os.kill(service._process.pid, signal.SIGSTOP)
+    look = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))
+    service.look(1, look)
+    monkeypatch.setattr(service, "receive", lambda: [Begun(1).encoded()])
+    service.replies()
+    if ask == "look":
+        service.look(2, look)
+    else:
+        service.search(2, [], {})
+    assert service.deadline == math.inf
+    monkeypatch.setattr(service, "receive", lambda: [Looked(1, "", "").encoded()])
+    service.replies()
+    service.look(3, look)
+    assert (service.deadline == math.inf) is (ask == "look")  # one is still pending
+
+
 class CountingMemory(Memory):
     """A memory that counts the files that are examined."""
 
@@ -227,8 +293,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
     server = CheckpointService(str(tmp_path), (), "", "full")
     server.memory = CountingMemory()
     (found,) = server.search([])
-    path = found.candidate.path
-    assert server.read(path, lambda: False)[0] == ""
+    assert server.read(found)[0] == ""
     assert server.memory.built == 1
     (found,) = server.search([])
     assert server.memory.built == 1
@@ -243,11 +308,11 @@ def test_nothing_is_looked_at_twice(tmp_path):
 def test_what_is_saved_again_is_looked_at_again(tmp_path):
     path = save(tmp_path / "snapshot.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "full")
-    server.search([])
-    assert server.read(str(path), lambda: False)[0] == ""
+    (found,) = server.search([])
+    assert server.read(found)[0] == ""
     damage_in_the_middle(path)  # and its time is set back
-    server.search([])
-    assert "wrong checksum" in server.read(str(path), lambda: False)[0]
+    (found,) = server.search([])
+    assert "wrong checksum" in server.read(found)[0]
 
 
 def spans_read(server: CheckpointService) -> set[int]:
@@ -261,46 +326,56 @@ def test_reading_stops_for_a_request_and_continues_from_there(tmp_path, monkeypa
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.READERS", 1)
     server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
-    path = found.candidate.path
-    outcome = server.read(path, lambda: bool(spans_read(server)))
+    outcome = server.read(found, lambda: bool(spans_read(server)))
     assert (outcome.wrong, outcome.is_complete) == ("", False)
     before = spans_read(server)
     assert len(before) == 1
-    outcome = server.read(path, lambda: False)
+    outcome = server.read(found)
     assert (outcome.wrong, outcome.is_complete) == ("", True)
     assert before < spans_read(server)
 
 
 def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
-    path = save(tmp_path / "epoch-1.pt", at=100)
+    save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
     read = []
     for k in range(3):
         server = CheckpointService(str(tmp_path), (), "", "full")
-        server.search([])
-        outcome = server.read(str(path), lambda: False, share=(k, 3))
+        (found,) = server.search([])
+        outcome = server.read(found, share=(k, 3))
         assert (outcome.wrong, outcome.is_complete) == ("", True)
         read += sorted(spans_read(server))
     server = CheckpointService(str(tmp_path), (), "", "full")
-    server.search([])
-    server.read(str(path), lambda: False)
+    (found,) = server.search([])
+    server.read(found)
     assert sorted(read) == sorted(spans_read(server))  # each of them by one node
     assert len(read) == 3
 
 
 def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
-    path = save(tmp_path / "epoch-1.pt", at=100)
+    save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr(service_module, "AHEAD", 0.0)
     for verify, is_complete in (("auto", False), ("full", True)):
         server = CheckpointService(str(tmp_path), (), "", verify)
-        server.search([])
-        assert server.read(str(path), lambda: False).is_complete is is_complete
+        (found,) = server.search([])
+        assert server.read(found).is_complete is is_complete
 
 
 def test_with_nothing_opened_a_name_is_enough(tmp_path):
     damage(save(tmp_path / "epoch-1.pt", at=100), cut_short)
     (found,) = CheckpointService(str(tmp_path), (), "", "off").search([])
     assert found.lacks is None
+
+
+def test_a_checkpoint_that_was_read_is_not_kept_in_memory(tmp_path):
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = CheckpointService(str(tmp_path), (), "", "auto")
+    (found,) = server.search([])
+    server.read(found)
+    candidate = weakref.ref(found.candidate)
+    del found
+    gc.collect()
+    assert candidate() is None
 
 
 def test_it_reads_ahead_while_nobody_asks(tmp_path):

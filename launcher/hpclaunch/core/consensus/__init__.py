@@ -1,1 +1,1 @@
-"""The agreement of the agents on who leads, and until when. Knows nothing of training."""
+"""The agreement of the agents on who leads, and until when. It does not depend on training."""

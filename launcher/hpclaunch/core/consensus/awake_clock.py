@@ -1,18 +1,18 @@
 """A clock that stops while this process does not run: its job was suspended (`scontrol
-suspend`, gang scheduling), somebody has stopped it, its machine stood still, or it hung.
+suspend`, gang scheduling), a signal stopped it, its machine was suspended, or it hung.
 
-The process hears nobody in that time, so it must not count as another agent's silence, and no
-time-out should be over when the process continues. So all of the core runs on this clock. Leases
-are the exception, since others count them meanwhile: their times are moved back.
+The process hears nobody during such a pause. The pause must not count as another agent's silence,
+and no time-out may expire because of it, so the whole core runs on this clock. Leases are the
+exception, since other agents count them during the pause: their times are moved back.
 
-A pause shows in how late the process is for its next deadline. The agents of a job exchange
-messages at every beat, so there is always a deadline. An agent that is alone may have none for
-long: then all of the time since its last event counts as the pause.
+A pause is recognised by how late the process is for its next deadline. The agents of a job exchange
+messages at every beat, so there is always a deadline. An agent that is alone may have none for a
+long time: then the whole time since its last event counts as the pause.
 """
 
 from __future__ import annotations
 
-LATE = 1.0  # seconds; a process that runs is not as late as this
+LATE = 1.0  # seconds; a running process is never that late
 
 
 class AwakeClock:
@@ -22,8 +22,8 @@ class AwakeClock:
     def miss(self, now: float, *, due: float, since: float) -> float:
         """Return for how long this process did not run; 0 if it ran.
 
-        `now` is on the caller's clock. On this one, something was due at `due`, and the process may
-        have been stopped from `since` on.
+        `now` is on the caller's clock. `due` and `since` are on this clock: the deadline, and the
+        earliest time at which the pause can have begun.
         """
         awake = self.awake(now)
         if awake < due + LATE:
@@ -32,9 +32,9 @@ class AwakeClock:
         return awake - since
 
     def awake(self, now: float) -> float:
-        """Return the time of this clock at a time of the caller's."""
+        """Convert a time of the caller's clock to this clock."""
         return now - self.missed
 
     def real(self, awake: float) -> float:
-        """Return the time of the caller's clock."""
+        """Convert a time of this clock to the caller's clock."""
         return awake + self.missed

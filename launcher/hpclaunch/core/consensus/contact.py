@@ -1,7 +1,7 @@
-"""The contact with another agent. All times are on the clock of the agent that listens.
+"""The contact with another agent. All times are on this agent's clock.
 
-A closed connection alone proves little: a network may close it and open it again, or close it and
-go silent. But it is a reason to ask the other agent's host whether the agent is dead.
+A closed connection alone proves little, since a network fault may close it. But it is a reason to
+ask the other agent's host whether the agent is dead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 class Contact:
     def __init__(self) -> None:
         self.heard: float | None = None  # when the last message arrived; None before the first
-        # When the connection was closed; None if it is open, or was heard from since.
+        # When the connection was closed; None if it is open, or a message has arrived since.
         self.closed: float | None = None
 
     def hear(self, now: float) -> None:
@@ -21,7 +21,7 @@ class Contact:
         self.closed = None
 
     def reopen(self) -> None:
-        """The connection is open again. The channel has authenticated the other end."""
+        """Note that the connection, which the channel has authenticated, is open again."""
         self.closed = None
 
     def close(self, now: float) -> None:
@@ -29,7 +29,7 @@ class Contact:
             self.closed = now
 
     def evidence(self, now: float, *, dead: bool) -> str:
-        """Return in words why the other agent counts as lost. `dead`: its host has confirmed it."""
+        """Return why the other agent counts as lost. `dead`: its host has confirmed its death."""
         if dead:
             return "its host confirmed that it exited"
         assert self.heard is not None, "an agent that was never heard cannot be lost"
@@ -39,9 +39,8 @@ class Contact:
 class Acknowledged:
     """The messages of ours that the other end has answered, and when we sent them.
 
-    An answer grants a lease that the other end counts from the moment it heard us. That is later
-    than the moment we sent the message. So if we count the lease from the sending, it ends for us
-    before it ends for the other end.
+    An answer grants a lease that the other end counts from the arrival of our message. We count it
+    from the earlier moment at which we sent the message, so it ends for us first.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class Acknowledged:
         self._unanswered.append((serial, now))
 
     def miss(self, seconds: float) -> None:
-        """Move all times back: leases continued while this process did not run for so long."""
+        """Move all times back: leases continued while this process did not run for `seconds`."""
         if self.lease_start is not None:
             self.lease_start -= seconds
         self.last_sent_at -= seconds
@@ -63,7 +62,7 @@ class Acknowledged:
         self._unanswered = deque(sent, maxlen=self._unanswered.maxlen)
 
     def hear(self, serial: int) -> bool:
-        """Note that the other end has answered the message `serial`. Returns whether it is new."""
+        """Note an answer to the message `serial`. Returns whether the answer is new."""
         news = False
         while self._unanswered and self._unanswered[0][0] <= serial:
             self.lease_start = self._unanswered.popleft()[1]

@@ -1,4 +1,4 @@
-"""The candidate's side of an election: who asks it to lead, and whether they are a quorum."""
+"""The candidate's side of an election: the agents that ask it to lead, and whether it has won."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ B = TypeVar("B", bound=Ballot)
 class Election(Generic[B]):
     """An election that this agent has won."""
 
-    term: int  # the one that it leads from now on
+    term: int  # the term that it leads from now on
     configuration: Configuration  # the newest that any voter has
-    old: int  # the head until now
+    old: int  # the last head
     dead: Mapping[int, float]  # agents that are proven dead, and since when
     votes: Mapping[int, B]  # by agent
 
@@ -50,7 +50,7 @@ class Candidate(Generic[B]):
         self._ballots: dict[int, tuple[float, B]] = {}  # by agent; the time is when it was heard
 
     def hear(self, sender: int, ballot: B, now: float) -> list[Effect]:
-        """Hear an agent that asks this one to lead, or takes it for the head.
+        """Note the ballot of an agent that asks this one to lead, or takes it for the head.
 
         Returns a hint for the sender if it should ask another agent.
         """
@@ -69,7 +69,7 @@ class Candidate(Generic[B]):
         return follower.seek(ballot.seeking, now) if ballot.seeking > follower.seeking else []
 
     def elected(self, now: float) -> Election[B] | None:
-        """Return the election if this agent has won one, else None."""
+        """Return the election that this agent has won; None if it has not."""
         follower, rotation = self.follower, self.follower.rotation
         if follower.seeking == NOBODY or rotation.head_of(follower.seeking) != follower.index:
             return None

@@ -1,10 +1,10 @@
 """The follower's side of an election: the head that an agent follows, and whom it asks to lead.
 
-Where another head can be elected, all agents that have lost theirs ask the same agent to lead: the
-head of the next term. If it does not lead within the election timeout, they ask the head of the
-term after that. An agent whose term is behind learns of it from the first agent that it asks. A
-follower is bound only by the orders of a head. Asking an agent to lead binds nobody, and ends as
-soon as the old head is heard again.
+If another head can be elected, all agents that have lost theirs ask the same agent to lead: the
+head of the next term. If that one does not lead within the election timeout, they ask the head of
+the term after it. An agent with an old term gets the newer one from the first agent that it asks.
+Only the orders of a head bind a follower. Asking an agent to lead binds nobody, and ends as soon as
+the old head is heard again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Standing(Enum):
     DEPOSED = "deposed"  # it leads, but without a quorum: another agent may lead by now
 
 
-# Which standing may follow which.
 STANDINGS = {
-    Standing.WAITING: {Standing.FOLLOWING},  # one that knows no configuration cannot be elected
+    Standing.WAITING: {Standing.FOLLOWING},  # without a configuration it cannot be elected
     Standing.FOLLOWING: {Standing.HEADLESS},
     Standing.HEADLESS: {Standing.FOLLOWING, Standing.LEADING},
     Standing.LEADING: {Standing.DEPOSED},
@@ -40,7 +39,7 @@ STANDINGS = {
 
 
 class Follower:
-    """`seeking` is the term whose head this agent asks to lead, or NOBODY."""
+    """The view of one agent of who leads. `seeking` is the term whose head it asks to lead."""
 
     def __init__(
         self,
@@ -51,8 +50,8 @@ class Follower:
         elects: bool = True,
         anew: bool = False,
     ) -> None:
-        """`anew`: this is the first agent, and an earlier start of it was killed. Where another can
-        lead, it leads no term yet, and asks the others who leads.
+        """`anew`: this is the first agent, and an earlier start of it was killed. If others can
+        lead, it does not lead before it has asked them who leads.
         """
         self.rotation, self.timing, self.index, self.elects = rotation, timing, index, elects
         self.knows_first_head = not anew or len(rotation) == 1
@@ -67,10 +66,10 @@ class Follower:
         # The agent connects to the first head by itself, without a Dial.
         dials = self.knows_first_head and not self.leads
         self._dialled: tuple[int, ...] = (self.head,) if dials else ()
-        # For how long to wait for a new head.
+        # How long to wait for a new head.
         self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job
-        self._missed = False  # it is recorded that the head is silent
+        self._missed = False  # HeadSilent was recorded, and HeadHeard was not
         self._why_lost = ""
         self._lost_at = math.inf
         self._ask_next_at = math.inf  # when to ask the next agent to lead
@@ -97,7 +96,7 @@ class Follower:
 
     @property
     def report_to(self) -> tuple[int, ...]:
-        """The agents that get our reports: the head, and those that we ask something."""
+        """The agents that get our reports: the head, and the one that we ask to lead."""
         asked = () if self.seeking == NOBODY else (self.rotation.head_of(self.seeking),)
         return tuple(dict.fromkeys((self.head, *asked)))
 
@@ -129,15 +128,15 @@ class Follower:
             self.standing = standing
 
     def take_place(self, rotation: Rotation, index: int) -> None:
-        """Replace the stand-in by the place that was given. The agent has followed nobody yet."""
+        """Replace the stand-in by the place that was given, before any head was followed."""
         assert self.standing is Standing.WAITING, "a place is given before the first order"
         self.rotation, self.index = rotation, index
 
     # Messages
 
     def hear(self, sender: int, beat: Heartbeat, address: str, now: float) -> bool:
-        """Hear a message of a head. Returns whether this agent must obey it; if so, the caller
-        calls `head_found` next.
+        """Note a message of a head. Returns whether this agent must obey it; if so, the caller must
+        call `head_found` next.
         """
         if sender != self.rotation.head_of(beat.term) or beat.term < self.term:
             return False
@@ -152,10 +151,10 @@ class Follower:
         if not self.link.hear(beat, address, now):
             return False
         if sender in self.dead:
-            # It was dead when it was probed: either another was started since, or it sent this
-            # before it died. So its connection counts as closed, and it is probed again.
+            # A probe found the sender dead. Either it was started again since, or it sent this
+            # before it died: with its connection closed, it is probed again.
             self.link.close(now)
-        # Forget who was dead: another agent may have been started in the same place.
+        # Forget other deaths: an agent may have been started again in the same place.
         is_dead = self.link.is_dead and sender in self.dead
         self.dead = {sender: self.dead[sender]} if is_dead else {}
         known, new = self.configuration, beat.configuration
@@ -164,12 +163,12 @@ class Follower:
         return True
 
     def _is_behind(self, configuration: Configuration | None) -> bool:
-        """Return whether a head with this configuration was elected by voters without ours."""
+        """Return whether this configuration of a head is older than ours."""
         known = self.configuration
         return known is not None and (configuration is None or configuration.age < known.age)
 
     def is_started_again(self, beat: Heartbeat) -> bool:
-        """Return whether the agent that leads was started again, and so knows no round of ours."""
+        """Return whether the head was started again, so that it does not know our round."""
         same = beat.tenure == self.tenure and beat.term >= self.term
         return same and self.link.was_heard and beat.start != self.start
 
@@ -187,8 +186,8 @@ class Follower:
         return heard + self._dial() + [Probe(self.head)] * doubtful
 
     def hear_hint(self, sender: int, hint: Hint, now: float) -> list[Effect]:
-        """Hear a hint. An agent that we ask to lead follows a head, or asks for a later term than
-        we do. Our own head follows another one now, and releases us from our vote lease.
+        """Note a hint. Our own head sends one if it follows another head, which releases us from
+        our vote lease. Other hints say which head to ask instead.
         """
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
@@ -207,7 +206,7 @@ class Follower:
                 return []  # the head was heard after the probe
             self.link.is_dead = True
         elif not free:
-            return []  # the probe is from the time without a head; the agent may have started since
+            return []  # an old probe, from before this head: the agent may have started again since
         self.dead.setdefault(agent, now)
         if self.seeking != NOBODY and self.rotation.head_of(self.seeking) == agent:
             return self.seek(self.seeking + 1, now)
@@ -244,7 +243,7 @@ class Follower:
         return effects
 
     def _lose_head(self, term: int, why: str, now: float) -> list[Effect]:
-        """Ask for the head of `term`, or of a later one: ours is lost."""
+        """Ask the head of `term`, or of a later term, to lead, since our head is lost."""
         self._enter(Standing.HEADLESS)
         self._missed = False
         self._why_lost = why
@@ -255,7 +254,7 @@ class Follower:
     def look_for_head(self, now: float) -> list[Effect]:
         """Ask the others again, since the first head was never heard: one of them may lead by now.
 
-        Forget who was dead: another agent may have been started in the same place.
+        Forget deaths: an agent may have been started again in the same place.
         """
         self.dead.clear()
         return self.seek(self.term + 1, now)
@@ -278,7 +277,7 @@ class Follower:
         self._ask_next_at = now + self.timing.election
         candidate = self.rotation.head_of(term)
         probed: tuple[int, ...] = () if candidate == self.index else (candidate,)
-        probed += () if self.leads else (self.head,)  # it may have died since
+        probed += () if self.leads else (self.head,)  # the head may have died since the last probe
         return self._dial() + [Probe(agent) for agent in dict.fromkeys(probed)]
 
     def _dial(self) -> list[Effect]:
@@ -291,14 +290,14 @@ class Follower:
 
     @property
     def _miss_at(self) -> float:
-        """The time to record that the head is silent; `inf` for never. One agent does it."""
+        """The time to record that the head is silent; `inf` unless this agent is next to lead."""
         is_next = self.rotation.head_of(self.term + 1) == self.index
         if not is_next or self._missed or self.standing is not Standing.FOLLOWING:
             return math.inf
         return self.link.silent_at(self.timing.silence_notice)
 
     def hurry(self, now: float) -> None:
-        """Wait only for the goodbye timeout from now on: the job is about to end."""
+        """Wait no longer than the goodbye timeout from now on: the job is about to end."""
         self._hurried_at = min(self._hurried_at, now)
         self._headless_limit = min(self._headless_limit, self.timing.goodbye)
 
@@ -311,7 +310,7 @@ class Follower:
         return self._lost_at + self._headless_limit
 
     def why_given_up(self, now: float) -> str:
-        """Return why this agent waits no longer for a head; "" while it waits, or has one."""
+        """Return why this agent no longer waits for a head; "" while it waits, or has one."""
         if self.standing is Standing.FOLLOWING and now >= self._hurried_until:
             return f"the head on {self.host} was lost: {self.link.evidence(now)}"
         if self.standing is not Standing.HEADLESS:

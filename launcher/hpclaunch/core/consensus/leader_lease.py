@@ -1,11 +1,11 @@
-"""The leader lease: until when a head has the support of a quorum, and so may let workers run."""
+"""The leader lease: for how long a quorum supports the head, so that it may let workers run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ..protocol.configuration import Configuration, Record, voters
+from ..protocol.configuration import Configuration, JobRecord, voters
 from ..protocol.timing import Timing
 from ..protocol.values import replace
 from .presence import PeerState, Presence
@@ -14,9 +14,9 @@ from .rotation import Rotation
 
 
 class LeaderLease:
-    """The lease is over at `until`.
+    """The leader lease of this head, which ends at `until`.
 
-    Computing `until` visits all agents, so it is done at every beat and where a decision depends on
+    Computing `until` visits all agents, so it is done at every beat and when a decision depends on
     it, but not for every report.
     """
 
@@ -31,15 +31,15 @@ class LeaderLease:
         *,
         elects: bool = True,  # False: nobody else can lead
     ) -> None:
-        """Without a `configuration`, this head is the job's first: so far, it is the only voter."""
+        """Without a `configuration`, this is the job's first head, and so far the only voter."""
         self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
         self.configuration = configuration or Configuration(0, voters(me, [me]))
         self.until = -math.inf
-        self._awake_since = -math.inf  # when this process began to run again, the last time
+        self._awake_since = -math.inf  # the end of this process's last pause
         self._presences = presences
         self._elects = elects
         presences[me].has_configuration = True
-        self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
+        self._newly_answered: set[int] = set()  # agents that answered since the last renewal
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
     @property
@@ -47,8 +47,8 @@ class LeaderLease:
         return len(self._presences) == 1
 
     def renew(self, now: float) -> float | None:
-        """Compute `until` again. Returns until when our own workers may run; None if that is not
-        later than before, or if the lease has no end.
+        """Compute `until` again. Returns it as the new end of the worker lease of our own workers;
+        None if it is not later than before, or infinite.
         """
         if self.is_alone:
             self.until = math.inf
@@ -65,14 +65,14 @@ class LeaderLease:
         return until if is_later and not math.isinf(until) else None
 
     def miss(self, seconds: float, now: float) -> None:
-        """Move times back: leases continued while this process did not run for so long."""
+        """Move times back: leases continued while this process did not run for `seconds`."""
         self.until -= seconds
         self._awake_since = now
 
     @property
     def renewable_until(self) -> float:
-        """The time from which this head counts as without a quorum. After a pause of this process,
-        it has a loss timeout to renew its lease.
+        """The time from which this head counts as having no quorum. After a pause of this process,
+        that is at least a loss timeout later.
         """
         return max(self.until, self._awake_since + self.timing.loss)
 
@@ -82,20 +82,20 @@ class LeaderLease:
     def will_hold(self, now: float) -> bool:
         """Return whether the lease will hold long enough to begin something now.
 
-        An agent that fell silent just now may keep the lease from being renewed until it is given
-        up. What begins now should not end before that.
+        An agent that has just fallen silent may prevent a renewal until it is given up. The lease
+        must hold until then.
         """
         return now < self.until - self.timing.loss + self.timing.quiet_beat
 
     def for_workers(self, other: Presence, now: float) -> float:
-        """Return for how many seconds after its last report another agent's workers may run."""
+        """Return the worker lease of another agent, in seconds after it sent its last report."""
         if other.is_given_up or other.state is PeerState.UNANSWERED:
             return 0.0
         return max(0.0, min(self.timing.loss - self.timing.killing, self.until - now))
 
     def _lease_start(self, agent: int) -> float:
-        """Return from when the agent's vote lease for us is counted: `-inf` if it has given us
-        none, or has no vote.
+        """Return the start of the agent's vote lease for us; `-inf` if it has given us none, or has
+        no vote.
         """
         other = self._presences[agent]
         counts = other.has_configuration and self.is_followed_by(other)
@@ -106,8 +106,8 @@ class LeaderLease:
         return {a: p.vote_ends_at for a, p in enumerate(self._presences) if p.has_died}
 
     def is_of_ours(self, term: int) -> bool:
-        """Return whether an agent that follows the head of this term follows us. The same agent may
-        have led before, with serial numbers of its own, so an older term proves nothing.
+        """Return whether an agent that follows the head of this term follows us. An older term
+        proves nothing: we may have led before, with other serial numbers.
         """
         return term >= self.tenure and self.rotation.head_of(term) == self.me
 
@@ -118,7 +118,7 @@ class LeaderLease:
     # The configuration
 
     def reconfigure(
-        self, record: Record, now: float, addresses: tuple[tuple[int, str], ...] = ()
+        self, record: JobRecord, now: float, addresses: tuple[tuple[int, str], ...] = ()
     ) -> None:
         """Write a new configuration if its contents have changed."""
         there = [a for a in self.rotation.agents if self._is_there(a, now)]
@@ -146,7 +146,7 @@ class LeaderLease:
         if is_listed and (other.has_configuration or not other.was_heard):
             return True
         if not other.has_configuration and agent in self.configuration.agents:
-            return False  # another start of it is listed
+            return False  # another start of the agent is listed
         answers = not other.has_configuration or now < other.lease_start + self.timing.loss
         return answers and self.is_followed_by(other)
 
@@ -158,8 +158,8 @@ class LeaderLease:
     def note_answer(self, agent: int, version: int, now: float) -> float | None:
         """Note an answer of an agent, which has this version of the configuration.
 
-        While the lease does not hold, it is renewed once so many agents have answered that they may
-        be a quorum. Returns what `renew` returns; None if it was not called.
+        While the lease does not hold, renew it once enough agents for a quorum have answered.
+        Returns the result of `renew`; None if it was not called.
         """
         other = self._presences[agent]
         if agent not in self.rotation or not self.is_followed_by(other):
@@ -182,7 +182,7 @@ class LeaderLease:
             self._adopt(replace(self.configuration, old=None))
 
     def missing(self, now: float) -> list[int]:
-        """Return the voters whose vote leases are over, so that they may follow another head."""
+        """Return the voters whose vote leases have ended, so that they may follow another head."""
         before = now - self.timing.vote_lease
         others = sorted(self.configuration.agents - {self.me})
         return [agent for agent in others if self._lease_start(agent) <= before]

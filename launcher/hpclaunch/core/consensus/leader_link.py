@@ -1,4 +1,4 @@
-"""The link of a follower to its head: whether the head is there, and the leases between the two.
+"""The link of a follower to its head: when the head was heard, and the leases between the two.
 
 By answering an order, the follower grants the head a **vote lease**: it follows no other head until
 the lease is over. With each order, the head grants a **worker lease**: see presence.py.
@@ -34,7 +34,7 @@ class Heartbeat(Protocol):
 
 
 class LeaderLink:
-    """Before the head's first message, there are no deadlines and no leases."""
+    """The link to one head. It has no deadline and no lease before the head's first message."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
@@ -47,7 +47,7 @@ class LeaderLink:
         self._answered = Acknowledged()  # which of our reports the head has answered
 
     def hear(self, beat: Heartbeat, address: str, now: float) -> bool:
-        """Returns whether the message is new. An old one does not show that the head is alive."""
+        """Note a message. Returns whether it is new: an old one does not show a living head."""
         if beat.serial <= self.newest:
             return False
         # Not `Contact.hear`: the connection that brought the message may have been closed since.
@@ -75,9 +75,7 @@ class LeaderLink:
         return until
 
     def miss(self, seconds: float) -> None:
-        """Move the worker lease back: it continued while this process did not run for so long. The
-        silence of the head in that time means nothing.
-        """
+        """Move the worker lease back: it continued while this process did not run for `seconds`."""
         self._answered.miss(seconds)
         self._workers_until -= seconds
 
@@ -92,15 +90,15 @@ class LeaderLink:
         self._contact.close(now)
 
     def free_at(self) -> float:
-        """Return when our vote lease ends, and with it the duty to follow this head: `inf` for a
-        head that was never heard, `-inf` for one that is dead or has released us.
+        """Return when our vote lease ends, and so this agent may follow another head: `inf` if this
+        head was never heard, `-inf` if it is dead or has released us.
         """
         if self.is_dead or self.is_released:
             return -math.inf
         return self.silent_at(self.timing.vote_lease)
 
     def silent_at(self, seconds: float) -> float:
-        """Return when the head will have been silent for so long; `inf` if it was never heard."""
+        """Return when the silence of the head reaches `seconds`; `inf` if it was never heard."""
         heard = self._contact.heard
         return math.inf if heard is None else heard + seconds
 

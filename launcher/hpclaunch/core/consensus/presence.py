@@ -1,9 +1,9 @@
-"""The presence of another agent, as the head sees it: a table of states.
+"""The presence of another agent, as the head sees it: a state machine.
 
 The head renews an agent's **worker lease** with every order. The agent counts the lease from the
-moment it sent the newest report that the head has answered, and the lease is no longer than the
-loss timeout. The head cannot have heard that report before it was sent. So when the head gives up a
-silent agent, the lease is over, and the agent's fork server has ended the workers, even if the
+moment it sent the newest report that the head has answered, which is earlier than the moment the
+head heard it. The lease is no longer than the loss timeout. So when the head gives up a silent
+agent, the lease has ended, and the agent's fork server holds or has killed the workers, even if the
 agent itself was stopped.
 """
 
@@ -22,7 +22,7 @@ class PeerState(Enum):
     HEARD = "heard"
     UNANSWERED = "unanswered"  # heard, but it answers no order: its lease is not renewed
     LOST = "lost"  # given up; it may come back
-    DEAD = "dead"  # proven dead: it follows no head any more
+    DEAD = "dead"  # it is proven dead, or has left the job
 
 
 GIVEN_UP = {PeerState.LOST, PeerState.DEAD}
@@ -38,27 +38,27 @@ TRANSITIONS = {
 
 
 class Presence:
-    """The presence of one agent. `why` is the reason for which it was given up, in words, or ""."""
+    """The presence of one agent. `why` is the reason why it was given up, as a text, or ""."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
         self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest term whose head it has followed
-        # Whether the start of the agent that was heard last has a configuration, or is sent its
-        # first one. Of the agents that can lead, only voters are sent one.
+        # Whether the newest start of the agent has a configuration, or is being sent its first. Of
+        # the agents that can lead, only voters get one.
         self.has_configuration = False
         self._joined_at = -math.inf  # when this head gave it a vote
-        # From when the vote lease of the last voter among its starts is counted, if that voter and
-        # the start that was heard last cannot both be alive; else `-inf`.
+        # The start of the vote lease of an earlier start of the agent that was a voter, if that one
+        # cannot live beside the newest start; else `-inf`.
         self._last_lease_start = -math.inf
-        # When no vote lease can be left of the start that a configuration lists; `inf` while that
-        # may be alive.
+        # When the last vote lease of the start that a configuration lists ends; `inf` while that
+        # start may be alive.
         self.vote_ends_at = math.inf
         self.contact = Contact()
         self.answered = Acknowledged()  # which of our orders it has answered
         self._unanswered_since = math.inf
-        self._awake_since = -math.inf  # when this process began to run again, the last time
+        self._awake_since = -math.inf  # the end of this process's last pause
 
     @property
     def was_heard(self) -> bool:
@@ -75,21 +75,20 @@ class Presence:
 
     @property
     def lease_start(self) -> float:
-        """The time from which its vote lease for this head is counted; `-inf` if it has given none.
-        An agent that gets its vote from this head is bound from then on: nobody else can have sent
-        it a configuration.
+        """The start of its vote lease for this head; `-inf` if it has given none. An agent is bound
+        once this head gives it a vote: nobody else can have sent it a configuration.
         """
         answered = self.answered.lease_start
         return self._joined_at if answered is None else max(answered, self._joined_at)
 
     @property
     def _voter_lease_start(self) -> float:
-        """The same of the last voter among the starts of the agent."""
+        """The start of the vote lease of the newest start of the agent that was a voter."""
         return self.lease_start if self.has_configuration else self._last_lease_start
 
     @property
     def has_died(self) -> bool:
-        """Whether the start that a configuration lists is proven dead. Another may be there."""
+        """Whether the start that a configuration lists is proven dead. A later one may be alive."""
         return self.vote_ends_at < math.inf
 
     def _enter(self, state: PeerState) -> None:
@@ -101,7 +100,7 @@ class Presence:
     def hear(self, now: float, *, term: int, version: int, answers: int | None) -> None:
         """Note a message of the agent, which has this version of the configuration; -1: none.
         `answers` is the serial number of the newest order that it answers; None if the agent
-        follows another head. An agent that was given up stays given up until `come_back`.
+        follows another head. A message does not end the state LOST or DEAD: `come_back` does.
         """
         self.contact.hear(now)
         self.term = term
@@ -115,16 +114,16 @@ class Presence:
             self._enter(PeerState.HEARD)
 
     def expect(self, now: float, *, within: float) -> None:
-        """Give the agent up if it is not heard `within` so many seconds: others know of it."""
+        """Expect an agent that others know: give it up after `within` seconds of silence."""
         self._enter(PeerState.EXPECTED)
         self.contact.hear(now - self.timing.loss + within)
 
     def start_anew(self, *, excludes_last: bool) -> None:
-        """Forget what the last start of the agent has reported: another one is heard.
+        """Forget the reports of the last start of the agent: a new one is heard.
 
-        `excludes_last`: the two cannot live at the same time. Once this one has answered an order,
-        the last one is dead, and so is the one that a configuration lists. For that, a voter must
-        have followed this head before: otherwise the start that is listed may be this one.
+        `excludes_last`: the two cannot live at the same time, so the last start is dead once the
+        new one has answered an order. That proves the death of the listed voter only if a voter has
+        followed this head before: otherwise the new start may be the one that is listed.
         """
         self._last_lease_start = self._voter_lease_start if excludes_last else -math.inf
         self.contact, self.answered = Contact(), Acknowledged()
@@ -144,7 +143,7 @@ class Presence:
         self.has_configuration, self.vote_ends_at = True, math.inf
 
     def miss(self, seconds: float, now: float) -> None:
-        """Move times back: leases continued while this process did not run for so long."""
+        """Move times back: leases continued while this process did not run for `seconds`."""
         self.answered.miss(seconds)
         self._joined_at -= seconds
         self._last_lease_start -= seconds
@@ -156,23 +155,20 @@ class Presence:
         """Return when to `check` again, if the agent is not heard before; `inf` for never."""
         if self.state is PeerState.UNHEARD or self.is_given_up:
             return math.inf
+        silent_at = self.silent_at(self.timing.loss)
         if self.state is PeerState.UNANSWERED:
-            return min(self._silent_at, self._unanswered_since + self.timing.loss)
-        return min(self._silent_at, self._unanswered_at)
+            return min(silent_at, self._unanswered_since + self.timing.loss)
+        return min(silent_at, self._unanswered_at)
 
     def silent_at(self, seconds: float) -> float:
-        """Return when the agent will have been silent for so long; `inf` if nobody misses it."""
+        """Return when the silence of the agent reaches `seconds`; `inf` if it is not awaited."""
         if self.state is PeerState.UNHEARD or self.is_given_up or self.contact.heard is None:
             return math.inf
         return self.contact.heard + seconds
 
     @property
-    def _silent_at(self) -> float:
-        return self.silent_at(self.timing.loss)
-
-    @property
     def _unanswered_at(self) -> float:
-        # Up to a beat passes before the next order is sent, and another before it is answered.
+        # The next order is sent within a beat, and answered within another.
         if self.answered.lease_start is None:
             return math.inf
         since = max(self.answered.lease_start, self._awake_since)
@@ -182,11 +178,11 @@ class Presence:
         """Return why the agent must be given up; "" if it need not be.
 
         An agent that is heard but answers no order becomes UNANSWERED. Its lease is no longer
-        renewed, and it must be given up when that is over.
+        renewed, and the agent must be given up when the lease has ended.
         """
         if now < self.deadline():
             return ""
-        if now >= self._silent_at:
+        if now >= self.silent_at(self.timing.loss):
             return self.contact.evidence(now, dead=False)
         if self.state is not PeerState.UNANSWERED:
             self._enter(PeerState.UNANSWERED)
@@ -200,7 +196,7 @@ class Presence:
             self.why = why
 
     def can_be_dead(self) -> bool:
-        """Return whether to believe a probe that found the agent dead, not one heard since."""
+        """Return whether to believe a probe that found the agent dead: False if it is heard."""
         unheard = self.state in (PeerState.UNHEARD, PeerState.EXPECTED)
         doubtful = unheard or self.is_given_up or self.contact.closed is not None
         return doubtful and not self.is_dead
@@ -215,7 +211,7 @@ class Presence:
 
     def _end_vote(self, now: float) -> None:
         """Note that the start that a configuration lists is dead. If it died within its vote lease
-        to this head, nobody else can have one. Otherwise it may have given one to another head.
+        for this head, no other head can hold one. Otherwise another head may.
         """
         lease = self.timing.vote_lease
         ends_at = now if now < self._voter_lease_start + lease else now + lease

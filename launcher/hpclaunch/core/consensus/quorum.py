@@ -2,20 +2,19 @@
 
 The **configuration** lists the voters: one start of an agent for each node. A head leads while a
 quorum of the voters gives it **vote leases**: an agent that answers an order follows no other head
-until its lease is over. Any two quorums have an agent in common, so the old head's lease ends
+until its lease has ended. Any two quorums have an agent in common, so the old head's lease ends
 before the new head's lease begins. The rules:
 
-- To elect a head, and for a head to lead under a configuration that another head wrote: more than
-  half of the voters. One voter that is proven dead is not counted once nobody can have a vote lease
-  of it. It is not counted at once if every voter that is not proven dead agrees; but a head that is
-  no voter itself has to wait, since another one like it may have the leases of the dead.
-- The head that wrote the configuration needs only half of the voters, itself among them.
-- While a configuration replaces another, both must agree, as in Raft's joint consensus. It has
-  replaced the old one once less than half of the old voters may be alive without it.
+- Electing a head, and leading under a configuration of another head, takes more than half of the
+  voters. One voter that is proven dead is left out of the count once its vote lease has ended. It
+  is left out earlier if all voters that are not proven dead agree. But a head that is not a voter
+  must wait, since another head that is not a voter may hold the leases of the dead.
+- The head that wrote the configuration needs only half of the voters, including itself.
+- While a configuration replaces another, a quorum of each is needed, as in Raft's joint consensus.
+  The old one is dropped once less than half of its voters may be alive without the new one.
 
-Not more than one of the dead is left out of the count: those that died may have been the ones that
-had a newer configuration. The old voters without it are less than half, so they are no majority of
-all but one, whoever else dies.
+Only one of the dead is left out: the dead may be the voters that had a newer configuration. Those
+without it are less than half of the old voters, so they are no majority even of all but one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ..protocol.configuration import Configuration, Voters
 
-# The agents that are proven dead, and until when somebody may have a vote lease of each.
+# The agents that are proven dead, and when the last vote lease of each ends.
 Dead = Mapping[int, float]
 
 
@@ -36,10 +35,10 @@ def supported_since(
     dead: Dead,
     now: float,
 ) -> float:
-    """Return since when agent `me` has the support of a quorum; `-inf` for never.
+    """Return the start of the quorum's vote leases for agent `me`; `-inf` without a quorum.
 
-    `lease_start` gives the time from which an agent's vote lease is counted. The result is the
-    latest time such that the agents whose lease starts then or later are a quorum.
+    `lease_start` returns the start of an agent's vote lease. The result is the latest time such
+    that the agents whose leases start then or later are a quorum.
     """
 
     def since(voters: Voters) -> float:
@@ -53,7 +52,7 @@ def supported_since(
 
 
 def _since(times: Iterable[float], enough: int) -> float:
-    """Return since when `enough` leases are held."""
+    """Return the latest time such that `enough` leases start then or later."""
     latest = sorted(times, reverse=True)
     if enough > len(latest):
         return -math.inf
@@ -61,7 +60,7 @@ def _since(times: Iterable[float], enough: int) -> float:
 
 
 def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, now: float) -> bool:
-    """Return whether these votes elect a new head. It leads once it is supported as well."""
+    """Return whether these votes elect a head. To lead, it also needs the vote leases."""
     return all(
         any(len(some.intersection(votes)) >= enough for some, enough in majorities)
         for majorities in (
@@ -73,7 +72,7 @@ def is_quorum(configuration: Configuration, votes: Collection[int], dead: Dead, 
 def _majorities(
     voters: Voters, dead: Dead, now: float, *, at_once: bool
 ) -> list[tuple[frozenset[int], int]]:
-    """Return groups of voters, and how many of each group elect a head."""
+    """Return groups of voters, each with the number of its members that elect a head."""
     members = voters.members
     size, living = len(members), members.difference(dead)
     all_but_one = (size - 1) // 2 + 1
@@ -86,14 +85,14 @@ def _majorities(
 
 
 def _uncounted(voters: Voters, dead: Dead, now: float) -> set[int]:
-    """Return the voters that are proven dead, and of which nobody can have a vote lease."""
+    """Return the voters that are proven dead, and whose vote leases have ended."""
     return {agent for agent in voters.members if agent in dead and now >= dead[agent]}
 
 
 def replaces_old(
     configuration: Configuration, have_it: Collection[int], dead: Dead, now: float
 ) -> bool:
-    """Return whether the old configuration's voters without this one can never elect a head."""
+    """Return whether the old voters that do not have this configuration can elect no head."""
     old = configuration.old
     assert old is not None, "there is an old configuration to replace"
     without = old.members.difference(have_it) - _uncounted(old, dead, now)

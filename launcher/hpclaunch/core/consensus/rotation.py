@@ -1,4 +1,4 @@
-"""The order in which agents lead. All agents know it beforehand, as in Viewstamped Replication.
+"""The rotation: the order in which agents lead. All know it, as in Viewstamped Replication.
 
 Terms are numbered from 0. Only the first agent of each node can lead. These `n` agents take turns
 in Slurm's order: the head of term `t` is number `t mod n`. So no term has two heads.
@@ -31,7 +31,7 @@ class Rotation:
         return self._hosts[agent]
 
     def after(self, agent: int, most: int) -> list[int]:
-        """Return the next agents in turn after `agent`, `most` at most."""
+        """Return the agents that follow `agent` in the rotation, `most` at most."""
         n, turn = len(self.agents), self._turn[agent]
         return [self.agents[(turn + k) % n] for k in range(1, min(n, most + 1))]
 

@@ -20,15 +20,15 @@ ANNOUNCED_BY = {row.state: origin for origin, row in ENDS.items() if row.state i
 
 class AllocationEnd:
     def __init__(self, job: Job, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self.job, self.timing, self._numbers = job, job.timing, numbers
-        self._question = 0  # the number of the last one
+        self._question = 0  # the number of the last question
         self.announced: Origin | None = None  # the end that SIGTERM has announced
         self.at = math.inf  # when Slurm ends the job
         self.ask_at = math.inf  # when to ask Slurm
         self._asked_at = -math.inf
-        self._known_at = -math.inf  # when the question was asked that was answered last
-        self._warned: tuple[int, str] | None = None  # the signal, and the host of the first agent
+        self._known_at = -math.inf  # when the last answered question was asked
+        self._warned: tuple[int, str] | None = None  # the signal, and the first host to report it
         self.warned_at = math.inf
 
     def begin_to_ask(self, now: float) -> None:
@@ -110,7 +110,7 @@ class AllocationEnd:
 
     @property
     def waits_for_slurm(self) -> bool:
-        """Whether Slurm has yet to say what its SIGTERM means. After a while, agents obey it."""
+        """Whether Slurm has yet to say what its SIGTERM means. Agents obey it after a while."""
         return self._warned is not None and self._known_at < self.warned_at
 
     def hear(self, report: Report, now: float) -> None:

@@ -45,7 +45,7 @@ class Training(Protocol):
 
 class JobEnd:
     def __init__(self, job: Job, training: Training, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self.job, self._training, self._numbers = job, training, numbers
         self.verdict: Verdict | None = None
         self.allocation = AllocationEnd(job, numbers)
@@ -62,7 +62,7 @@ class JobEnd:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer decides whether the job ends, or how."""
+        """Whether the end of the job depends on an answer that has not arrived yet."""
         return self._leaving.is_searching or self._explained_by < math.inf
 
     def next_deadline(self) -> float:
@@ -100,8 +100,8 @@ class JobEnd:
         return self.allocation.origin if self._is_out_of_time else explained
 
     def stop(self) -> None:
-        """End the job because its user wants that, if `accepts_stop`. No other run follows. If the
-        job is about to end already, the reason stays the same.
+        """End the job at its user's request, if `accepts_stop`. No other run follows. If the job is
+        about to end already, the reason stays the same.
         """
         assert self.accepts_stop, "a stop that makes no difference is refused"
         self._requeue.is_stopped = True
@@ -133,21 +133,21 @@ class JobEnd:
     # All workers have ended
 
     def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
-        """Note the answer to a search of a checkpoint, if it was asked for here."""
+        """Note the answer to a search for a checkpoint, if that search was begun here."""
         self._leaving.hear_search(event)
 
     def seek_save(self, now: float) -> list[Effect] | None:
         """Find out what workers that have ended with 0 have saved, if `why_done` depends on it.
         Return None once there is nothing to wait for.
         """
-        # A search takes time, in which what the workers have done does not change.
+        # Once a search has begun, its answer counts, although `is_possible` changes with time.
         if not (self._leaving.has_searched or self._leaving.is_possible(now)):
             return None
         return self._leaving.search(self._training.search, now, ended_well=True)
 
     def why_done(self, now: float, *, drains: bool) -> Origin:
-        """Return why all workers have ended with 0. If they have saved nothing since they were
-        asked to leave, they may be finished. `drains`: they were asked because Slurm drains a node.
+        """Return why all workers have ended with 0: they left if they have saved since they were
+        asked to, or if it `is_certain`; else they were done. `drains`: Slurm drains a node.
         """
         leaving = self._leaving
         if leaving.has_searched and (leaving.saved_since(now) or leaving.is_certain):
@@ -199,7 +199,7 @@ class JobEnd:
         if ended.cause is None:  # else the verdict was made with its number of restarts
             ended = replace(ended, restarts=self._training.total)
         saved = self._leaving.saved
-        progress = depends and (saved is None or self._training.is_beyond_first(saved))
+        progress = None if saved is None else self._training.is_beyond_first(saved)
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
         self._is_final = True

@@ -1,5 +1,5 @@
-"""The judgement on workers that have ended: they were done, or left because they were asked to, by
-a notice or by a signal of Slurm or of a user. For this, their last checkpoint is searched for.
+"""The decision whether workers that have ended were done, or left because a notice or a signal, of
+Slurm or of a user, asked them to. It depends on their last checkpoint, which is searched for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Leaving:
     def __init__(
         self, job: Job, notices: Notices, allocation: AllocationEnd, numbers: Iterator[int]
     ) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self.job, self.notices, self.allocation = job, notices, allocation
         self._numbers = numbers
         self.saved: CheckpointChosen | None = None  # the newest checkpoint, as the search found it
@@ -58,7 +58,7 @@ class Leaving:
         return None
 
     def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
-        """Note the answer to the search, if this is one."""
+        """Note the event if it answers the search."""
         if self.is_searching and event.number == self._search:
             self.saved = event if isinstance(event, CheckpointChosen) else None
             self.search_until = math.inf
@@ -79,8 +79,8 @@ class Leaving:
         """Return whether workers that have ended with 0 may have done so because of a notice or a
         signal.
 
-        They have reached the step of a notice of the end; or that of a signal, a short while ago or
-        as their last step; or they were sent a signal before they had notice of it.
+        They reached the step of a notice of the end; or that of a signal's notice, recently or as
+        their last step; or a signal may have reached them without a notice.
         """
         if self._signalled_at < math.inf:
             return True
@@ -108,7 +108,7 @@ class Leaving:
         return self.job.saves and (unnoticed or at_once)
 
     def origin(self, *, drains: bool) -> Origin:
-        """Return why they were asked. `drains`: among others, because Slurm drains a node."""
+        """Return why they were asked to leave. `drains`: one reason is that Slurm drains a node."""
         knows_end = self.notices.knows_end
         if drains and not knows_end:
             return Origin.DRAIN
@@ -138,8 +138,8 @@ class Leaving:
 
     @property
     def _signalled_at(self) -> float:
-        """When Slurm may have sent the workers the first signal that they have had no notice of:
-        its SIGTERM, or one that an agent has received as well. Infinite if there is none.
+        """When the workers may have received the first signal that they have had no notice of:
+        Slurm's SIGTERM, or one that an agent has received as well. Infinite if there is none.
         """
         given, found = self.notices.given, [self._sigterm_at, self.notices.waiting_since]
         if given is not None and given.is_signal and not (given.is_taken or given.is_unheard):

@@ -1,8 +1,8 @@
 """The negotiation with all agents of a round about the step before which a notice is given.
 
 A step is offered to all of them (`StepNotice`). If all accept, they have agreed. If one of them has
-a rank that has begun this step, a later one is offered. Another head begins another round, so what
-was only offered is forgotten with this one.
+a rank that has begun this step, a later one is offered. An offer does not outlive its head, since
+another head begins another round.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Negotiation:
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the offers of this head."""
+        """`numbers` yields a new number for each offer."""
         self.timing, self._numbers = timing, numbers
         self.offer: StepNotice | None = None  # in the orders
         self.try_at = -math.inf  # when there may be another offer
@@ -99,7 +99,7 @@ class Negotiation:
     def advance(self, current: Round, now: float, *, holds: bool, patience: float) -> Outcome:
         """Evaluate the answers to the open offer.
 
-        `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
+        `holds`: this head has its lease. Without it, another head may lead, so nothing is given.
         `patience`: how many seconds to wait for ranks that have no optimizer yet.
         """
         offer = self.offer
@@ -112,7 +112,7 @@ class Negotiation:
         if any(a.busy for a in answers):
             return self._withdraw(now)
         if not all(a.accepted for a in answers):
-            # Twice as far each time, until no rank reaches the step before the offer does.
+            # Offer a step twice as far ahead each time, until the offer arrives before the ranks.
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
             return self._offer(offer.signum, now)
         if counts and not self._apart:

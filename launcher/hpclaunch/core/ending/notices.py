@@ -23,7 +23,7 @@ from .negotiation import Agent, Negotiation, Outcome, Round, last_answers, with_
 from .table import ENDS
 
 WAVE = 2.0  # seconds within which all agents receive a signal that is sent to all of them
-SAVES = 2  # the longest saves that fit between a notice and the end
+SAVES = 2  # saves that fit between a notice and the end, each as long as the longest so far
 
 
 @value(frozen=True)
@@ -31,7 +31,7 @@ class PendingNotice:
     """A notice to give for a reason other than the end of the job."""
 
     signum: int
-    heard_at: float = math.inf  # when an agent received the signal; workers may have it, too
+    heard_at: float = math.inf  # when an agent received the signal; inf: no agent received one
 
 
 @value(frozen=True)
@@ -81,13 +81,13 @@ class Notices:
         self._negotiation = Negotiation(self.timing, self._numbers)
         self.began_at = now
         self.given: GivenNotice | None = None
-        self._is_of_end = False  # the offer is
-        self.knows_end = False  # the workers have had notice of it
-        self._end_at = math.inf  # the end of the job that this notice was of
+        self._is_of_end = False  # the offer is of the end of the job
+        self.knows_end = False  # the workers have had notice of the end of the job
+        self._end_at = math.inf  # when the job was to end, as known at that notice
         self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # the last signal that each agent received
-        self.last_signal = 0  # that an agent has received in this round; 0: none
-        self._wave_until = -math.inf  # until then, other agents receive the same one
+        self.last_signal = 0  # the last signal that an agent has received in this round; 0: none
+        self._wave_until = -math.inf  # until then, other agents receive the same signal
         self._in_wave: set[int] = set()  # the agents that have received it
 
     @property
@@ -157,10 +157,10 @@ class Notices:
     # Giving one
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
-        """Offer or give the notice that is due. Return what to record if all agents are to be sent
-        new orders, None if they are not.
+        """Offer or give the notice that is due. Return what to record, if all agents need new
+        orders; None if they do not.
 
-        `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
+        `holds`: this head has its lease. Without it, another head may lead, so nothing is given.
         """
         negotiation = self._negotiation
         if negotiation.is_open:
@@ -175,7 +175,7 @@ class Notices:
             return None
         reports = [p.report for p in current.participants]
         all_run = all(r is not None and r.round == current.number for r in reports)
-        # Another offer would replace a notice that some agents have not heard of.
+        # Another offer would replace a notice that has not reached all agents.
         if not all_run or not self._all_have_it(current):
             negotiation.put_off(now)
             return None

@@ -1,8 +1,9 @@
 """The decision whether another run follows the end of the job: Slurm starts it again, or the next
 element of its array.
 
-A run that makes no progress is the last, unless it is the first. So no job is started again for
-ever.
+A run that is known to have made no progress is the last, unless it is the first. Without
+`--checkpoint-dir`, progress cannot be seen: then the same is true of a run that has failed. In any
+case, `--max-requeues` or the length of the array limits the runs.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class RequeueDecision:
         self.job, self.wanted = job, job.requeueing
         self.is_stopped = False  # by its user
         self._has_recorded = False
-        self._requeued_if_killed = False  # the job is preempted
+        self._requeued_if_killed = False  # Slurm requeues the preempted job when it kills it
 
     def found(self, event: EndFound) -> list[Effect]:
         """Note what Slurm has answered, and record at once if it will not start the job again."""
-        if event.state is JobState.PREEMPTED:  # else it may not have answered this time
+        if event.state is JobState.PREEMPTED:  # any other state may mean that Slurm did not answer
             self._requeued_if_killed = event.requeued_if_killed
         asked = self.wanted.on and not self.wanted.is_chain
         if self._has_recorded or event.may_requeue is not False or not asked:
@@ -51,15 +52,14 @@ class RequeueDecision:
     def depends_on_progress(self, origin: Origin) -> bool:
         return self._is_wanted(origin) and self.wanted.before > 0
 
-    def decide(self, ended: Verdict, left: float, *, progress: bool) -> Verdict:
-        """Add the sequel. `left`: seconds until Slurm ends the job. `progress`: this run is
-        believed to have saved a checkpoint that is further than the one it began with; only for
-        verdicts that depend on it.
+    def decide(self, ended: Verdict, left: float, *, progress: bool | None) -> Verdict:
+        """Add the sequel to a verdict. `left`: seconds until Slurm ends the job. `progress`: this
+        run has saved a checkpoint beyond its first one; None if that is not known.
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)
         may_follow = self.may_follow(ended.origin) if self.is_stopped else is_wanted
-        why_not = self._objection(progress=progress) if may_follow else ""
+        why_not = self._objection(ended.origin, progress) if may_follow else ""
         if is_wanted and not why_not:
             ended = replace(ended, code=EXIT_SAVED)
             if not wanted.is_chain:
@@ -77,13 +77,15 @@ class RequeueDecision:
     def _last(self) -> Sequel:
         return Sequel.END_CHAIN if self.wanted.is_chain else Sequel.LEAVE
 
-    def _objection(self, *, progress: bool) -> str:
+    def _objection(self, origin: Origin, progress: bool | None) -> str:
         """Return why there is to be no other run; "" if there may be one."""
         wanted = self.wanted
         if self.is_stopped:
             return STOPPED_BY
         if not wanted.is_chain and wanted.before >= wanted.most:
             return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
-        if wanted.before and not progress:
+        if wanted.before and progress is False:
             return "this run saved no checkpoint that is further than that of the run before"
+        if wanted.before and origin is Origin.FAILURE and not self.job.saves:
+            return "whether this run made progress is only known with --checkpoint-dir"
         return ""

@@ -59,8 +59,8 @@ class Row:
     cause: EndCause = EndCause.OTHER  # as reports name it, if no worker has failed
     state: JobState | None = None  # of the job, as Slurm announces the end
     moment: str = ""  # when Slurm ends the job, in messages
-    # The origin that the verdict has; None: that of the row. A verdict on SIGTERM has another one
-    # once Slurm has said what it means.
+    # The origin that the verdict has; None: that of the row. In a verdict on SIGTERM, it is
+    # replaced once Slurm has said what the signal means.
     recorded_as: Origin | None = None
 
 

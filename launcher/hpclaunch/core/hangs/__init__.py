@@ -1,1 +1,1 @@
-"""Hangs: when they are suspected, where the workers are then, and which rank is at fault."""
+"""Hangs: when one is suspected, where the workers are in their program, and who is at fault."""

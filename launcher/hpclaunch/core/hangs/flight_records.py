@@ -1,9 +1,9 @@
 """Read torch's flight recorder: the collectives that a rank has begun and not finished.
 
-Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch 2.8 on for every backend, and
-before that for NCCL. In gloo's entries, only "retired" shows that one is done. If NCCL does several
-operations as one, only the last entry shows it. Messages from rank to rank, such as "recv 0<-1",
-have numbers of their own; gloo records none.
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, since torch 2.8 for every backend, before
+for NCCL only. In gloo's entries, only "retired" shows that a collective is done. If NCCL coalesces
+several operations, only the last entry shows that they are done. Point-to-point messages, such as
+"recv 0<-1", are numbered separately; gloo does not record them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..protocol.wording import plain
 
 LONGEST = 60  # characters of a name
-LARGEST = 1 << 62  # number of a collective; messages to other agents have no larger ones
+LARGEST = 1 << 62  # bound on the number of a collective: a larger one would not fit in a message
 
 Collective = tuple[str, int, str]  # (process group as torch names it, number, name)
 
@@ -23,8 +23,8 @@ def awaited(records: Mapping[str, Any] | None) -> Collective | None:
     """Return the first collective or message of a rank that is not done; None if all are done, or
     nothing is recorded.
 
-    A group does one collective after the other, so all before one that is done are done as well.
-    Messages of different pairs of ranks overtake one another.
+    A group runs its collectives in order, so all collectives before a done one are done too.
+    Messages between different pairs of ranks may overtake one another.
     """
     done: dict[str, int] = {}
     delivered: set[tuple[str, int]] = set()
@@ -45,7 +45,7 @@ def awaited(records: Mapping[str, Any] | None) -> Collective | None:
 
 
 def is_silent(records: Mapping[str, Any] | None) -> bool:
-    """Return whether the worker has answered although torch has recorded nothing."""
+    """Return whether the worker has answered, but torch has recorded nothing."""
     return records is not None and not _entries(records)
 
 
@@ -65,5 +65,6 @@ def _named(entry: Mapping[str, Any]) -> Collective:
     number = entry.get("p2p_seq_id" if _is_message(entry) else "collective_seq_id")
     group = str(groups[0]) if isinstance(groups, list) and groups else "?"
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+    # torch counts collectives from 1. One without a sensible number is 0, and counts as done.
     known = number if isinstance(number, int) and 0 <= number < LARGEST else 0
     return group[:LONGEST], known, plain(name[:LONGEST])

@@ -1,7 +1,7 @@
 """The suspicion that the workers of an agent hang.
 
-They are suspected if none of them has made a step for much longer than steps take, and has shown no
-sign of life but the use of a CPU. Workers that wait for another agent's look the same.
+They are suspected if none of them has made a step, or shown any sign of life but CPU time, for much
+longer than a step takes. Workers that wait for those of another agent look the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..protocol.timing import LEARNED, Timing
 
 TIMES = 5  # the limit, in multiples of the longest recent step
 LEARNED_AFTER = 5  # steps
-PATIENCE = 10  # multiples of the limit, for what may take much longer than a step
-RECENT = 64  # reports of the longest gap between steps
+PATIENCE = 10  # multiples of the limit, for activities that may take much longer than a step
+RECENT = 64  # remembered gaps between steps, the longest of each report
 
 
 class Suspicion:
-    """Suspicion of an agent's workers in one round."""
+    """The suspicion that an agent's workers hang, in one round."""
 
     def __init__(self, timing: Timing, *, trained: bool = False) -> None:
         """`trained`: whether workers of an earlier round made steps."""
@@ -55,7 +55,7 @@ class Suspicion:
 
     @property
     def awaited(self) -> tuple[float, ...]:
-        """Return the times without a sign of life at which the head decides, in seconds."""
+        """The times without a sign of life, in seconds, at which the head must get a report."""
         progress = self.report()
         limit = 0.0 if progress is None else progress.limit
         return (limit, PATIENCE * limit) if limit else ()
@@ -73,7 +73,7 @@ class Suspicion:
         elif not (seen.trains or seen.meets or (self.trained and not any(seen.steps))):
             return 0.0  # perhaps a server, which waits for requests
         elif min(seen.steps) < LEARNED_AFTER:
-            return timing.early_hang
+            limit = timing.early_hang
         else:
             limit = max(timing.least_hang, TIMES * usual)
         return math.ceil(limit * (PATIENCE if seen.patient else 1))

@@ -1,4 +1,4 @@
-"""Read the stacks that Python's faulthandler writes: of all threads, innermost frame first."""
+"""Read the stacks of all threads that Python's faulthandler writes, innermost frame first."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen ")
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
-# Waits for messages of other pipeline stages, which it has begun to send or receive before.
+# The function that waits for messages to and from other pipeline stages.
 _PIPELINES = ("/torch/distributed/pipelining/schedules.py", "_wait_batch_p2p")
-# C++ code begins collectives here: for gradients, and for DDP in its constructor and in forward().
+# C++ code begins collectives here: for gradients, and in DDP's constructor and forward().
 _BACKWARD = ("/torch/autograd/graph.py", "_engine_run_backward")
 _SYNCHRONIZES = ("/torch/nn/parallel/distributed.py", "/torch/distributed/utils.py")
-# Methods and functions of torch that wait until a GPU is done, or for a value from it.
+# Methods and functions of torch that wait for a GPU, or for a value from it.
 _WAITS_FOR_GPUS = {
     *("synchronize", "_cuda_synchronize", "_accelerator_synchronizeDevice"),
     *("item", "tolist", "cpu", "cuda", "to"),
 }
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|ipdb)\.py$|/(?:debugpy|pydevd|IPython)/")
-# Functions between a collective's own and the one that waits.
+# Functions of torch between a collective's function and the one that waits.
 _INNER = {"wrapper", "wait", "_wait", "__exit__"}
 LONGEST = 120  # characters of a place
 
@@ -55,7 +55,7 @@ def frames(block: str) -> Sequence[Frame]:
 
 
 def place(stack: Sequence[Frame]) -> str:
-    """Return the innermost line of the user's own code, or else the innermost of all, such as
+    """Return the innermost line of the user's own code, or else of any code, such as
     "loader.py:88, next_batch"; "" without frames.
     """
     own = next((f for f in stack if not _LIBRARIES.search(f.file)), None)
@@ -75,8 +75,8 @@ def collective(stack: Sequence[Frame]) -> str:
 
 
 def implied_collective(stack: Sequence[Frame]) -> str:
-    """Return the place where a rank most likely waits for the others although no collective is in
-    the stack: "backward" or "broadcast"; "" if it is elsewhere.
+    """Return the operation in which a rank most likely waits for others, although no collective is
+    in its stack: "backward" or "broadcast"; "" if there is none.
     """
     if not stack:
         return ""
@@ -86,8 +86,8 @@ def implied_collective(stack: Sequence[Frame]) -> str:
 
 
 def waits_for_gpu(call: str) -> bool:
-    """Return whether the main thread waits for a GPU, by the function that it is in. A CUDA program
-    uses a CPU all the time while it waits, so CPU time is no sign of life then.
+    """Return whether the main thread, which is in the function `call`, waits for a GPU. CPU time is
+    no sign of life then: CUDA spins while it waits.
     """
     return call in _WAITS_FOR_GPUS
 

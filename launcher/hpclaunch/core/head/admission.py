@@ -1,5 +1,5 @@
-"""Admission of agents without a part in the job: one without a place is given one, and those of an
-earlier start are dismissed.
+"""Admission of agents without a part in the job: an agent without a place is given one, and an
+agent of an earlier start is dismissed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Admission:
         return self._dismiss(sender, report, now) if self._is_of_before(report) else None
 
     def _give_place(self, sender: int, report: Report) -> list[Effect]:
-        """Give the agent a place that nobody has had, if there is one. Agents of an earlier start
-        keep theirs until they have ended.
+        """Give the agent a place that nobody has had, if there is one. None is given in a pause, in
+        which agents of an earlier start may still hold places.
         """
         places, roster = self._places, self.state.roster
         if report.incarnation not in places and not self.state.rendezvous.is_paused:

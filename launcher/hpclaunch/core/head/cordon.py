@@ -19,17 +19,17 @@ class UnfitNodes:
         self._recorded: set[int] = set()
 
     def take_over(self, recorded: str) -> None:
-        """Do not record again what the head before has recorded."""
+        """Note which nodes the head before has `recorded`: they are not recorded again."""
         self._recorded = set(ranges.parsed(recorded))
 
     @property
     def recorded(self) -> str:
-        """The numbers of the nodes, for the next head."""
+        """The numbers of the recorded nodes, for the next head."""
         return ranges.written(self._recorded)
 
     def note(self, peer: Peer, number: int) -> list[Effect]:
-        """Record that the agent's node is cordoned, if it is unfit and that is new. `number` is the
-        round, as in the fact.
+        """Record that the agent's node is cordoned, if it is unfit and that is new. `number`: the
+        round that the fact names.
         """
         if not peer.unfit or peer.place.node in self._recorded:
             return []
@@ -40,8 +40,8 @@ class UnfitNodes:
 
 
 def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) -> list[Effect]:
-    """Cordon nodes, if there are any, for which there are spares. `number` is the round, as in the
-    fact. `uncordon` takes it back when too few others are left.
+    """Cordon these hosts, for which there are spares, until `uncordon`. `number`: the round that
+    the fact names.
     """
     hosts = tuple(hosts)
     if not hosts:
@@ -54,7 +54,9 @@ def cordon(roster: Roster, hosts: Iterable[str], kind: CordonKind, number: int) 
 
 
 def uncordon(roster: Roster) -> None:
-    """Let all nodes take part again that `cordon` has left out. Unfit nodes stay cordoned."""
-    for peer in roster:
+    """Let all nodes take part again that `cordon` excluded. Unfit nodes stay cordoned."""
+    cordoned = [peer for peer in roster if peer.cordoned]
+    for peer in cordoned:
         peer.cordoned = None
-    roster.changed()
+    if cordoned:
+        roster.changed()

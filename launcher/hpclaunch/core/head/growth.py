@@ -1,5 +1,5 @@
-"""The time to end a round so that other nodes take part in the next one: nodes that have arrived or
-come back, and spares in place of stragglers and of nodes that Slurm drains.
+"""The decision to end a round so that other nodes take part in the next one: nodes that have
+arrived or come back, and spares in place of stragglers and of nodes that Slurm drains.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Growth:
 
     def __init__(self, state: HeadState) -> None:
         self.state, self.job = state, state.job
-        self._draining: tuple[str, ...] = ()  # hosts, as far as Slurm has said in this round
-        self._leaving: set[str] = set()  # those for which the workers are given notice
-        self._base: str | None = None  # the mark of the first checkpoint found; "": it is new, too
-        self._since = math.inf  # what was saved after this is new
-        self._newest: str | None = None  # the mark of the newest checkpoint
+        self._draining: tuple[str, ...] = ()  # the hosts that Slurm drains, as last reported
+        self._leaving: set[str] = set()  # draining hosts because of which the workers have notice
+        self._base: str | None = None  # the mark of the first checkpoint found; "" if it is new
+        self._since = math.inf  # a checkpoint that was saved after this is new
+        self._newest: str | None = None  # the mark of the last checkpoint found
         self._look_at = -math.inf  # when to search again
         self._search = 0  # the number of the search that is running, which may take long; 0: none
 
@@ -75,7 +75,7 @@ class Growth:
         return [p.host for p in state.roster if p.place.node in nodes]
 
     def _replaceable(self, slow: Straggler | None) -> str:
-        """Return the host of the straggler; "" if there is none, or no spare for it."""
+        """Return the host of the straggler; "" if there is none, or it cannot be replaced."""
         job, roster = self.job, self.state.roster
         spares = roster.nodes.difference(self.state.current_round.groups)
         if slow is None or not (job.replaces_stragglers and job.saves and spares):
@@ -116,12 +116,12 @@ class Growth:
         return self._newest != self._base
 
     def await_save(self, now: float) -> None:
-        """Let only what is saved from now on count as new."""
+        """Count only checkpoints that are saved from now on as new."""
         self._since, self._look_at, self._search = now, -math.inf, 0
         self._base = self._newest = None
 
     def hear_search(self, event: CheckpointChosen | SearchFailed, now: float) -> None:
-        """Note what the search has found. If it has failed, there is another one later."""
+        """Note what the search has found, and when to search again."""
         if not self._search or event.number != self._search:
             return
         self._search, self._look_at = 0, now + self.job.timing.look

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..hangs.judgement import Judgement, judge
 from ..hangs.suspicion import PATIENCE
@@ -33,19 +33,19 @@ class HangWatch:
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self.timing, self._numbers = timing, numbers
         self.query: Query | None = None  # for evidence, while an answer is awaited
         self._asked_at = math.inf
-        self._ended = 0  # how many workers had ended by then
-        self._not_before = 0.0  # seconds of stillness; less than this was judged already
+        self._ended = 0  # how many workers had ended at `_asked_at`
+        self._not_before = 0.0  # seconds of stillness before the next query
 
     def next_deadline(self) -> float:
         return self._asked_at + self.timing.gathering
 
     def check(self, current: Round, now: float, *, is_last: bool) -> list[Effect] | None:
-        """Return what to record, if all agents are to be sent new orders; None if they are not. A
-        hang is noted as the failure of the round.
+        """Look for a hang. Return what to record, if all agents need new orders; None if they do
+        not. A hang is noted as a failure of the round.
 
         `is_last`: no other round could follow. Then a hang is recorded at once, but the round is
         given more time: what a stalled file system holds up may continue after all.
@@ -67,11 +67,12 @@ class HangWatch:
         if now < self.next_deadline() and not _has_answers(current, query):
             return None
         self.query, self._asked_at = None, math.inf
-        judgement = _judge(current, query)
+        hosts = current.hosts()
+        judgement = _judge(current, query, hosts)
         limit = max(progress.limit for progress in suspects)
         usual = max(progress.usual for progress in suspects)
         rank = judgement.culprits[0] if judgement.culprits else NO_RANK
-        host = current.host_of(rank)
+        host = hosts.get(rank, "")
         hang = HangFound(current.number, still, usual, judgement.lines, rank, host)
         if judgement.is_debugged:
             self._not_before = math.inf
@@ -90,7 +91,7 @@ def _has_answers(current: Round, query: Query) -> bool:
     return all(r.answer(Evidence, query) for r in reports if r and r.phase is Phase.RUNNING)
 
 
-def _judge(current: Round, query: Query) -> Judgement:
+def _judge(current: Round, query: Query, hosts: Mapping[int, str]) -> Judgement:
     states: dict[int, RankState] = {}
     gone: set[int] = set()
     for peer in current.participants:
@@ -102,11 +103,11 @@ def _judge(current: Round, query: Query) -> Judgement:
         known = {} if answer is None else {state.rank: state for state in answer.ranks}
         states |= unknown | known
         gone |= ended - {NO_RANK}
-    return judge(states, gone, current.host_of)
+    return judge(states, gone, hosts)
 
 
 def _suspects(current: Round) -> list[Progress]:
-    """Return the progress of the agents whose workers are not done; [] if one is not suspected."""
+    """Return the progress of all agents whose workers are not done; [] unless all are suspected."""
     found = []
     for peer in current.participants:
         report = peer.report

@@ -1,8 +1,8 @@
-"""The head: it takes reports in, runs the stage of the job, and sends orders out.
+"""The head: it takes reports in, runs the job's current stage, and sends orders out.
 
 Every transition is listed in `NEXT` (core/protocol/stages.py); the stages are in `stages/`. The
-head keeps the newest report of every agent and decides from these reports alone, never from the
-mere arrival of a message. So a message that arrives twice or late does no harm.
+head keeps the newest report of every agent and decides from its contents, never from the mere
+arrival of a message. So a message that arrives twice or late does no harm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..protocol.events import (
 )
 from ..protocol.facts import NodeArrived, NodeLost
 from ..protocol.messages import Report
-from ..protocol.model import Job, Request
+from ..protocol.model import Job, Phase, Request
 from ..protocol.stages import NEXT, Stage
 from .admission import Admission
 from .head_state import HeadState
@@ -41,7 +41,6 @@ from .stages.rendezvous import RendezvousStage
 from .stages.running import Running
 from .stages.stage import JobStage
 from .stages.stopping import Stopping
-from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
     from ..protocol.job_snapshot import JobSnapshot
@@ -78,21 +77,17 @@ class Head:
         return self._stage.kind
 
     @property
-    def straggler(self) -> Straggler | None:
-        return self._stage.straggler
-
-    @property
     def is_confirmed(self) -> bool:
-        """Whether a quorum has followed this head: not yet if it has just been elected."""
+        """Whether a quorum has followed this head since its election, if it was elected."""
         return self.state.takeover is None or self.state.takeover.is_confirmed
 
     @property
     def deposed_at(self) -> float:
-        """When another agent may begin to lead, unless this head has a quorum before."""
+        """When this head must give way to another one, unless a quorum renews its lease before."""
         return max(self.state.lease.until, self.state.tenure_since + self.timing.loss)
 
     def needs_search(self, number: int) -> bool:
-        """Return whether no round can begin without the answer to the search of this number."""
+        """Return whether a round can begin only after search `number` is answered."""
         return self._stage.needs_search(number)
 
     def next_deadline(self) -> float:
@@ -108,14 +103,14 @@ class Head:
         return self.timing.quiet_beat if is_quiet else self.timing.beat
 
     def miss(self, seconds: float, now: float) -> None:
-        """Note that this process did not run for so long, until now."""
+        """Note that this process did not run for the last `seconds`."""
         self.state.lease.miss(seconds, now)
         for peer in self.state.roster:
             peer.presence.miss(seconds, now)
 
     def take_over(self, election: Election[Report], now: float, *, heard: float) -> list[Effect]:
-        """Begin to lead in place of a head that is lost, after an election that this agent has won.
-        The lost head was last `heard` then.
+        """Begin to lead in place of a lost head, after an election that this agent has won.
+        `heard`: when the lost head was last heard.
         """
         self.state.take_over(election, now, heard)
         for peer in self.state.roster:
@@ -134,7 +129,7 @@ class Head:
         effects: list[Effect] = []
         state = self.state
         reporter = None  # the agent whose new report is to be answered
-        is_fresh = isinstance(event, Tick)  # or a report that is newer than all before
+        is_fresh = isinstance(event, Tick)  # also true for an agent's new report
         match event:
             case Started():
                 state.rendezvous.begin(now)
@@ -146,13 +141,13 @@ class Head:
                 follows = state.lease.is_of_ours(report.term)
                 if strange is None and state.roster[sender].accept(report, now, follows=follows):
                     is_fresh = True
-                    # Our own agent needs an answer only to what its SIGTERM means.
+                    # The head's own agent needs an answer only to learn what its SIGTERM means.
                     reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(state.roster[sender], report, now)
             case PeerClosed(index=index) if index < len(state.roster):
                 peer = state.roster[index]
                 peer.presence.contact.close(now)
-                if not peer.lost and (last := peer.report) is not None:
+                if not peer.is_lost and (last := peer.report) is not None:
                     effects.append(Probe(index, last.address, last.port, last.incarnation))
             case AgentGone(index=index) if state.roster[index].presence.can_be_dead():
                 state.rendezvous.pause(now + self.timing.killing)
@@ -183,7 +178,7 @@ class Head:
         if beat:
             self._beat_at = now + self._beat(now)
             effects += state.renew(now)
-        # An agent that joins after the first round can vote at once. Before that, many join.
+        # Once rounds have begun, few agents join, and each gets its vote at once, not at a beat.
         late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
         if (beat or late) and self.stage is not Stage.ENDING and state.reconfigure(now):
             # This agent is sent the new configuration at once: it may have to vote with it.
@@ -196,7 +191,7 @@ class Head:
             effects.append(self._stage.order(state.roster[reporter], now))
         if beat and (more := self._stage.beat(now)):
             effects += more + self._advance(now, ticked=False)
-        if beat:  # most agents have been sent an order since the last beat, to answer a report
+        if beat:  # agents that sent no report since the last beat, and so were sent no order
             before = now - self._beat(now)
             others = (p for p in state.roster.others if p.report)
             waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
@@ -222,9 +217,9 @@ class Head:
     # People who look at the job, and their requests
 
     def snapshot(self, now: float) -> JobSnapshot:
-        from .job_snapshots import snapshot_of  # no start of an agent pays for it
+        from .job_snapshots import snapshot_of  # imported late, to start agents faster
 
-        return snapshot_of(self, now, entered=now - self._stage.since)
+        return snapshot_of(self._stage, now)
 
     def refusal(self, request: Request) -> str:
         """Return why a request cannot be granted now; "" if it can."""
@@ -245,20 +240,22 @@ class Head:
             # The agent obeys no earlier term, so this head continues in a later one.
             state.orders.term = state.rotation.next_term(report.term, self.me)
         effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
-        was_lost, was_absent = peer.lost, index in state.roster.absent
-        noted = self.losses.note(peer, report, now, ending=self.stage is Stage.ENDING)
+        was_absent = index in state.roster.absent
+        if report.phase is Phase.ENDED and self.stage is not Stage.ENDING and not peer.is_lost:
+            effects += self._note_losses(self.losses.left(peer, now))
+        noted = self.losses.note(peer)
         if was_absent and state.current is not None and peer.place.node in state.roster.nodes:
             effects.append(Record(NodeArrived(peer.host)))
-        if (peer.lost and not was_lost) or peer.unfit:
+        if peer.unfit:
             state.end_round_without(peer)
         return effects + state.unfit.note(peer, state.round) + noted
 
     def _note_losses(self, lost: list[Peer]) -> list[Effect]:
-        """End the round without these agents, and record that they are lost. While the job ends,
-        that is not recorded: they have most likely left, and their last report did not arrive.
+        """End the round if one of these agents took part, and record that they are lost. While the
+        job ends, nothing is recorded: most likely they have left, and their last report was lost.
         """
         for peer in lost:
             self.state.end_round_without(peer)
         if self.stage is Stage.ENDING:
             return []
-        return [Record(NodeLost(peer.host, peer.lost)) for peer in lost]
+        return [Record(NodeLost(peer.host, peer.why_lost)) for peer in lost]

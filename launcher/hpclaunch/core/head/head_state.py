@@ -13,8 +13,7 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
-from ..protocol import configuration, ranges
-from ..protocol.configuration import Configuration
+from ..protocol.configuration import Configuration, JobRecord
 from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.facts import EndReason
 from ..protocol.messages import Report
@@ -28,8 +27,8 @@ from .stages.rendezvous import Rendezvous
 from .takeover import Takeover
 from .viewers import Viewers
 
-QUESTION_BITS = 32  # of the number of a question, below the term in which it was asked
-MOST_NEXT_HEADS = 16  # in a configuration, with their addresses: every agent is sent them all
+QUESTION_BITS = 32  # the low bits of a question's number; those above are the head's term
+MOST_NEXT_HEADS = 16  # listed in a configuration, with addresses: every agent is sent all of them
 
 
 class HeadState:
@@ -42,10 +41,10 @@ class HeadState:
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
         self.rotation = Rotation(job.places)
-        # The number of the next round while there is none, else of the last one.
+        # The number of the current round; between two rounds, that of the next one.
         self.round = job.first_round
         self.current: Round | None = None  # the last round that began under this head
-        self.begins = 0  # how often the training has begun, as far as this head knows
+        self.begins = 0  # rounds that have begun, as far as this head knows
         self.takeover: Takeover | None = None
         self.tenure_since = math.inf
         self.budget = Budget(job.max_restarts)
@@ -55,7 +54,7 @@ class HeadState:
             *(self.rotation, job.timing, me, presences, configuration, term),
             elects=job.elects,
         )
-        # The numbers of questions. Those of other heads, such as this agent before, are different.
+        # The numbers of this head's questions. Other heads, also on this agent, use other numbers.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
         self.orders = Orders(self.lease, self.roster[me])
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
@@ -92,7 +91,7 @@ class HeadState:
         return elected and self.job.elects and len(left) >= self.rendezvous.fewest
 
     def take_over(self, election: Election[Report], now: float, heard: float) -> None:
-        """Continue the job of a head that is lost, and was last `heard` then."""
+        """Continue the job of a lost head. `heard`: when it was last heard."""
         record = election.configuration.record
         self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
         self.budget.tally = record.tally
@@ -117,8 +116,8 @@ class HeadState:
         return [p for p in self.roster if p.place.node in nodes]
 
     def can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
-        """Return whether a round can begin now. The effects extend the worker lease, if the leader
-        lease had to be renewed to find out.
+        """Return whether a round can begin now. If the leader lease has to be renewed for this, the
+        effects extend the worker lease.
         """
         if not self.rendezvous.is_ready(self.next_participants):
             return False, []
@@ -131,18 +130,18 @@ class HeadState:
         return self.keep_workers(self.lease.renew(now))
 
     def keep_workers(self, until: float | None) -> list[Effect]:
-        """Extend the worker lease of this agent's own workers; None: it stays as it is."""
+        """Extend the lease of this agent's own workers to `until`; None leaves it unchanged."""
         return [] if until is None else [KeepWorkers(until)]
 
     def reconfigure(self, now: float) -> bool:
-        """List the agents that are present as voters. Return whether the configuration is new."""
+        """Let the agents that are present vote. Return whether there is a new configuration."""
         if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version
-        cordoned, unfit = ranges.written(self.roster.cordoned), self.unfit.recorded
         before = self.lease.configuration.record.round
         number = before if self.current is None else self.round
-        record = configuration.Record(number, self.budget.tally, cordoned, unfit)
+        cordons, unfit = self.roster.cordons, self.unfit.recorded
+        record = JobRecord(number, self.budget.tally, cordons, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version
@@ -150,4 +149,4 @@ class HeadState:
     def _next_heads(self) -> tuple[tuple[int, str], ...]:
         """Return the agents that would lead after this one, with their addresses."""
         after = (self.roster[agent] for agent in self.rotation.after(self.me, MOST_NEXT_HEADS))
-        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.lost)
+        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.is_lost)

@@ -1,4 +1,4 @@
-"""Snapshots: all that the head knows of its job at one moment, for whoever looks. Queries only."""
+"""Snapshots: all that the head knows of its job at one moment. Nothing here changes the head."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from ..protocol.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Assignment, Doing, Origin, Phase, Query, Vitals
+from ..protocol.model import NO_RANK, Assignment, Origin, Phase, Query, Vitals
 from ..protocol.values import replace
 from .roster import Peer
 from .round import IN_ROUND
 from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
-    from .head import Head
+    from .head_state import HeadState
+    from .stages.stage import JobStage
 
 OF_PHASE = {
     Phase.PREPARING: AgentState.PREPARING,
@@ -26,27 +27,27 @@ OF_PHASE = {
 }
 
 
-def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
-    state, job, straggler = head.state, head.job, head.straggler
-    current = state.current if head.stage in IN_ROUND else None
+def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
+    state, straggler = stage.state, stage.straggler
+    current = state.current if stage.kind in IN_ROUND else None
     groups = current.groups if current is not None else []
     wanted = state.viewers.query(now)
     reports = (p.report for p in current.participants) if current is not None else ()
     ended, notices, allocation = state.end.verdict, state.end.notices, state.end.allocation
     host = "" if straggler is None else state.roster[straggler.agent].host
     return JobSnapshot(
-        stage=head.stage,
-        entered=entered,
-        head=state.roster[head.me].host,
+        stage=stage.kind,
+        entered=now - stage.since,
+        head=state.roster[state.me].host,
         term=state.orders.term,
         round=state.round,
         begun=None if current is None else now - current.begun,
         resumed="" if current is None else current.resumed,
         fewest=state.rendezvous.fewest,
-        most=job.most or job.nodes,
+        most=state.job.most or state.job.nodes,
         restarts=state.budget.total,
-        max_restarts=job.max_restarts,
-        agents=tuple(_agent(head, peer, groups, now) for peer in state.roster),
+        max_restarts=state.job.max_restarts,
+        agents=tuple(_agent(state, peer, groups, now) for peer in state.roster),
         pace=None if current is None else current.pace,
         straggler=_straggler(straggler, host),
         straggler_host=host,
@@ -61,15 +62,15 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
 
 
 def _has_vitals(report: Report | None, wanted: Query | None) -> bool:
-    """Return whether the agent has answered this query for vitals, or has none."""
+    """Return whether the agent has answered this query for vitals, or need not answer."""
     if wanted is None or report is None or report.phase is not Phase.RUNNING:
         return True
     return report.answer(Vitals, wanted) is not None
 
 
-def _agent(head: Head, peer: Peer, groups: list[int], now: float) -> AgentSnapshot:
+def _agent(head: HeadState, peer: Peer, groups: list[int], now: float) -> AgentSnapshot:
     report, part = peer.report, peer.assignment if groups else None
-    if report is None or report.round != head.state.round:
+    if report is None or report.round != head.round:
         part = None
     state, why = _state(peer, groups)
     heard = peer.presence.contact.heard
@@ -95,7 +96,7 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
         steps=() if progress is None else progress.steps,
         still=0.0 if progress is None else progress.still,
         hang=0.0 if progress is None else progress.limit,
-        doing=Doing(report.spent[Doing.NOTHING]).name.lower() if report.spent else "",
+        doing=report.spent.doing.name.lower() if report.spent.times else "",
         workers=() if vitals is None else vitals.ranks,
         gpus=() if vitals is None else vitals.gpus,
         gpus_of=tuple(share.gpus for share in part.shares.of),
@@ -103,9 +104,9 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
 
 
 def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
-    """Return the state of an agent, and the reason if it is not as it should be."""
-    if peer.lost:
-        return AgentState.LOST, peer.lost
+    """Return the state of an agent, and the reason if it is lost or its node is cordoned."""
+    if peer.is_lost:
+        return AgentState.LOST, peer.why_lost
     if peer.report is None:
         return AgentState.ABSENT, ""
     if why := peer.why_cordoned:

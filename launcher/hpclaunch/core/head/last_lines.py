@@ -1,6 +1,6 @@
-"""The table of a failed worker's last lines: the cause, the advice, and whether it may pass.
+"""The meaning of a failed worker's last lines: the cause, advice, and whether a restart may help.
 
-The words are those of Python, torch 2.13, gloo and NCCL, of the C library and of hpclaunch.
+The patterns match messages of Python, torch 2.13, gloo, NCCL, the C library and hpclaunch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..protocol.values import value
 
 @value(frozen=True)
 class Meaning:
-    """The meaning of `words` among the last lines. Fields without a meaning are "" or None.
+    """The meaning of last lines that the pattern `words` matches. "" or None: it is not known.
 
-    The words are a pattern, compiled only where it is searched for, to keep an agent's start short.
+    The pattern is compiled only when it is used, to keep an agent's start short.
     """
 
     words: str
     advice: str = ""
     cause: EndCause | None = None
-    may_pass: bool | None = None  # only if they are in the very last line
+    may_pass: bool | None = None  # whether a restart may help; for a match in the very last line
     code: int = 0  # `may_pass` is for this exit code only; 0: for any
 
     def is_in(self, text: str) -> bool:
@@ -41,8 +41,8 @@ _GPU_MEMORY = (
     "somebody else is on the GPU."
 )
 
-# For each field the first row that has it counts. So causes precede their consequences, and special
-# cases general ones.
+# For each field, the first row counts that matches and has it. So causes precede their
+# consequences, and special cases precede general ones.
 MEANINGS = (
     # Backends that this torch does not have
     Meaning(
@@ -290,7 +290,7 @@ MEANINGS = (
     ),
 )
 
-# The words of these causes are also in many lines before a failure.
+# The words of these causes are also in many lines that have nothing to do with a failure.
 IN_MESSAGE = (EndCause.TIMEOUT, EndCause.PEER)
 
 SIGNALS: dict[int, str] = {
@@ -326,7 +326,7 @@ def cause_in(
     tail: str, message: str, among: Collection[EndCause] = tuple(EndCause)
 ) -> EndCause | None:
     """Return the first cause `among` these that the last lines name, or None. Causes in IN_MESSAGE
-    count only in the `message`, which is a part of the lines.
+    are searched for only in the `message`, which is a part of the lines.
     """
     for m in MEANINGS:
         if m.cause in among and m.is_in(message if m.cause in IN_MESSAGE else tail):
@@ -340,8 +340,8 @@ def names(cause: EndCause, line: str) -> bool:
 
 
 def may_pass(last_line: str, code: int) -> bool | None:
-    """Return whether a worker with this last line and exit code may succeed when it is started
-    again, because the file system or the network has failed; False if it fails in the same way each
+    """Return True if a worker with this last line and exit code may succeed when it is started
+    again: the file system or the network failed. Return False if it fails in the same way each
     time; None if that is not known.
     """
     known = [m for m in MEANINGS if m.may_pass is not None and m.code in (0, code)]

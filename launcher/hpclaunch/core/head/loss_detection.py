@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 
 from ..protocol.effects import Effect, Record
-from ..protocol.facts import NodeCameBack, NodeHeard, NodeLost, NodesSilent
-from ..protocol.messages import Report
-from ..protocol.model import Phase
+from ..protocol.facts import NodeCameBack, NodeHeard, NodesSilent
 from ..protocol.timing import Timing
 from .roster import Peer, Roster, hosts_of
 
@@ -21,10 +19,11 @@ class LossDetector:
         self.timing = timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
+        self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
         self._notice_at = math.inf  # when to record them again
 
     def expect(self, peer: Peer) -> None:
-        """Let the agent count as lost from now on if it is silent for too long."""
+        """Schedule the next check of this agent's silence. The head's own agent is not checked."""
         if peer.place.index != self.roster.me:
             self.check_at = min(self.check_at, self._deadline(peer))
 
@@ -34,23 +33,21 @@ class LossDetector:
         notice_at = math.inf if known else peer.presence.silent_at(self.timing.silence_notice)
         return min(peer.presence.deadline(), notice_at)
 
-    def note(self, peer: Peer, report: Report, now: float, *, ending: bool) -> list[Effect]:
-        """Note a new report, and record what has changed by it."""
-        effects: list[Effect] = []
-        self.roster.absent.discard(peer.place.index)
-        if report.unfit:
+    def note(self, peer: Peer) -> list[Effect]:
+        """Note an agent's new report, and record whether it is back, or is no longer silent."""
+        index = peer.place.index
+        self.roster.absent.discard(index)
+        if bool(peer.unfit) != (index in self._unfit):
+            self._unfit ^= {index}
             self.roster.changed()
-        if report.phase is Phase.ENDED and not ending and not peer.lost:
-            peer.presence.die(now, f"the agent on {peer.host} has left: it did not hear the head")
-            self._give_up(peer)
-            effects.append(Record(NodeLost(peer.host, peer.lost)))
+        effects: list[Effect] = []
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
             effects = [Record(NodeCameBack(peer.host))]
-        if peer.place.index in self._recorded:
-            self._recorded.discard(peer.place.index)
-            effects = effects or [Record(NodeHeard(peer.host))]
+        elif index in self._recorded and not peer.is_lost:
+            effects = [Record(NodeHeard(peer.host))]
+        self._recorded.discard(index)
         self.expect(peer)
         return effects
 
@@ -84,8 +81,16 @@ class LossDetector:
 
     def died(self, peer: Peer, now: float) -> list[Peer]:
         """Note that an agent is proven dead. Return [peer] if it was not lost before, else []."""
-        was_lost, evidence = peer.lost, peer.presence.contact.evidence(now, dead=True)
-        peer.presence.die(now, f"the agent on {peer.host} was lost: {evidence}")
+        evidence = peer.presence.contact.evidence(now, dead=True)
+        return self._die(peer, now, f"the agent on {peer.host} was lost: {evidence}")
+
+    def left(self, peer: Peer, now: float) -> list[Peer]:
+        """Note that an agent has ended before the job. Return the same as `died`."""
+        return self._die(peer, now, f"the agent on {peer.host} has left: it did not hear the head")
+
+    def _die(self, peer: Peer, now: float, why: str) -> list[Peer]:
+        was_lost = peer.is_lost
+        peer.presence.die(now, why)
         self._give_up(peer)
         return [] if was_lost else [peer]
 

@@ -1,4 +1,4 @@
-"""The orders: each one says all that the head wants of one agent."""
+"""The orders: each one contains everything that the head asks of one agent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Orders:
         return "" if self._own.report is None else self._own.report.incarnation
 
     def dismissal(self, agent: int, report: Report) -> Send:
-        """Return an order for an agent that belongs to an earlier start of this head: it ends."""
+        """Return an order that ends an agent that belongs to an earlier start of this head."""
         self._serial += 1
         stop = Order(
             term=self.term,
@@ -62,17 +62,17 @@ class Orders:
         """Return the next order for an agent: `goal` for round `number`.
 
         `verdict`: how the job ends, for an END, or for a STOP after which no round follows.
-        `later`: a SIGTERM means an end that comes later.
+        `later`: SIGTERM has announced an end that comes later.
         """
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
         self._serial += 1
-        if peer.lost and goal is not Goal.END:  # the others have continued without this agent
+        if peer.is_lost and goal is not Goal.END:  # the others have continued without this agent
             goal, number, asks = Goal.STOP, report.round, Asks()
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration
-        # Two heads may have written different configurations of one version. An agent that may
-        # vote, and has no vote, is sent none: whoever has a configuration is a voter.
+        # Two heads may have written different configurations with one version number, so the term
+        # counts as well. Of the agents that can lead, only voters are sent a configuration.
         has_it = report.version >= configuration.version and report.term >= self.lease.tenure
         has_none = not presence.has_configuration and peer.place.index in self.lease.rotation
         order = Order(

@@ -43,7 +43,7 @@ LOADING = re.compile(
 TRACEBACK = "Traceback (most recent call last)"
 # Not SIGABRT: NCCL's watchdog sends it to a worker that has waited for too long.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-# Two crashes happened after about the same time if that differs by this share, or these seconds.
+# Crashes are similar if the durations of their rounds differ by at most this share or this time.
 SIMILAR_SHARE, SIMILAR_SECONDS = 0.2, 2.0
 UNREACHABLE_STEP = 1 << 62
 
@@ -208,7 +208,7 @@ class Budget:
             now = replace(now, first_saved=choice.time, first_step=step, first_scale=scale)
         is_progress = self._is_progress(choice, comparable=comparable)
         if not (choice.path and before.restarts and is_progress):
-            # With a verdict, no round begins, and the tally stays: the next head must decide alike.
+            # With a verdict, no round begins, and the tally stays: a new head must decide the same.
             if before.pending_verdict is None:
                 self.tally = now
             return before.pending_verdict
@@ -250,7 +250,7 @@ class Budget:
         return not first.first_saved or found.time > first.first_saved
 
     def rejects(self, choice: CheckpointChosen) -> bool:
-        """Return whether resuming from it has failed so often that an older one should be tried."""
+        """Return whether loading it has failed so often that an older one should be tried."""
         tally = self.tally
         same = checksum(choice.mark) == tally.checkpoint
         return same and tally.failed_loads >= REJECT_AFTER and tally.spent <= self.most
@@ -258,8 +258,8 @@ class Budget:
     def avoid(self, choice: CheckpointChosen) -> None:
         """Do not use this checkpoint again in this job.
 
-        Training that an older checkpoint repeats is no progress until it is beyond this one. So a
-        job that fails at this point each time comes to an end.
+        Training that is repeated from an older checkpoint is no progress until it is beyond this
+        one. So a job that fails at this point each time comes to an end.
         """
         step = UNREACHABLE_STEP if choice.step is None else choice.step
         self.tally = replace(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from ..consensus.presence import Presence
+from ..protocol import ranges
+from ..protocol.configuration import Cordon
 from ..protocol.facts import CordonKind
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
 from ..protocol.wording import NAMES, some
 
-CORDONED = {  # why a node has no workers; a node that is unfit has reasons of its own
+CORDONED = {  # why a node has no workers; the agent of an unfit node reports another reason
     CordonKind.FAILING: "its workers, and no others, have failed again and again",
     CordonKind.SLOW: "the others have waited for its workers, step after step",
     CordonKind.DRAINING: "Slurm drains it",
@@ -29,7 +31,12 @@ class Peer:
         self.cordoned: CordonKind | None = None  # while there are spares
 
     @property
-    def lost(self) -> str:
+    def is_lost(self) -> bool:
+        """Whether the agent was given up."""
+        return self.presence.is_given_up
+
+    @property
+    def why_lost(self) -> str:
         """Why the agent was given up; "" if it was not."""
         return self.presence.why
 
@@ -46,26 +53,26 @@ class Peer:
     @property
     def out(self) -> bool:
         """Whether its node can have no workers."""
-        return bool(self.lost or self.unfit or self.cordoned)
+        return bool(self.is_lost or self.unfit or self.cordoned)
 
     @property
     def host(self) -> str:
-        """The name of its host as the agent gives it: without Slurm, nobody knows it beforehand."""
+        """The host's name as the agent reports it: without Slurm, it is not known before that."""
         return self.place.host if self.report is None else self.report.host
 
     def accept(self, report: Report, now: float, *, follows: bool = True) -> bool:
-        """Note a report. Returns False if it is old, or from another start of the agent.
+        """Note a report. Return False if it is old, or from another start of an agent that is not
+        lost.
 
-        `follows`: the agent follows this head. If it follows another one, then the serial number
-        that it answers is not of ours.
+        `follows`: the agent follows this head. Otherwise it answers the orders of another one.
 
         Two launches in one job step have the same keys. So an agent of the second launch may reach
-        the head of the first one while that is still leaving, and must not be mistaken for the
-        agent of the first launch.
+        the head of the first one, which is still leaving, and must not be mistaken for the agent of
+        the first launch.
         """
         known = self.report
         if known is not None and report.incarnation != known.incarnation:
-            if not self.lost:
+            if not self.is_lost:
                 return False
             excludes = report.claim != "" and report.claim == known.claim
             self.presence.start_anew(excludes_last=excludes)
@@ -84,7 +91,7 @@ class Peer:
         return self.report is None or self.report.phase in busy
 
     def workers_have_ended(self, number: int) -> bool:
-        """Return whether all workers of this round have ended, whatever they have left behind."""
+        """Return whether all workers of this round have ended. Leftovers may still run."""
         report, part = self.report, self.assignment
         if report is None or part is None or report.round != number:
             return False
@@ -101,7 +108,7 @@ class Peer:
     def can_come_back(self) -> bool:
         """Whether the agent was given up, is heard again, and has no workers any more."""
         idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
-        return bool(self.lost) and idle
+        return self.is_lost and idle
 
     def has_stopped(self, number: int) -> bool:
         """Return whether the agent has no worker of this round left that SIGKILL can end."""
@@ -120,7 +127,7 @@ class Roster:
         self.me = me
         self._peers = [Peer(place, job.timing) for place in job.places]
         self.absent = {place.index for place in job.places}  # agents that were never heard
-        self._possible: frozenset[int] | None = None  # a cache of `possible`; None: not worked out
+        self._possible: frozenset[int] | None = None  # a cache of `possible`; None: out of date
         self.changes = 0  # how often `changed` was called
 
     def __iter__(self) -> Iterator[Peer]:
@@ -135,12 +142,12 @@ class Roster:
     @property
     def present(self) -> list[Peer]:
         """All agents that are not lost, whether heard or not."""
-        return [p for p in self._peers if not p.lost]
+        return [p for p in self._peers if not p.is_lost]
 
     @property
     def others(self) -> list[Peer]:
         """All agents that are present, other than the head's own."""
-        return [p for p in self._peers if not p.lost and p.place.index != self.me]
+        return [p for p in self._peers if not p.is_lost and p.place.index != self.me]
 
     def all_have_left(self, but_for: Set[int]) -> bool:
         """Return whether all agents have ended, except for those that are proven dead or are in
@@ -160,7 +167,7 @@ class Roster:
 
     @property
     def nodes_by_task(self) -> list[int]:
-        """Return the nodes that can take part, ordered by the first task of each.
+        """The nodes that can take part, ordered by the first task of each.
 
         Slurm may number tasks in another order than nodes (`srun --distribution=arbitrary`).
         """
@@ -180,9 +187,13 @@ class Roster:
         return set(self._possible)
 
     @property
-    def cordoned(self) -> Iterator[int]:
-        """The agents whose nodes are cordoned while there are spares."""
-        return (p.place.index for p in self._peers if p.cordoned)
+    def cordons(self) -> tuple[Cordon, ...]:
+        """The agents whose nodes are cordoned while there are spares, by the reason."""
+        found: dict[CordonKind, list[int]] = {}
+        for peer in self._peers:
+            if peer.cordoned is not None:
+                found.setdefault(peer.cordoned, []).append(peer.place.index)
+        return tuple(Cordon(kind, ranges.written(agents)) for kind, agents in found.items())
 
     def changed(self) -> None:
         """Note that some node can no longer take part, or can take part again."""
@@ -196,10 +207,10 @@ class Roster:
 
 
 class Awaited:
-    """The agents that the others wait for.
+    """A cache of the agents that are waited for.
 
-    The head asks for them again with every report. To make this cheap with thousands of agents,
-    those of the last time are asked first, and all agents only when none of these is left.
+    The head checks this at every report. To keep it cheap with thousands of agents, those that were
+    not done last time are checked first, and all agents only once these are done.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 
 from ..protocol.facts import EndReason, LostNode, RoundEnded, RoundShares
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Culprit, Doing, Failure
+from ..protocol.model import NO_RANK, Culprit, Failure, Spent
 from ..protocol.stages import Stage
 from ..protocol.values import field, value
 from . import restarts
@@ -15,10 +15,9 @@ from .roster import Peer
 from .round_shares import RoundPart, together
 
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may have workers
-MOST_FAILURES = 9  # of a round that a fact names, the cause among them
-MOST_LOST = 8  # nodes
-STEPS_KEPT, STEPS_APART = 13, 5.0  # counts, and seconds between two of them
-ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
+MOST_FAILURES = 9  # failures that a fact lists, including the cause
+MOST_LOST = 8  # lost nodes that a fact lists
+STEPS_KEPT, STEPS_APART = 13, 5.0  # step counts, and seconds between two of them
 
 
 @value()
@@ -26,16 +25,16 @@ class Round:
     number: int
     participants: list[Peer]  # the agents that have workers in it
     groups: list[int]  # their nodes in the order of their ranks
-    seats: list[float]  # of each agent of the job, as they were when it began
+    seats: list[float]  # the seats of each agent of the job when the round began
     begun: float  # when it began
     resumed: str  # the checkpoint that it resumed from; "" for none
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
     ends: set[EndReason] = field(default_factory=set)
-    still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known
+    still_since: float = math.inf  # since when there is no sign of life; inf: not all are suspected
     stopped_at: float = math.inf  # when the head ended it
-    cut: float = math.inf  # when something happened that ended it, as far as was known by then
+    cut: float = math.inf  # when the cause of its end happened, as far as known at `stopped_at`
     missed: float = 0.0  # seconds of it in which the head's process did not run
-    # The time and the number of steps of rank 0, over the last minute.
+    # The time and the number of steps of the agent of rank 0, over the last minute.
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
@@ -62,22 +61,22 @@ class Round:
 
     @property
     def pace(self) -> float | None:
-        """Seconds for a step, over the last minute; None if that is not known."""
+        """Seconds per step, over the last minute; None if that is not known."""
         if len(self.steps) < 2:
             return None
         (since, first), (until, last) = self.steps[0], self.steps[-1]
         return (until - since) / (last - first) if last > first else None
 
-    def host_of(self, rank: int) -> str:
-        """Return the host of a rank; "" for NO_RANK."""
-        return next((peer.host for peer in self.participants if rank in ranks_of(peer)), "")
+    def hosts(self) -> dict[int, str]:
+        """Return the host of each rank."""
+        return {rank: peer.host for peer in self.participants for rank in ranks_of(peer)}
 
     def stop(self, now: float) -> None:
         """Note that the head ends the round now."""
         self.stopped_at, self.cut = now, self.came_to_end(now)
 
     def miss(self, seconds: float) -> None:
-        """Note that the head's process did not run for so long, although workers may have."""
+        """Note that the head's process did not run for `seconds`. Workers may have run."""
         if self.stopped_at == math.inf:
             self.missed += seconds
 
@@ -87,15 +86,15 @@ class Round:
         found = [now, self.cut, self.still_since, *(f.at for f in failed if not f.stopped)]
         for peer in self.participants:
             heard = peer.presence.contact.heard
-            if peer.lost and heard is not None:
+            if peer.is_lost and heard is not None:
                 found.append(heard)
         return min(found)
 
     def ended(self, now: float) -> RoundEnded:
         """Return the fact that no worker of the round is left."""
         seen = min(self.stopped_at, now)
-        out = (p for p in self.participants if p.lost or p.unfit)
-        lost = [LostNode(p.host, p.lost or p.unfit, is_unfit=not p.lost) for p in out]
+        out = (p for p in self.participants if p.is_lost or p.unfit)
+        lost = [LostNode(p.host, p.why_lost or p.unfit, is_unfit=not p.is_lost) for p in out]
         failures = restarts.in_order(self.failures.values())
         return RoundEnded(
             self.number,
@@ -109,7 +108,7 @@ class Round:
         )
 
     def _shares(self, end: float) -> RoundShares:
-        """Return what the seats of its agents spent the round on until `end`."""
+        """Return how the seats of its agents spent the round until `end`."""
         begin = self.begun - self.missed
         parts = [
             part_of(peer, self.number, self.seats[peer.place.index], begin)
@@ -125,13 +124,13 @@ def ranks_of(peer: Peer) -> range:
 
 
 def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
-    """Return what an agent has reported of a round that began at this time."""
+    """Return an agent's part in round `number`, which began at `begin`, from its last report."""
     report = peer.report
     if report is None or report.round != number:
-        return RoundPart((), seats)
+        return RoundPart(Spent(), seats)
     exits = [e for e in report.exits if e.rank != NO_RANK]
     by_itself = [e for e in exits if e.code == 0 and not e.stopped]
     is_done = len(exits) >= report.nproc and len(by_itself) == len(exits)
     heard = peer.presence.contact.heard
     left = () if heard is None else tuple(max(0.0, heard - e.age - begin) for e in by_itself)
-    return RoundPart(report.spent[:ELAPSED], seats, is_done, left, max(1, report.nproc))
+    return RoundPart(report.spent, seats, is_done, left, max(1, report.nproc))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> RoundBegan:
-    """Begin the next round with this checkpoint, whose age is that of now. Return the fact."""
+    """Begin the next round with this checkpoint, whose `age` is as of now. Return the fact."""
     state.round = max(state.round, next_unused_round(state.roster))
     last, groups = state.groups, state.next_groups()
     participants = state.next_participants()
@@ -35,7 +35,7 @@ def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> R
     seats = seats_of_agents(state.roster)
     state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
     state.begins += 1
-    state.reconfigure(now)  # the order to run brings it to all who take part
+    state.reconfigure(now)  # the configuration is sent with the orders to run
     return _began(state, state.current, last, checkpoint)
 
 
@@ -74,8 +74,8 @@ def _began(
 
 
 def isolation(parts: Iterable[tuple[str, Assignment]], *, asked: bool) -> tuple[IsolatedGpus, ...]:
-    """Return where each worker sees only its own GPUs although the user has not asked for that, or
-    shares them. Hosts that are alike are returned as one.
+    """Return on which hosts workers share GPUs, and on which each worker sees only its own GPUs
+    although the user has not asked for that. Hosts that are alike are returned together.
 
     `parts` has the host and the assignment of each agent.
     """

@@ -28,15 +28,15 @@ BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.
 class RoundPart:
     """One agent in a round."""
 
-    spent: Spent  # () if the agent has reported nothing
+    spent: Spent
     seats: float
     done: bool = False  # all its workers have ended with 0
-    left: tuple[float, ...] = ()  # when some of them ended, in seconds after the round's begin
+    left: tuple[float, ...] = ()  # when workers ended with 0, in seconds after the round began
     workers: int = 1
 
     def idle(self, until: float) -> float:
-        """Return for how many seconds its workers had ended, as their mean; 0 once all have ended,
-        since `spent` then has everything.
+        """Return the mean number of seconds since its workers ended; 0 once all have ended, since
+        `spent` is then complete.
         """
         left = () if self.done else self.left
         return sum(max(0.0, until - at) for at in left) / self.workers
@@ -51,16 +51,14 @@ def sums(spent: Iterable[Mapping[Category, float]]) -> SeatSeconds:
 
 
 def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
-    """Return how one seat spent the `elapsed` seconds of a round. Its cause of end occurred `cut`
-    seconds after its begin, and was detected later. The sum is `elapsed`.
+    """Return how one seat spent a round, in seconds whose sum is `elapsed`. The cause of its end
+    occurred `cut` seconds after it began, and was detected later.
     """
-    seconds = [milliseconds / 1000 for milliseconds in part.spent[: Doing.NOTHING]]
-    doing = Doing(part.spent[Doing.NOTHING]) if part.spent else Doing.START
-    spent = {CATEGORIES[Doing(i)]: s for i, s in enumerate(seconds)}
+    spent = {CATEGORIES[Doing(i)]: each / 1000 for i, each in enumerate(part.spent.times)}
     rest = Category.END if part.done else Category.DETECTION
-    now = CATEGORIES.get(doing, rest)
+    now = CATEGORIES.get(part.spent.doing, rest)
     idle = part.idle(elapsed)
-    spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(seconds)
+    spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(spent.values())
     # A sum that is too large was reported late, or measured on a faster clock.
     spent[now] = max(0.0, spent[now])
     spent.pop(Category.DETECTION, None)
@@ -74,7 +72,7 @@ def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
 
 
 def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None:
-    """Take so many seconds away, in this order of categories."""
+    """Subtract `seconds` in all: from the first category of `order` until it is 0, and so on."""
     for category in order:
         taken = min(max(0.0, seconds), spent.get(category, 0.0))
         if taken:
@@ -83,15 +81,15 @@ def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None
 
 
 def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundShares:
-    """Return how all agents of a round spent its `elapsed` seconds; the cause of its end occurred
-    `cut` seconds after its begin.
+    """Return how all agents of a round spent its `elapsed` seconds. The cause of its end occurred
+    `cut` seconds after it began.
 
     Agents without data are assumed to match the others. While one agent saves, all others wait.
     """
     cut = min(elapsed, max(0.0, cut))
-    known = [part for part in parts if part.spent]
+    known = [part for part in parts if part.spent.times]
     if not known:
-        spent = split(RoundPart((), 1.0), elapsed, cut)
+        spent = split(RoundPart(Spent(), 1.0), elapsed, cut)
         return RoundShares(elapsed, _times(spent, sum(part.seats for part in parts)))
     splits = [(part, split(part, elapsed, cut)) for part in known]
     saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)
@@ -115,7 +113,7 @@ def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
 
 @value(frozen=True)
 class Holder:
-    """The seats of an agent. Without `workers`, it has not reported."""
+    """An agent, which has seats. Without `workers`, it has not reported."""
 
     node: int
     gpus: tuple[str, ...] = ()  # UUIDs
@@ -124,8 +122,8 @@ class Holder:
 
 def seats_of(agents: Sequence[Holder]) -> list[float]:
     """Return the number of seats of each agent. A GPU that several agents see is divided among
-    them. An agent that has not reported counts like the others; it has none if it shares those of
-    its node.
+    them. An agent that has not reported has as many as the others on average; or none, if agents
+    share GPUs and another one on its node has reported.
     """
     seen = Counter(gpu for agent in agents for gpu in agent.gpus)
     share = any(count > 1 for count in seen.values())

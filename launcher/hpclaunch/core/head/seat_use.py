@@ -1,6 +1,6 @@
 """The use of the job's seats, as the head records it for the ledger: a fact at every change.
 
-What the workers of a round spent their time on is known once they have ended: the round's `shares`.
+How the workers of a round spent their time is recorded at its end, in `RoundEnded.shares`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class SeatUses:
         known = (stage, state.round, state.roster.changes, here)
         if known == self._known:
             return []
-        # All reports are evaluated for this: only when it could be lost with this head.
+        # `with_last` evaluates all reports, so it is set only when a round begins to stop: how it
+        # ended would be lost with this head.
         is_stopped = stage is Stage.STOPPING and known[:2] != self._known[:2]
         self._known, before = known, self._use
         self._use = seat_use(state, stage, now, with_last=is_stopped)
@@ -42,7 +43,7 @@ class SeatUses:
 
 def seat_use(state: HeadState, stage: Stage, now: float, *, with_last: bool = True) -> SeatUse:
     """Return the use of the seats. `with_last`: also how the round that runs, or is being stopped,
-    would have ended now.
+    would end if it ended now.
     """
     current = state.current if stage in IN_ROUND else None
     seats = seats_of_agents(state.roster) if current is None else current.seats

@@ -16,7 +16,7 @@ from ..stragglers import causes, lateness
 from ..stragglers.lateness import Late, Lateness
 from .round import Round, ranks_of
 
-LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, in all of which the same one is late
+LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, with the same rank or agent late in all samples
 FORGIVEN_AFTER = 3  # samples in which the straggler is not late
 SOON = 1.0  # seconds until the first sample
 
@@ -31,17 +31,17 @@ class StragglerWatch:
     """The search for stragglers in one round. An agent that does not answer in time is left out."""
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self.timing, self._numbers = timing, numbers
         self.query: Query | None = None  # for samples, while answers are awaited
         self.named: Straggler | None = None
         self._next_at = math.inf  # the next sample; while `query` is set, the end of the wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
-        self._without = 0  # samples in a row in which the named one was not late
-        self._agents = 0  # the number of those that take part
-        self._made: dict[int, int] = {}  # the steps of each agent that makes some
+        self._without = 0  # samples in a row in which the agent of `named` was not late
+        self._agents = 0  # the number of agents in the round
+        self._made: dict[int, int] = {}  # the steps of each agent that has made any
         self._total = 0  # the sum of these
-        self._asked_total = 0  # the same when samples were last asked for
+        self._asked_total = 0  # `_total` when samples were last asked for
 
     def begin(self, current: Round, now: float) -> None:
         """Begin to watch a round, unless it has a single worker."""
@@ -66,7 +66,7 @@ class StragglerWatch:
         return math.inf if self._awaits_steps and not self.query else self._next_at
 
     def check(self, current: Round, now: float) -> list[Effect] | None:
-        """Return what to record, if all agents are to be sent new orders; None if they are not."""
+        """Return what to record, if all agents need new orders; None if they do not."""
         if self.query is not None:
             samples = _samples(current, self.query)
             if now < self._next_at and len(samples) < len(current.participants):
@@ -146,8 +146,8 @@ def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]
 
 
 def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
-    """Return a node that the network delays, and why; None if there is none. Whoever is late then
-    is not slow itself.
+    """Return a node that the network delays, and why; None if there is none. If there is one, no
+    late rank counts as slow itself.
     """
     parts = {p.place.index: p.assignment for p in current.participants}
     addresses = {agent: part.address for agent, part in parts.items() if part is not None}

@@ -5,19 +5,12 @@ from __future__ import annotations
 from ..consensus.election import Election
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
-from ..protocol.facts import (
-    CordonKind,
-    EndReason,
-    HeadChanged,
-    LostNode,
-    RoundEnded,
-    RoundShares,
-)
+from ..protocol.facts import EndReason, HeadChanged, LostNode, RoundEnded, RoundShares
 from ..protocol.messages import Report
 from ..protocol.model import Job
 from .restarts import failed, failure, in_order
 from .roster import Roster
-from .round import ELAPSED, MOST_FAILURES, part_of
+from .round import MOST_FAILURES, part_of
 from .round_shares import together
 from .seat_use import seats_of_agents
 
@@ -42,11 +35,11 @@ class Takeover:
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         ended = self._ended_round(election, now, heard)
-        # Otherwise the round that the old head recorded was still to begin.
+        # Otherwise no voter had begun the round that the old head recorded.
         was_running = ended is not None and ended.round == self.configuration.record.round
         changed = HeadChanged(there, here, election.term, heard - now, ended, was_running)
         # Facts that are held back until a quorum has answered our orders, and when each of them
-        # was recorded; None: from then on.
+        # was recorded; None once a quorum has answered.
         self._held_back: list[tuple[Record, float]] | None = [(Record(changed), now)]
 
     @property
@@ -94,11 +87,11 @@ class Takeover:
     def _shares(
         self, votes: list[Report], number: int, at: float, now: float
     ) -> RoundShares | None:
-        """Return how the seats of the round spent it; None if no voter has said when it began."""
-        lasted = [vote.spent[ELAPSED] / 1000 for vote in votes if len(vote.spent) > ELAPSED]
-        if not lasted:
+        """Return how the seats spent the round; None if no voter has reported when it began."""
+        elapsed = [vote.spent.elapsed for vote in votes if vote.spent.elapsed is not None]
+        if not elapsed:
             return None
-        begin, nodes = now - max(lasted), set(self.groups())
+        begin, nodes = now - max(elapsed) / 1000, set(self.groups())
         parts = [
             part_of(peer, number, seats, begin)
             for peer, seats in zip(self.roster, seats_of_agents(self.roster), strict=True)
@@ -107,17 +100,18 @@ class Takeover:
         return together(parts, now - begin, at - begin)
 
     def _fill_roster(self, election: Election[Report], now: float) -> float:
-        """Note what the voters know of each agent. Returns when our first round may begin.
+        """Note what the voters know of each agent. Return when our first round may begin.
 
-        Agents that nobody has heard may still have workers, for the loss timeout at most: voters
-        may know that the old head is dead, and so may not have waited for their leases to end.
+        An agent that no voter has heard may still have workers, for the loss timeout at most: if
+        the old head is known to be dead, the voters did not wait for the worker leases to end.
         """
         timing, roster = self.job.timing, self.roster
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
-        for index in ranges.parsed(self.configuration.record.cordoned):
-            roster[index].cordoned = CordonKind.FAILING
+        for cordon in self.configuration.record.cordons:
+            for index in ranges.parsed(cordon.agents):
+                roster[index].cordoned = cordon.kind
         for peer in roster:
             index = peer.place.index
             lost = f"the agent on {peer.host} was lost"
@@ -140,7 +134,7 @@ class Takeover:
     def groups(self) -> list[int]:
         """Return the nodes of the last round in the order of their ranks.
 
-        No report has the ranks of a lost node. So the lost nodes fill the gaps in Slurm's order; -1
+        The ranks of lost nodes are not known. So these nodes fill the gaps in Slurm's order; -1
         stands for a gap that is left.
         """
         roster = self.roster
@@ -148,14 +142,14 @@ class Takeover:
         last = max(report.round for _, report in reports)
         node_of = {r.group: node for node, r in reports if r.round == last and r.group >= 0}
         voters = sorted(self.configuration.agents)
-        lost = [p.place.node for agent in voters if (p := roster[agent]).lost]
+        lost = [p.place.node for agent in voters if (p := roster[agent]).is_lost]
         missing = iter([node for node in lost if node not in node_of.values()])
         size = max(node_of, default=-1) + 1
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]
 
     def hold_back(self, effects: list[Effect], now: float, *, confirmed: bool) -> list[Effect]:
         """Hold back facts until a quorum has `confirmed` that this head leads: another agent may
-        have been quicker. Returns the effects to carry out now.
+        have been quicker. Return the effects to carry out now.
         """
         if self._held_back is None:
             return effects
@@ -167,5 +161,5 @@ class Takeover:
 
 
 def next_unused_round(roster: Roster) -> int:
-    """Return the first number that is higher than that of any round an agent has reported."""
+    """Return the number after the highest round that an agent has reported."""
     return 1 + max(p.report.round for p in roster if p.report is not None)

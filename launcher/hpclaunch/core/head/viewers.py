@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from ..protocol.model import Query, QueryKind
 
-LOOKS = 10.0  # seconds after a look for which somebody still counts as looking
+LOOKS = 10.0  # seconds for which somebody counts as looking after each look
 AGAIN = 1.5  # seconds between two requests for vitals
 
 
 class Viewers:
     def __init__(self, numbers: Iterator[int]) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self._numbers = numbers
         self._until = -math.inf
         self._asked_at = -math.inf

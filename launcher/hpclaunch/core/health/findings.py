@@ -15,7 +15,7 @@ class Grade(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check on one host, for WARN and FAIL with `advice`."""
+    """The result of one check on one host. WARN and FAIL come with `advice`."""
 
     check: str
     found: str

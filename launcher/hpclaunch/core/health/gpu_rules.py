@@ -1,8 +1,8 @@
 """Health rules for GPUs: they judge readings, and return findings.
 
 FAIL means that the training would break or compute wrong numbers: the node is cordoned. WARN is
-reported once. A finding's `check` names the GPU and the kind of trouble, without figures, so that
-the same trouble is recognised later.
+reported once. A finding's `check` names the GPU and the kind of problem, without figures, so that
+the same problem is recognised later.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .problems import Problem
 from .xids import REBOOT, RESET, Fault, xid
 
 # A CUDA context takes 0.3 to 0.6 GiB, and is freed shortly after its process has ended. If more
-# stays in use, a model that fills the GPU no longer fits.
+# remains in use, a model that fills the GPU no longer fits.
 MEMORY_LEFT = GIB
 MPS = "nvidia-cuda-mps"  # the beginning of the names of MPS's processes, which hold a context
 
 
 class Slowdown(str, Enum):
-    """The reason why a GPU runs slower than it could. A power cap is normal, and is none."""
+    """The reason why a GPU is slowed down. A power cap is normal, and not listed."""
 
     THERMAL = "it is too hot"  # NVML's software and hardware thermal slowdown
     POWER_BRAKE = "the power supply asks for it (power brake)"
 
 
 class Recovery(Enum):
-    """The action that a GPU needs by its driver (since 565): NVML_GPU_RECOVERY_ACTION_*."""
+    """The recovery action of a GPU, by driver 565 or later: NVML_GPU_RECOVERY_ACTION_*."""
 
     NONE = 0
     RESET = 1
@@ -72,8 +72,8 @@ class NvLink:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU. The defaults, which mean that all is well, stand for values that the
-    GPU or its driver does not report.
+    """One reading of a GPU. The defaults, which mean a healthy GPU, stand for values that the GPU
+    or its driver does not report.
     """
 
     name: str
@@ -88,13 +88,13 @@ class GpuReading:
     links: tuple[NvLink, ...] = ()
     links_of_siblings: int = 0  # the most links that are up on another GPU of this model here
     processes: tuple[Process, ...] = ()
-    used: int = 0  # bytes in use, without what the driver keeps for itself
+    used: int = 0  # bytes in use, without the driver's own
     idle: bool = False  # no worker is running, so no process of ours should hold memory
 
     @property
     def contained(self) -> bool:
-        """Whether its memory errors have damaged nothing else, by its driver: since 565 the driver
-        needs no reset before the GPU is used again; before 565 it is to remap the row.
+        """Whether its driver shows that memory errors have damaged nothing else: drivers since 565
+        by a recovery action that is not a reset, older ones by a pending row remap.
         """
         if self.rows_failed or self.recovery in _UNUSABLE:
             return False
@@ -119,9 +119,9 @@ def judge(now: GpuReading, first: GpuReading | None = None) -> list[Finding]:
 
 
 def _memory_errors(now: GpuReading) -> Iterable[Finding]:
-    # From NVIDIA's "GPU memory error management". An uncorrected error ends the process that read
-    # the memory. If it was contained, nothing else is damaged, and the driver no longer hands out
-    # the page. If not, it is not known what else is damaged until the GPU is reset.
+    # Source: NVIDIA's "GPU memory error management". An uncorrected error ends the process that
+    # read the memory. A contained error damages nothing else, and the driver retires the page. An
+    # uncontained one may have damaged other data, until the GPU is reset.
     if now.uncorrected and now.contained:
         found = f"{now.uncorrected} uncorrected memory errors, which were contained"
         advice = "the GPU can be used; if there are more, report it to the administrator"
@@ -138,7 +138,7 @@ def _memory_errors(now: GpuReading) -> Iterable[Finding]:
         found = "the driver says that it cannot be used before a reset"
         yield Finding(f"{now.name} recovery", found, Grade.FAIL, _UNUSABLE[now.recovery])
     # From the same document: a pending remap or retirement does no harm to running processes,
-    # because the driver no longer hands out that memory. A reset completes it.
+    # because the driver no longer allocates that memory. A reset completes it.
     pending = now.rows_pending or now.pages_pending
     if pending or now.recovery in (Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P):
         what = "row remap" if now.rows_pending else "page retirement"
@@ -148,11 +148,11 @@ def _memory_errors(now: GpuReading) -> Iterable[Finding]:
 
 
 def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
-    """Find links that are missing: links that were up before, or are up on another GPU of the same
-    model here.
+    """Find missing links: those that were up before, or are up on another GPU of the same model on
+    this host.
 
-    A link that is down need not be a fault. A board may use fewer links than its chip has, and a
-    GPU whose links are all down is one without NVLink.
+    A link that is down need not be a fault: a board may use fewer links than its chip has, and a
+    GPU whose links are all down has no NVLink.
     """
     earlier = first.links if first is not None else ()
     pairs = list(zip(earlier, now.links, strict=False))
@@ -177,8 +177,7 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
 
 
 def _slow(now: GpuReading) -> Iterable[Finding]:
-    # These are NVML's reasons. Each lowers the clock far below its base, and in synchronous
-    # training, one slow GPU holds up all ranks.
+    # Each of these reasons of NVML's lowers the clock far below its base.
     for reason in now.slow:
         found = f"runs slower, since {reason.value}"
         if reason is Slowdown.THERMAL and now.temperature:
@@ -218,7 +217,7 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
     """Judge a GPU that did not answer when the GPUs were counted.
 
     `broken` is the fault, `found` the number of GPUs that answered, and `expected` the number that
-    this task was given, None if that is not known. If so many answered, the broken one belongs to
+    this task was given; None if not known. If `expected` GPUs answered, the broken one belongs to
     another job.
     """
     fail = found > 0 if expected is None else found < expected
@@ -227,8 +226,8 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """An error that the driver has reported, and the processes that were on the GPU then. Which of
-    them caused it is not known.
+    """An error that the driver has reported, and the processes that were on the GPU then. The
+    driver does not report which of them caused it.
     """
 
     uuid: str
@@ -238,7 +237,7 @@ class XidSeen:
 
     @property
     def of_program(self) -> bool:
-        """Whether it is the program's fault. Every other Xid is a finding about the GPU."""
+        """Whether the program is at fault. Every other Xid is a finding about the GPU."""
         return xid(self.number).fault is Fault.PROGRAM
 
     @property
@@ -251,17 +250,17 @@ class XidSeen:
 
 
 class History:
-    """All readings and findings of the GPUs in this job, by which new ones are recognised."""
+    """The first and last readings of the GPUs in this job, and the findings reported so far."""
 
     def __init__(self) -> None:
         self.last: dict[str, GpuReading] = {}  # by name
         self._first: dict[str, GpuReading] = {}
         self._reported: set[str] = set()  # the `check` of each reported finding
-        # Fatal Xids, which the driver reports once, and which hold until the end of the job.
+        # Fatal Xids: the driver reports each once, but they remain findings until the job ends.
         self._fatal: dict[str, Finding] = {}
 
     def answer(self, readings: Iterable[GpuReading]) -> list[Finding]:
-        """Return all FAIL findings, and the others that are not reported yet."""
+        """Return all FAIL findings, and those others that are not reported yet."""
         findings = [*self._judge(readings), *self._fatal.values()]
         fresh = self._fresh(findings)
         return [f for f in findings if f.grade is Grade.FAIL or f in fresh]
@@ -283,8 +282,8 @@ class History:
         return self._fresh([finding])
 
     def may_be_given_back(self, reading: GpuReading) -> bool:
-        """Return whether memory may yet be freed: a dead worker is still on the GPU, or memory
-        without an owner is not reported yet, as it is once it was waited for.
+        """Return whether to wait for memory to be freed: a dead worker is still on the GPU, or no
+        process holds the memory. The latter is waited for once, and then reported.
         """
         unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._reported
         return unowned or any(p.dead for p in reading.processes)

@@ -1,7 +1,7 @@
 """Health rules for a host apart from its GPUs: they judge readings, and return findings.
 
-FAIL is only what would surely break the training. An ordinary machine or container has no findings
-at all, so that each warning is worth reading. `hpclaunch doctor` reports more.
+FAIL means that the training would certainly break. An ordinary machine or container has no
+findings, so that each warning is worth reading. `hpclaunch doctor` reports more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DISK_LEAST = GIB  # a checkpoint of a model with 100 million parameters and Adam
 FILES_LEAST = 16  # inodes: each round makes a directory, and two files per worker
 SHM_LEAST = 32 * MIB  # free; an empty /dev/shm of a container has 64 MiB
 MEMORY_LEAST = 256 * MIB  # per worker: `import torch` alone takes 225 MB
-FILES_OF_AGENT = 48  # files that an agent itself has open: up to 30, and a few more at times
+FILES_OF_AGENT = 48  # open files of an agent itself: up to 30, and a few more at times
 LOAD_MOST = 2  # per CPU: with more, a worker gets less than half of its CPUs
 LOAD_SPARE = 8  # added for small machines, where a few short-lived processes are a high load
 
@@ -32,25 +32,25 @@ class Disk:
     files: int | None = None  # free inodes; None if the file system does not count them
     writable: bool = True
     error: str = ""  # why it cannot be read; "" if it can
-    silent: bool = False  # it has not answered in time
+    silent: bool = False  # the file system has not answered in time
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """One reading of a host. None stands for a value that is not known."""
 
-    workers: int  # how many this agent is about to start
+    workers: int  # the number that this agent is about to start
     logs: Disk | None = None
     shm: int | None = None  # bytes free in /dev/shm
     memory: int | None = None  # bytes available to this job
-    load: float | None = None  # processes that want a CPU; read before the first round only
+    load: float | None = None  # processes that need a CPU; read before the first round only
     cpus: int = 1  # of the whole host
-    synchronised: bool | None = None  # its clock is; read only if there are several hosts
+    synchronised: bool | None = None  # whether its clock is; read only if there are several hosts
 
 
 def files_needed(agents: int, workers: int) -> int:
-    """Return how many files one agent may have open: a connection to each other agent, as the head
-    has, and two files of each of its workers.
+    """Return how many files one agent may have open. The head has a connection to each other agent,
+    and every agent two files for each of its workers.
     """
     return FILES_OF_AGENT + agents + 2 * workers
 
@@ -75,7 +75,7 @@ def _logs(disk: Disk | None) -> Iterable[Finding]:
 
 
 def judge_checkpoints(disk: Disk) -> list[Finding]:
-    """Judge the file system for checkpoints. Never FAIL: how much the script saves is not known."""
+    """Judge the file system for checkpoints. Never FAIL: the size of a checkpoint is not known."""
     if disk.error or not disk.writable:
         found = disk.error or "is not writable"
     elif disk.free < DISK_LEAST:
@@ -100,7 +100,6 @@ def _rest(now: Host) -> Iterable[Finding]:
     if now.load is not None and now.load > LOAD_MOST * now.cpus + LOAD_SPARE:
         found = f"{now.load:.0f} on {now.cpus} CPUs, before the training has begun"
         yield Problem.LOADED.finding(found)
-    # This harms no training, since we never compare clocks. It is a note for people who compare the
-    # logs of several hosts. The doctor measures the difference.
+    # A note for people who compare the logs of several hosts. The doctor measures the difference.
     if now.synchronised is False:
         yield Problem.CLOCK_FREE.finding("not synchronised", Grade.OK)

@@ -2,8 +2,7 @@
 
 Each figure is measured in many short windows of time, and has a best and a usual value. A device or
 link is slow if even its best value is far below the usual value of others of its kind. Noise raises
-the best values and lowers the usual ones. So it may hide a slow device, but never accuses a good
-one.
+best values and lowers usual ones, so it may hide a slow device, but never accuses a good one.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from .findings import Finding, Grade
 from .problems import COMPUTE, LINKS, MEMORY_SPEED, Problem
 from .task_reports import Row
 
-# Up to this many players all meet each other; of more, each meets a number that grows with the
-# logarithm.
+# Up to this number of players, each meets all others; with more, each meets about log2(count).
 ALL_PAIRS = 8
 # GPUs of one model differ by a few percent. A throttled one is slower by far more than 20 %.
 SLOW = 0.8
@@ -68,7 +66,7 @@ class RankMeasurement:
     sharers: int = 1  # workers on its GPU
     compute: Speed | None = None  # TFLOP/s
     memory: Speed | None = None  # GB/s, read and written; of a GPU
-    cpu: float = 1.0  # the share that it got of the CPU time that it could have had
+    cpu: float = 1.0  # the CPU time that it got, as a share of what it could have used
     fault: Fault | None = None
 
     @property
@@ -78,7 +76,7 @@ class RankMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """All-reduce between two ranks."""
+    """The measurement of an all-reduce between two ranks."""
 
     ends: Ends
     speed: Speed | None = None  # GB/s in each direction
@@ -90,7 +88,7 @@ Figure = tuple[Ends, Speed]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProblem:
-    """Something wrong or slow: on a rank, or on the link between two."""
+    """A wrong result or a low speed: of a rank, or of the link between two."""
 
     problem: Problem
     ranks: tuple[int, ...]
@@ -104,9 +102,9 @@ def schedule(nodes: Sequence[int], *, within: bool) -> list[Pairs]:
     """Return rounds of pairs. In each round, a rank is in at most one pair. `nodes` has the node of
     each rank.
 
-    Pairs within nodes come first, on all nodes at once, if `within`: through NCCL they show the
+    With `within`, pairs within nodes come first, on all nodes at once: with NCCL, they measure the
     links between the GPUs of a node. Then come pairs across nodes, of ranks with the same position
-    on their nodes: so in every round, all pairs of a node get the same share of its network.
+    on their nodes, so that in every round all pairs of a node get equal shares of its network.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
@@ -130,7 +128,7 @@ def schedule(nodes: Sequence[int], *, within: bool) -> list[Pairs]:
 
 def tournament(count: int) -> list[Pairs]:
     """Return rounds in which `count` players meet in pairs. No two players meet twice."""
-    even = count + count % 2  # for an odd count, whoever meets the extra player rests
+    even = count + count % 2  # with an odd count, a player that meets the extra one has a rest
     wanted = even - 1 if count <= ALL_PAIRS else math.ceil(math.log2(count)) + 3
     wanted = min(wanted, even - 1) if count > 1 else 0
     rounds = []
@@ -156,7 +154,7 @@ _SLOW = (Problem.SLOW_COMPUTE, Problem.SLOW_MEMORY, Problem.SLOW_LINK)
 
 
 def judge(ranks: Sequence[RankMeasurement], links: Sequence[Link]) -> list[MeasuredProblem]:
-    """Return the problems, wrong results before low speeds."""
+    """Return the problems: of single ranks first, then of links."""
     found = [
         MeasuredProblem(_OF_RANK[r.fault.kind], (r.rank,), f"{r.name}: {r.fault.text}")
         for r in ranks
@@ -199,7 +197,7 @@ def slow_devices(
 
 
 def reference(figures: Iterable[float], *, rank: int) -> float:
-    """Return the figure that one in `rank` attains: with 2, the median."""
+    """Return the figure that at least one in `rank` attains: with 2, the median."""
     descending = sorted(figures, reverse=True)
     return descending[(len(descending) - 1) // rank]
 
@@ -239,8 +237,8 @@ def _slow_links(
 ) -> list[MeasuredProblem]:
     """Return a finding for each slow link, or one for a node or rank whose links are all slow.
 
-    The speed that a third of the links attain counts as usual. With three or four ends, at least
-    half of the links lead to a single bad end, so the median would be slow itself.
+    The speed that a third of the links attain counts as usual. With three or four ends, one bad end
+    slows at least half of the links, so the median would be slow itself.
     """
     usual = reference((speed.usual for _, speed in links), rank=3)
     slow = [(ends, speed) for ends, speed in links if speed.best < SLOW_LINK * usual]
@@ -302,8 +300,8 @@ def report(
     backend: str,
     planned: int,
 ) -> list[Row]:
-    """Return the rows of the doctor's table: the figures of each kind of device and link, however
-    many there are of it, then what is wrong or slow. `planned` pairs should have been measured.
+    """Return the rows of the doctor's table: one with the figures of each kind of device and link,
+    then one for each problem. `planned` is the number of pairs that should have been measured.
     """
     by_rank = {rank.rank: rank for rank in ranks}
     figures: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)

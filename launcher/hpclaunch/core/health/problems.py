@@ -1,7 +1,7 @@
-"""The table of problems of a host or a device: for each the name of the check, and the advice.
+"""The table of problems of a host or a device, each with the name of its check and the advice.
 
-A launch and the doctor share it, with different limits: a launch reports what is about to break the
-training, the doctor also what may slow it down. Problems that the driver of a GPU reports are in
+A launch and the doctor use it with different limits: a launch reports what may break the training,
+the doctor also what may slow it down. Problems that the driver of a GPU reports are in
 `gpu_rules.py` and `xids.py`.
 """
 

@@ -1,4 +1,4 @@
-"""The table of `hpclaunch doctor`, made of the findings of its tasks on many hosts."""
+"""The table of `hpclaunch doctor`, made from the findings of its tasks on all hosts."""
 
 from __future__ import annotations
 
@@ -29,23 +29,21 @@ class Row:
 
 def rows(reports: Sequence[TaskReport]) -> list[Row]:
     """Return a row for each finding, with all hosts that have it. The checks are in the order of
-    the first host.
+    the first report.
     """
-    checks = dict.fromkeys(f.check for report in reports for f in report.findings)
+    checks: dict[str, dict[Finding, dict[str, None]]] = {}
+    for report in reports:
+        for finding in report.findings:
+            checks.setdefault(finding.check, {}).setdefault(finding, {})[report.host] = None
     table = []
-    for check in checks:
-        hosts: dict[Finding, dict[str, None]] = {}
-        for report in reports:
-            for finding in report.findings:
-                if finding.check == check:
-                    hosts.setdefault(finding, {})[report.host] = None
-        table += _shortened(check, [Row(f, tuple(h)) for f, h in hosts.items()])
+    for check, found in checks.items():
+        table += _shortened(check, [Row(f, tuple(hosts)) for f, hosts in found.items()])
     return table
 
 
 def _shortened(check: str, found: list[Row]) -> list[Row]:
-    """Return the rows of one check, the worst first, and of many of one grade only a few: a check
-    may find something different on each of a thousand hosts.
+    """Return the rows of one check, the worst first. Of each grade, return only a few: a check may
+    find something different on each of a thousand hosts.
     """
     order = (Grade.FAIL, Grade.WARN, Grade.OK)
     found = sorted(found, key=lambda row: order.index(row.finding.grade))
@@ -77,8 +75,8 @@ def differences(reports: Sequence[TaskReport]) -> list[Finding]:
 
 
 def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
-    """Judge the clocks. `skews` has for each host the seconds by which its clock was ahead of the
-    first task's when its report arrived, which takes far less than MAX_SKEW.
+    """Judge the clocks. `skews` has, for each host, the seconds by which its clock was ahead of the
+    first task's when its report arrived. A report takes far less than MAX_SKEW to arrive.
     """
     host, most = max(skews, key=lambda entry: abs(entry[1]))
     if abs(most) < MAX_SKEW:
@@ -88,6 +86,6 @@ def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
         "clocks",
         f"the clock of {host} is {abs(most):.1f} s {way} the first host's",
         Grade.WARN,
-        "repair its time service (chronyc tracking): logs and times of files mislead. hpclaunch "
-        "itself never compares clocks",
+        "repair its time service (chronyc tracking): the merged logs mislead, and a complete "
+        "checkpoint may be passed over",
     )

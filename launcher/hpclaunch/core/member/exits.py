@@ -16,7 +16,7 @@ class Exits:
         self._exits: dict[int, tuple[WorkerExit, float]] = {}  # by rank; the time is that of exit
 
     def add(self, event: WorkerExited, now: float, *, stopped: bool) -> None:
-        # The last lines of a worker that was stopped interest nobody, and a message has a limit.
+        # The last lines of a worker that was stopped explain nothing, and messages are limited.
         tail = "" if stopped else event.tail
         exit_ = WorkerExit(event.rank, event.code, event.signal, 0.0, stopped, tail)
         self._exits[event.rank] = (exit_, now)
@@ -28,8 +28,8 @@ class Exits:
         self._exits[NO_RANK] = (exit_, now)
 
     def lose(self, part: Assignment, now: float, *, stopped: bool) -> bool:
-        """The fork server was killed, and with it all workers that had not ended. Returns False if
-        there were none.
+        """Note that the fork server was killed, and with it all workers that had not ended. Return
+        False if there were none.
 
         Unless the workers were being stopped, the first of these counts as the failure. The others
         count as stopped, so that only one failure is reported.

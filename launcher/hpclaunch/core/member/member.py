@@ -51,57 +51,48 @@ from ..protocol.model import (
     Verdict,
     with_place,
 )
-from ..protocol.values import replace
+from ..protocol.values import replace, value
 from ..protocol.wording import signal_name
 from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup
 
 
+@value(frozen=True)
+class AgentStart:
+    """One start of an agent, as it is known before any message is exchanged."""
+
+    job: Job
+    index: int
+    nproc: int
+    address: str
+    incarnation: str
+    gpus: tuple[str, ...] = ()
+    port: int = 0
+    networks: tuple[str, ...] = ()
+    task: int = 0  # Slurm's number of this agent's task
+    claim: str = ""  # what only one start of this agent can hold; "" if that is not known
+    anew: bool = False  # it is the first agent of the job, and an earlier start of it was killed
+    has_place: bool = True  # False: `index` is a stand-in until the first head gives it a place
+
+
 class Member:
-    """Takes events with `handle(event, now)`, which returns effects. Once the phase is ENDED, the
-    agent may leave, and `verdict` says how the job ended.
+    """An agent's own side: `handle(event, now)` returns effects. Once the phase is ENDED, the agent
+    may leave, and `verdict` says how the job ended.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        nproc: int,
-        address: str,
-        incarnation: str,
-        gpus: tuple[str, ...] = (),
-        port: int = 0,
-        networks: tuple[str, ...] = (),
-        *,
-        task: int = 0,
-        claim: str = "",
-        anew: bool = False,
-        has_place: bool = True,
-    ) -> None:
-        """`task`: Slurm's number of this agent's task.
-        `claim`: where no other start of this agent can live; "" if that is not known.
-        `anew`: this is the first agent of the job, and an earlier start of it was killed.
-        `has_place`: False if `index` is a stand-in until the first head gives it a place."""
-        self.job = job
-        self.has_place = has_place
-        self.index = index
+    def __init__(self, own: AgentStart) -> None:
+        self.own = own
+        self.job, self.index = job, index = own.job, own.index
+        self.has_place, self.address, self.port = own.has_place, own.address, own.port
         self.place = job.places[index]
-        self.nproc = nproc
-        self.address = address
-        self.incarnation = incarnation
-        self.gpus = gpus
-        self.port = port
-        self.networks = networks
-        self.task = task
-        self.claim = claim
         rotation = Rotation(job.places)
-        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=anew)
+        self.follower = Follower(rotation, job.timing, index, elects=job.elects, anew=own.anew)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
         self._waiting = Waiting(job, self.place, knows_head=self.follower.knows_first_head)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
-        self._warned = 0  # the same, if the job may end later
-        self._heed_at = math.inf  # when to take it for the end of the job
+        self._warned = 0  # a signal after which the job may end later; 0 for none
+        self._heed_at = math.inf  # when to end the job because of `_warned`
         self._stop: Order | None = None  # a postponed order to stop
         self._stop_at = math.inf  # when to obey it
         self._serial = 0
@@ -145,9 +136,11 @@ class Member:
                 if not self.follower.knows_first_head:
                     effects += self.follower.look_for_head(now)
                 effects += self.work.prepare()
-            case Received(message=Order() as order) if order.incarnation == self.incarnation:
+            case Received(message=Order() as order) if order.incarnation == self.own.incarnation:
                 effects += self._hear(event, order, now)
-            case Received(message=PlaceGiven() as given) if given.incarnation == self.incarnation:
+            case Received(message=PlaceGiven() as given) if (
+                given.incarnation == self.own.incarnation
+            ):
                 effects += self._take_place(given.index)
             case PlaceTaken(port=port):
                 self.port = port
@@ -171,7 +164,7 @@ class Member:
                 self._looking.saw(seen)
             case WorkersSeen() | WorkersAnswered():
                 effects += self.work.handle(event, now)
-                if self._is_head:  # to which no report goes at every beat
+                if self._is_head:  # it sends itself no report at every beat
                     self._report_at = now
             case Signalled(signum=signum):
                 effects += self._handle_signal(signum, now)
@@ -205,16 +198,16 @@ class Member:
             asked = self.work.obey(order, now, willing=willing)
         until = None if self._is_head else follower.link.extend_lease(order)
         keep: list[Effect] = [] if until is None else [KeepWorkers(until)]
-        # The lease is for what the order asks for. It must not wake held workers that are to be
-        # stopped: the head may have begun another round without them.
+        # Stop workers first: a new lease would wake workers that are held, and the head may have
+        # begun another round without them.
         stops = any(isinstance(effect, StopWorkers) for effect in asked)
         self._hasten_report(order, asked, now)
         return effects + (asked + keep if stops else keep + asked)
 
     def _hasten_report(self, order: Order, asked: list[Effect], now: float) -> None:
-        """Report before the next quiet beat because of queries: at once for an urgent one that is
-        new, since the head's answer shows how far its clock is ahead, which a sample needs; at the
-        next beat for one that is not urgent, since its answer is no news.
+        """Report before the next quiet beat if the order has queries. If one of them is new and
+        urgent, report at once: the head's next order then shows how far its clock is ahead, which a
+        sample needs. For one that is not urgent, report at the next beat: its answer is not `news`.
         """
         new = [effect.query for effect in asked if isinstance(effect, AskWorkers)]
         if any(query.kind.is_urgent for query in new):
@@ -305,9 +298,9 @@ class Member:
         follower, work = self.follower, self.work
         report = Report(
             host=self.place.host,
-            incarnation=self.incarnation,
+            incarnation=self.own.incarnation,
             serial=self._serial + 1,
-            nproc=self.nproc,
+            nproc=self.own.nproc,
             address=self.address,
             head_address=follower.link.address,
             store_port=work.readiness.store_port,
@@ -316,7 +309,7 @@ class Member:
             exits=work.exits.for_report(now),
             stop_signal=self._signum,
             trouble=work.trouble,
-            gpus=self.gpus,
+            gpus=self.own.gpus,
             unfit=work.readiness.unfit,
             heard=follower.link.newest,
             group=work.part.group_rank if work.part is not None else -1,
@@ -326,16 +319,16 @@ class Member:
             configuration=follower.configuration if follower.seeking != NOBODY else None,
             port=self.port,
             seen=self._looking.seen,
-            networks=self.networks,
+            networks=self.own.networks,
             progress=work.progress,
             answers=work.answers,
             notice=work.notice,
             warned=self._warned,
             passed=work.passed,
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
-            task=self.task,
+            task=self.own.task,
             start=follower.start,
-            claim=self.claim,
+            claim=self.own.claim,
         )
         if report.news == self._last_news and now < self._report_at:
             return []
@@ -348,8 +341,8 @@ class Member:
 
 
 class Looking:
-    """The look at the checkpoint that the head has chosen. On a parallel file system, one that
-    another node has written may appear late. If each node has a directory of its own, it may not be
+    """The look at the checkpoint that the head has chosen. If another node has written it, it may
+    appear late on a parallel file system. If each node has a directory of its own, it may not be
     there at all.
     """
 

@@ -1,7 +1,7 @@
 """Moments: what an agent notes of its own workers and GPUs, for the page of the job.
 
 It notes them every `period` seconds, and when a round begins or ends. They never cross the network,
-and do not depend on the head. Events are in the facts.
+and do not depend on the head.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..protocol.gpu_use import GpuUse
-from ..protocol.model import Doing, RankVitals, Spent
+from ..protocol.model import Doing
 from ..protocol.values import value
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
-YOUNG, YOUNGEST = 60.0, 5.0  # seconds: the period is YOUNGEST until a job is so old
-PER_AGE = 30  # the period is at least this part of the job's age
-AGENTS = 16  # agents that write to the log directory in one second
-LATEST = 1e11  # seconds since the epoch: what is later is damaged
+YOUNG, YOUNGEST = 60.0, 5.0  # seconds: the period is YOUNGEST until an agent is this old
+PER_AGE = 30  # the period is at least the age divided by this
+AGENTS = 16  # the most agents that write to the log directory in one second
+LATEST = 1e11  # seconds since the epoch; a later time is damaged data
 MOST_RANKS = 1 << 20  # of a job
 MOST = 1 << 60  # bytes, steps or milliseconds
 
@@ -40,7 +40,8 @@ class WorkersMoment:
     first: int  # rank
     count: int
     elapsed: float  # seconds since the round began here
-    spent: Spent  # of these; the last number is what they do now
+    # The parts of `elapsed`: milliseconds for each `Doing` up to SAVING, and then what they do now.
+    spent: tuple[int, ...]
     steps: int  # in this round, of the furthest rank
     seen: float  # when the steps were read, in seconds since the round began here
     step: int = 0  # the step as the script counts; 0 if it does not report it
@@ -64,33 +65,8 @@ def period(age: float, agents: int) -> float:
     return min(LONGEST, max(shortest, agents / AGENTS, age / PER_AGE))
 
 
-def of_workers(
-    first: int,
-    count: int,
-    elapsed: float,
-    spent: Spent,
-    steps: Sequence[int],
-    seen: float,
-    vitals: Sequence[RankVitals] = (),
-    gpus: Sequence[GpuUse] = (),
-) -> WorkersMoment:
-    """Return a moment of workers. `vitals` and `gpus` are () if they are not known."""
-    memory = [worker.memory for worker in vitals]
-    return WorkersMoment(
-        first,
-        count,
-        round(elapsed, 2),
-        spent,
-        steps=max(steps, default=0),
-        seen=round(seen, 2),
-        step=max((worker.step for worker in vitals), default=0),
-        memory=sum(memory),
-        largest=max(memory, default=0),
-        gpus=_of_gpus(gpus) if gpus else None,
-    )
-
-
-def _of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
+def of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
+    """Return a moment of GPUs, of which there is at least one."""
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     return GpusMoment(
         len(gpus),

@@ -11,16 +11,16 @@ class Offers:
     """The offers of one round."""
 
     def __init__(self) -> None:
-        self.answer: NoticeAnswer | None = None  # to the offer that counts; None: there is none yet
+        self.answer: NoticeAnswer | None = None  # to the newest offer; None: there is none yet
         self._newest = 0  # the number of the newest offer
         self._offered: StepNotice | None = None  # until it is withdrawn
         self._given = 0  # the number of the last notice that was given
-        self._taken = 0  # and of the last that was taken
+        self._taken = 0  # the number of the last notice that was taken
         self._last = False  # the workers have ended at its step
-        self._unheard = 0  # the number of the last notice that no worker hears
+        self._unheard = 0  # the number of the last notice whose signal no worker handles
 
     def obey(self, notice: StepNotice | None) -> list[Effect]:
-        """Obey an order; None: there is no offer."""
+        """Obey the `notice` in an order; None: nothing is offered."""
         if notice is None:
             withdrawn = self._offered is not None and self._offered.number != self._given
             self._offered = None

@@ -1,4 +1,4 @@
-"""The head's questions to this agent's workers, and the answers for it."""
+"""The head's questions to this agent's workers, and their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Queries:
         self.answers: tuple[Answer, ...] = ()
 
     def obey(self, queries: tuple[Query, ...]) -> list[Effect]:
-        """Ask what is new in an order. The head needs no answer of a kind that it leaves out."""
+        """Ask the queries that are new in an order. Drop answers of kinds that it leaves out."""
         new = [query for query in queries if query not in self._open]
         kinds = {query.kind for query in queries}
         self._open = queries

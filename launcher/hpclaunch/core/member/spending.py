@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from ..protocol.model import Doing, Spent
+from ..protocol.values import replace
 
 
 class Spending:
-    """The spending of one round. It changes with what is seen of the workers, not with time."""
+    """The time spent in one round, as of when the workers were last seen."""
 
     def __init__(self) -> None:
         self._since = 0.0  # when the round began here
-        self._seen: Spent = ()
+        self._seen = Spent()
 
     def begin(self, now: float) -> None:
         self._since = now
-        self._seen = (0,) * Doing.NOTHING + (Doing.START.value,)
+        self._seen = Spent((0,) * Doing.NOTHING)
 
-    def saw(self, spent: Spent, doing: Doing, now: float) -> None:
-        """`spent` and `doing` are those of the fork server, for which all begins with the workers;
-        () if it does not know.
+    def saw(self, spent: tuple[int, ...], doing: Doing, now: float) -> None:
+        """Note what the fork server reports. Its `spent` counts from the birth of the workers; ()
+        if that is not known.
         """
-        if not (spent and self._seen):
+        if not (spent and self._seen.times):
             return
-        start = self._seen[Doing.START]
-        if not any(self._seen[Doing.IMPORTS : Doing.NOTHING]):
-            start = max(0, round(1000 * (now - self._since)) - sum(spent))
-        self._seen = (start, *spent, doing.value)
+        start, *known = self._seen.times
+        if not any(known):
+            start = max(0, self.elapsed(now) - sum(spent))
+        self._seen = Spent((start, *spent), doing)
 
     def ended(self, at: float) -> None:
-        """Note that workers and fork server have ended. Until then, the workers did what was seen
-        last.
+        """Note that the workers and the fork server ended at this time. The time since the last
+        report counts as what the workers did then.
         """
-        if not self._seen:
-            return
-        *spent, doing = self._seen
-        if doing != Doing.NOTHING:
-            spent[doing] += max(0, round(1000 * (at - self._since)) - sum(spent))
-        self._seen = (*spent, Doing.NOTHING.value)
+        times, doing = [*self._seen.times], self._seen.doing
+        if times and doing is not Doing.NOTHING:
+            times[doing] += max(0, self.elapsed(at) - sum(times))
+            self._seen = Spent(tuple(times), Doing.NOTHING)
 
-    def report(self, now: float | None) -> Spent:
-        """Return the time spent and, with `now`, also for how long the round has lasted."""
-        if now is None or not self._seen:
+    def elapsed(self, now: float) -> int:
+        """Return the milliseconds since the round began here."""
+        return round(1000 * (now - self._since))
+
+    def report(self, now: float | None = None) -> Spent:
+        """Return the time spent; with `now`, also how long the round has lasted."""
+        if now is None or not self._seen.times:
             return self._seen
-        return (*self._seen, round(1000 * (now - self._since)))
+        return replace(self._seen, elapsed=self.elapsed(now))

@@ -95,12 +95,16 @@ class Stopping:
             effects.append(SignalLeftovers(signal.SIGKILL))
         return effects
 
-    def given_up(self, now: float) -> bool:
-        """Return whether a process has survived SIGKILL for too long. True only once."""
+    def given_up(self, now: float) -> str:
+        """Return which processes have survived SIGKILL for too long, in words; "" if none have.
+        They are named only once.
+        """
         if now < self._unkillable_at:
-            return False
+            return ""
         self._unkillable_at = math.inf
-        return True
+        survivors = "processes that the workers left behind" if self._leftovers else "workers"
+        waited = f"{self.job.timing.unkillable:.0f} s"
+        return f"{survivors} survive SIGKILL for {waited} (a hung file system or driver?)"
 
     def _found(self, step: LeftoverStep) -> Record:
         grace = self.job.timing.grace

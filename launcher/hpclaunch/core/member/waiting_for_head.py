@@ -16,14 +16,14 @@ class Waiting:
     """The wait for the head, from `begin` to `end`. Before and after that, there is no deadline."""
 
     def __init__(self, job: Job, place: Place, *, knows_head: bool = True) -> None:
-        """`knows_head`: False for a first agent that was started again. It asks all others."""
+        """`knows_head`: False for a first agent that was started again, and asks all others."""
         self.job, self.knows_head = job, knows_head
         self.here = place.host
         self.head = job.places[HEAD].host
         self._since = 0.0
         self._notice_at = math.inf
         self._give_up_at = math.inf
-        self._question = 0  # the number of the last one
+        self._question = 0  # the number of the last question
         self._diagnosis = ""  # why the head is not heard; "" if that could not be found out
 
     def next_deadline(self) -> float:

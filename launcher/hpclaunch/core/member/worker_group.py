@@ -95,10 +95,10 @@ class WorkerGroup:
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
         self._seen_at = 0.0  # when the workers were seen last
-        self._awaited: tuple[float, ...] = ()  # the stillness that the fork server awaits
+        self._awaited: tuple[float, ...] = ()  # the stillness that the fork server is to report
         self._queries = Queries()
         self._offers = Offers()
-        self.passed = (0, 0)  # the last signal for the workers of this round, and its number
+        self.passed = (0, 0)  # the last signal for the workers of this round, and how many came
         self.spending = Spending()
         self._waits_for_gpus = False
         self._stopping = Stopping(job, place.host)
@@ -118,18 +118,25 @@ class WorkerGroup:
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
         """See `Control.workers_moment`."""
-        from .moments import of_workers  # no start of an agent pays for it
+        from .moments import WorkersMoment, of_gpus  # imported late, to start agents faster
 
-        part = self.part
-        if part is None:
+        if self.part is None:
             return None
-        progress = self._suspicion.report()
-        *spent, elapsed = self.spending.report(now)
-        steps = () if progress is None else progress.steps
-        lasted = elapsed / 1000
-        seen = (steps, max(0.0, lasted - (now - self._seen_at)))
-        own = (part.first_rank, part.nproc, lasted, tuple(spent), *seen)
-        return of_workers(*own, vitals, gpus)
+        progress, spent = self._suspicion.report(), self.spending.report()
+        elapsed = self.spending.elapsed(now) / 1000
+        memory = [worker.memory for worker in vitals]
+        return WorkersMoment(
+            self.part.first_rank,
+            self.part.nproc,
+            round(elapsed, 2),
+            (*spent.times, spent.doing.value),
+            steps=0 if progress is None else max(progress.steps, default=0),
+            seen=round(max(0.0, elapsed - (now - self._seen_at)), 2),
+            step=max((worker.step for worker in vitals), default=0),
+            memory=sum(memory),
+            largest=max(memory, default=0),
+            gpus=of_gpus(gpus) if gpus else None,
+        )
 
     @property
     def notice(self) -> NoticeAnswer | None:
@@ -176,7 +183,7 @@ class WorkerGroup:
                 stopped = self.phase is not Phase.RUNNING
                 self._stopping.leave_behind(leftovers, now, stopped=stopped)
             case WorkersGone(spent=spent):
-                # What a worker spends ends with itself, not with the last of them.
+                # A worker's time ends with its own exit, not with the last one: hence the mean.
                 self.spending.saw(spent, Doing.NOTHING, self.exits.mean_time(now))
                 return self._workers_gone()
             case LeaseOver():
@@ -218,8 +225,8 @@ class WorkerGroup:
         self._queries, self._offers, self.passed = Queries(), Offers(), (0, 0)
         self.spending.begin(now)
         if part.hosts_store and part.store_port != self.readiness.store_port:
-            # The order names the store of an earlier fork server. The head has not heard yet that
-            # this was lost.
+            # The order names the store of an earlier fork server, whose loss the head has not heard
+            # of yet.
             return self._fork_server_lost(now)
         self._waits_for_gpus = bool(part.shares.of)
         return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
@@ -293,8 +300,8 @@ class WorkerGroup:
         return []
 
     def signal(self, signum: int) -> list[Effect]:
-        """Pass on a signal for the workers. The head has all of them get it before the same step,
-        unless the user does not want any notice.
+        """Pass a signal on to the workers. The head lets all of them get it before the same step;
+        only if the user wants no notice, it is passed on at once.
         """
         if self.phase is not Phase.RUNNING:
             return []
@@ -304,8 +311,8 @@ class WorkerGroup:
         return []
 
     def _lease_over(self, now: float) -> list[Effect]:
-        """The fork server holds the workers until the head renews their lease, or ends the round.
-        If they are being stopped already, they are not given any more time.
+        """Note that the fork server holds the workers until the head renews their lease or ends the
+        round. If they are being stopped already, their grace period ends.
         """
         self._suspicion.forget()
         if self.phase is Phase.STOPPING:
@@ -351,11 +358,9 @@ class WorkerGroup:
     # Time
 
     def due(self, now: float) -> list[Effect]:
-        """Do what time asks for: kill workers, or give up those that survive SIGKILL."""
+        """Carry out what is due: kill processes, or give up those that survive SIGKILL."""
         effects = self._stopping.due(now)
-        if self._stopping.given_up(now):
-            waited = f"{self.job.timing.unkillable:.0f} s"
-            reason = f"workers survive SIGKILL for {waited} (a hung file system or driver?)"
+        if reason := self._stopping.given_up(now):
             self.readiness.health_checked(reason)
             self._enter(Phase.DONE if self.phase is Phase.RUNNING else Phase.STUCK)
             if self.verdict is not None:

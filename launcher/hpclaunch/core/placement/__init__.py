@@ -1,1 +1,1 @@
-"""The share of each worker: its rank, GPUs, CPUs, environment, and place on the console."""
+"""The placement of each worker: its rank, GPUs, CPUs and environment, and its console output."""

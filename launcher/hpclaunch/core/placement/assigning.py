@@ -16,11 +16,11 @@ LOOPBACK = "127.0.0.1"
 def next_groups(last: Sequence[int], fit: Sequence[int], most: int) -> list[int]:
     """Return the nodes of the next round in the order of their groups.
 
-    `last` are the nodes of the round before, in the order of their groups. `fit` are the nodes that
+    `last` are the nodes of the last round, in the order of their groups. `fit` are the nodes that
     can take part, in the order of Slurm's tasks; at most `most` of them do (0: all).
 
-    A node that was in the last round keeps its group, and so its ranks. A spare takes the group of
-    a node that is out. Without spares, the last groups move into the gaps. New nodes come last.
+    A node of the last round keeps its group, and so its ranks. A spare takes the group of a node
+    that is out. Without spares, the last groups fill the gaps. New nodes come last.
     """
     size = min(most or len(fit), len(fit))
     can_take_part, before = set(fit), set(last)
@@ -49,7 +49,7 @@ def assign(
     restarts: int,
     checkpoint: str,
 ) -> dict[int, Assignment]:
-    """Return the parts of these agents, by index. The agent with rank 0 hosts the round's store.
+    """Return the assignments of these agents, by index. The one with rank 0 hosts the store.
 
     `groups` are their nodes in the order of ranks, and `number` is the number of the round. The
     ranks are 0..n-1, those of a node are contiguous, and so are its local ranks.
@@ -104,8 +104,8 @@ def _layout(workers: Iterable[int]) -> str:
 def _address(agent: int, job: Job, reports: Mapping[int, Report]) -> str:
     """Return the address at which the other nodes reach this agent's node.
 
-    An agent that does not know its address is on the head's node: then it is the address at which
-    an agent of another node has reached the head.
+    An agent that does not know its address is on the head's node, so its address is the one at
+    which an agent of another node has reached the head.
     """
     if own := reports[agent].address:
         return own

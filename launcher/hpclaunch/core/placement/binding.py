@@ -1,8 +1,7 @@
-"""The CPUs of its task that each worker runs on: those nearest to its GPU first.
+"""CPU binding: the CPUs of its task that each worker runs on, if possible near its GPU.
 
-No memory policy is set. By default, the kernel puts a page on the memory node of the CPU that
-touches it first. The threads of a worker run on its own CPUs, so their memory is local. A memory
-policy of the user's (numactl) stays.
+No memory policy is set: a worker's memory is local by default, since the kernel puts a page on the
+memory node of the CPU that touches it first. A memory policy of the user (numactl) remains.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from .devices import Gpu
 Cpus = tuple[int, ...]
 
 NEARER = "#SBATCH --gres-flags=enforce-binding asks Slurm for CPUs near the GPUs"
-FEW_CORES = 2  # with fewer, the GPU of a worker waits for its data loaders
+FEW_CORES = 2  # of a worker; with fewer, its GPU waits for its data loaders
 
 
 class Mode(str, Enum):
-    """The values of `--bind`: which CPUs a worker gets. All but the first two mean what they mean
-    for torchrun's --numa-binding.
+    """The values of `--bind`: which CPUs a worker gets. All but the first two are values of
+    torchrun's --numa-binding, with the same meaning.
     """
 
     AUTO = "auto"  # a share of its own, near its GPU if possible; no CPU of the task is left idle
@@ -38,7 +37,7 @@ class Mode(str, Enum):
 
 @value(frozen=True)
 class Cpu:
-    """Place of a CPU (for the kernel, a hardware thread). All numbers are unique on the machine."""
+    """The place of a CPU, which is a hardware thread. All numbers are unique on the machine."""
 
     core: int
     socket: int = 0
@@ -51,9 +50,9 @@ Topology = Mapping[int, Cpu]  # by the number of the CPU
 
 @value(frozen=True)
 class Locality:
-    """The GPUs of a worker, which its CPUs should be near to."""
+    """The GPUs of a worker, and the CPUs and memory nodes near them."""
 
-    name: str = ""  # that of its GPUs
+    name: str = ""  # of its GPUs
     near: tuple[int, ...] = ()  # the CPUs near its GPUs; () without a GPU, or if unknown
     nodes: tuple[int, ...] = ()  # the memory nodes near its GPUs; () if unknown
 
@@ -82,9 +81,9 @@ def bind(
     """Return a binding for each worker.
 
     `localities` are those of all workers that share `cpus`, in the order of their local ranks. If
-    several tasks of a node have the same CPUs, each of them must pass the same `localities`, those
-    of all these tasks: otherwise their shares overlap. A task that does not know the GPUs of the
-    others passes `Locality()` for all workers, including its own.
+    several tasks of a node have the same CPUs, each must pass the `localities` of all these tasks:
+    otherwise their bindings overlap. A task that does not know the GPUs of the others passes
+    `Locality()` for all workers, including its own.
     """
     order = _in_order(cpus, topology)
     if mode is Mode.NONE:
@@ -112,17 +111,18 @@ def _in_order(cpus: Iterable[int], topology: Topology) -> list[int]:
 
 
 def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) -> list[Cpus]:
-    """Divide the CPUs so that each worker gets CPUs near its GPU, none is idle, and the shares are
-    not too unequal.
+    """Divide the CPUs so that each worker gets CPUs near its GPU, no CPU is idle, and the shares
+    are not too unequal.
 
-    Workers that are near the same CPUs divide these. CPUs that no worker is near go to the workers
-    of the same socket, and then to all workers.
+    Workers that are near the same CPUs divide these. CPUs that are near no worker go to the workers
+    of their socket, or else to all workers.
 
-    A worker may get fewer CPUs than others because many are near the same ones. If that is less
-    than half of an equal share, it gets a share of its whole socket instead, or of all CPUs.
+    If many workers are near the same CPUs, a share may be less than half of an equal share. Then
+    these workers get shares of their whole socket instead, or of all CPUs.
     """
     wishes = [_wishes(s, order, topology) for s in localities]
-    beside, everything = [wish[-2:][0] for wish in wishes], [wish[-1] for wish in wishes]
+    everything = [wish[-1] for wish in wishes]
+    beside = [wish[-2] if len(wish) > 1 else wish[-1] for wish in wishes]
     cores = _cores(order, topology)
     while True:
         first = [wish[0] for wish in wishes]
@@ -147,9 +147,9 @@ def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) 
 def _with_idle(
     found: Sequence[Cpus], wishes: Sequence[frozenset[int]], order: list[int], topology: Topology
 ) -> list[Cpus]:
-    """Add the idle CPUs to those of the workers, as far as they wish for them.
+    """Give each idle CPU to a worker that has it among its wishes.
 
-    Each core goes to the worker that has the fewest: a training is as fast as its slowest worker.
+    Each core goes to the worker with the fewest: a training is as fast as its slowest worker.
     """
     taken = set().union(*found)
     idle = frozenset(cpu for cpu in order if cpu not in taken)
@@ -208,7 +208,7 @@ def _homes(
     order: list[int], topology: Topology, localities: Sequence[Locality]
 ) -> list[frozenset[int]]:
     """Return the memory nodes that each worker belongs to. If none of the task's CPUs is near its
-    GPU, that is the node of most CPUs in its equal share.
+    GPU, use the node of most CPUs in its equal share.
     """
     plain = _divide(order, topology, len(localities))
     homes = []
@@ -221,7 +221,7 @@ def _homes(
 
 
 def _disjoint(wishes: Sequence[frozenset[int]], order: list[int], topology: Topology) -> list[Cpus]:
-    """Divide the CPUs among the workers that wish for the same ones, in the order of the CPUs."""
+    """Divide the CPUs among the workers that have them in their wishes, in the order of `order`."""
     found: list[Cpus] = [()] * len(wishes)
     for group in _overlapping(wishes):
         union = set().union(*(wishes[k] for k in group))
@@ -242,7 +242,7 @@ def _by_place(
 
 
 def _overlapping(wishes: Sequence[frozenset[int]]) -> list[list[int]]:
-    """Return the positions of the wishes, in groups: no two groups have a CPU in common."""
+    """Group the wishes so that no two groups have a CPU in common. Return their positions."""
     groups: list[tuple[frozenset[int], list[int]]] = []
     for k, wish in enumerate(wishes):
         apart = [entry for entry in groups if entry[0].isdisjoint(wish)]
@@ -253,8 +253,8 @@ def _overlapping(wishes: Sequence[frozenset[int]]) -> list[list[int]]:
 
 
 def _divide(order: Sequence[int], topology: Topology, parts: int) -> list[Cpus]:
-    """Divide CPUs into equal parts, of whole cores if there are enough cores. The first parts are
-    larger by one if need be, as with torch. With fewer CPUs than parts, every part has all CPUs.
+    """Divide CPUs into equal parts, of whole cores if there are enough cores. As in torch, the
+    first parts get one more each if needed. With fewer CPUs than parts, each part has all CPUs.
     """
     units = _by_core(order, topology)
     if len(units) < parts:
@@ -281,7 +281,7 @@ def _cores(cpus: Iterable[int], topology: Topology) -> int:
     return len({topology[cpu].core for cpu in cpus})
 
 
-# What follows from the bindings
+# Uses of the bindings
 
 
 def threads(bindings: Sequence[Binding], topology: Topology) -> int:
@@ -304,8 +304,8 @@ def _counted(sets: Sequence[set[int]]) -> list[int]:
 def remarks(
     bindings: Sequence[Binding], localities: Sequence[Locality], cpus: Iterable[int]
 ) -> tuple[str, ...]:
-    """Return a line for each set of GPUs that are near the same CPUs, and far from those of this
-    task. NEARER says what to do.
+    """Return a line for each set of GPUs that are far from this task's CPUs, and near the same
+    other ones. NEARER is the advice.
     """
     far: dict[Cpus, list[str]] = {}
     for b, s in zip(bindings, localities, strict=True):

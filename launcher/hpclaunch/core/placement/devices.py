@@ -1,4 +1,4 @@
-"""GPUs: their properties, and which of its task's GPUs each worker gets."""
+"""GPUs: their properties, and their distribution among the workers of a node."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Task:
 
 
 def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[Shares]:
-    """Share out the GPUs of one node. `tasks` are in the order of their local ranks.
+    """Distribute the GPUs of one node. `tasks` are in the order of their local ranks.
 
-    Tasks that may use the same GPUs fill them together, as one task would. With no more workers
-    than GPUs, worker k gets the k-th GPU; with more, neighbours share one.
+    Tasks that may use the same GPUs are treated as one task. With no more workers than GPUs, worker
+    k gets the k-th GPU; with more, neighbours share one.
 
-    Workers are isolated, so that each sees its own GPUs only, if a GPU is shared; if the local rank
-    is not the index of the worker's GPU in its task; and on MIG instances, of which CUDA shows a
-    process only one. `set_device(LOCAL_RANK)` and `set_device(0)` then select the same GPU.
+    Workers are isolated (each sees its own GPUs only) if a GPU is shared, if the local rank is not
+    the index of the worker's GPU in its task, and on MIG instances, since CUDA shows a process only
+    one of these. `set_device(LOCAL_RANK)` and `set_device(0)` then select the same GPU.
     """
     workers = Counter(dict.fromkeys((task.gpus for task in tasks), 0))
     for task in tasks:

@@ -22,7 +22,7 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 2  # of a client; with more of them, fewer clients fit
+MOST_CONNECTIONS = 2  # of a client; with more connections, fewer clients fit
 VOLTA = (7, 0)
 MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
@@ -34,7 +34,7 @@ class Settings:
 
     mode: str = "auto"  # auto, on or off
     threads: str = "auto"  # or the percentage of a GPU's threads that each client may use
-    memory: str = ""  # how much memory each client may use on each GPU: "4G"; "" for no limit
+    memory: str = ""  # the memory that each client may use on each GPU: "4G"; "" for no limit
 
 
 @value(frozen=True)
@@ -42,9 +42,9 @@ class MpsSupport:
     """The MPS installation of this node. The default is a node without MPS."""
 
     control: str = ""  # the path of nvidia-cuda-mps-control; "" if there is none
-    foreign: str = ""  # the pipe directory of a daemon that runs and is not ours; "" for none
+    foreign: str = ""  # the pipe directory of a running foreign daemon; "" for none
     cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
-    refused: str = ""  # why a daemon that runs is not used; "" if no daemon is refused
+    refused: str = ""  # why a running foreign daemon is not used; "" if none is refused
     connections: str = ""  # CUDA_DEVICE_MAX_CONNECTIONS; "" if it is not set
 
 
@@ -53,7 +53,7 @@ class Group:
     """The GPUs of one daemon, normally a single GPU."""
 
     uuids: tuple[str, ...]
-    clients: int  # how many workers on this node use them
+    clients: int  # the number of workers on this node that use them
     owned: bool  # this agent starts and ends the daemon
 
     @property
@@ -67,7 +67,7 @@ class Plan:
 
     groups: tuple[Group, ...] = ()
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
-    room: int = 0  # how many clients it can have on a GPU beside the workers
+    room: int = 0  # the clients that it can have on a GPU beside the workers
     notes: tuple[MpsNote, ...] = ()
     error: str = ""
 
@@ -82,13 +82,13 @@ class _Shared:
 
     @property
     def exclusive(self) -> bool:
-        """Whether CUDA lets only one process at a time use a GPU. That may be an MPS server."""
+        """Whether only one process at a time can use a GPU. That process may be an MPS server."""
         return any(gpu.mode == "exclusive" for gpu in self.gpus)
 
 
 def wanted(settings: Settings, shares: Shares) -> bool:
-    """Return whether `plan` needs this node's `MpsSupport`, which takes long to find out. If not,
-    pass it `MpsSupport()`.
+    """Return whether `plan` needs this node's `MpsSupport`, which takes long to determine. If not,
+    pass `MpsSupport()` to `plan`.
     """
     if settings.mode == "auto":
         return any(share.gpus and share.sharers > 1 for share in shares.of)
@@ -155,8 +155,8 @@ def without(
 def pipes_of(share: Share, gpus: Sequence[Gpu], directories: Mapping[str, str]) -> str:
     """Return the pipe directory for a worker; "" if it runs without MPS.
 
-    `directories` has those of the groups that are ready, by their keys. The key of a foreign daemon
-    is "".
+    `directories` has the pipe directories of the groups that are ready, by group key. The key of a
+    foreign daemon is "".
     """
     key = ",".join(gpus[i].uuid for i in share.gpus)
     return directories.get(key) or directories.get("", "")
@@ -171,9 +171,9 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables that make a worker a client of the daemon at `directory`.
 
-    A percentage of the threads that Slurm or the user has set in `environ` stays, unless `settings`
-    names one. GPUs are named by their UUIDs, because a daemon counts only the GPUs that it sees
-    itself, so that an index would mean another GPU there.
+    A thread percentage that Slurm or the user has set in `environ` remains, unless `settings` has
+    one. GPUs are named by UUID, because an index might select another GPU in the daemon, which
+    counts only the GPUs that it sees.
     """
     env = {PIPES: directory, "CUDA_VISIBLE_DEVICES": ",".join(gpus[i].uuid for i in share.gpus)}
     # NVIDIA advises twice the even share, because clients are seldom all busy at the same time.
@@ -240,8 +240,8 @@ def _with_foreign(candidates: list[_Shared], found: MpsSupport, host: str) -> Pl
 
 
 def _connections(found: MpsSupport, host: str) -> tuple[FewConnections, ...]:
-    """Return a note if clients take so many of the GPU's connections that fewer clients fit: from
-    Volta on, each owns its connections.
+    """Return a note if each client takes so many of the GPU's connections that fewer clients fit:
+    since Volta, clients do not share connections.
     """
     if not found.connections.isdecimal() or int(found.connections) <= MOST_CONNECTIONS:
         return ()

@@ -1,7 +1,7 @@
-"""The choice of the workers' output that the console shows: torchrun's options for this.
+"""The selection of the workers' output that the console shows, by torchrun's options.
 
-Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). All output of every worker is
-in its files, whatever is chosen here.
+Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). The files of each worker
+always contain all of its output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Std(IntFlag):
 
 
 class Shown(Enum):
-    """The way in which the console shows one stream of one worker."""
+    """The form in which the console shows one stream of one worker."""
 
     HIDDEN = auto()
     PLAIN = auto()
@@ -44,7 +44,7 @@ class Selection:
 
 @value(frozen=True)
 class Streams:
-    """The user's choices. By default, as with torchrun, everything is shown without a prefix, and
+    """The user's options. By default, as in torchrun, everything is shown without a prefix, and
     nothing is duplicated.
     """
 
@@ -58,8 +58,8 @@ class Streams:
     def shown(self, local_rank: int, stream: Std) -> Shown:
         """Return how the console shows a stream.
 
-        A worker that `local_ranks` leaves out is hidden. Otherwise a stream that is tee'd is shown,
-        whether or not it is redirected too. A stream that is only redirected is hidden.
+        A worker outside `local_ranks` is hidden. Otherwise a stream that is tee'd is shown, even if
+        it is redirected too. A stream that is only redirected is hidden.
         """
         if self.local_ranks and local_rank not in self.local_ranks:
             return Shown.HIDDEN
@@ -113,8 +113,8 @@ def parse_local_ranks(option: str, value: str) -> frozenset[int]:
 
 
 def parse_filters(value: str) -> tuple[str, ...]:
-    """Parse `apple,orange`; `,,` stands for a comma. Empty words are left out: every line contains
-    them.
+    """Parse `apple,orange`; `,,` stands for a comma. Empty words, which every line contains, are
+    left out.
     """
     words = value.replace(",,", "\0").split(",")  # an argument of a program never contains NUL
     return tuple(word.replace("\0", ",") for word in words if word)

@@ -1,8 +1,8 @@
 """The environment contract: the environment variables of a worker.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and torch/distributed/run.py
-(torch 2.13). A script must not notice that it was not started by torchrun. Slurm's variables
-describe a task; for the script, its worker is that task.
+(torch 2.13). To a script, the environment must look as under torchrun. Slurm's variables describe
+a task: each worker gets the values that it would have as a task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OWN = frozenset(
         *("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS"),
         *("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"),
         *("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"),
-        *("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
+        *("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_OVERCOMMIT"),
     }
 )
 
@@ -56,8 +56,8 @@ def common(
 ) -> dict[str, str]:
     """Return the variables that are the same for all workers of one agent.
 
-    They are set on top of the `inherited` ones. `interface` is the network interface of this
-    agent's address ("" if unknown), `threads` the number of cores in a worker's share of the CPUs.
+    They are added to the `inherited` ones. `interface` is the network interface of this agent's
+    address ("" if unknown), `threads` the number of cores in a worker's share of the CPUs.
     """
     world = str(part.world_size)
     env = {
@@ -75,9 +75,9 @@ def common(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         "HPCLAUNCH_CHECKPOINT": part.checkpoint,
-        # The hooks in worker/site compare these with MASTER_PORT and the run id: a script that
-        # changes MASTER_PORT wants a store of its own, and so does a launcher that it starts, which
-        # has another run id.
+        # The hooks in worker/site compare these with MASTER_PORT and TORCHELASTIC_RUN_ID. A script
+        # that changes MASTER_PORT wants its own store; so does a launcher that the script starts,
+        # which has another run id.
         "HPCLAUNCH_RUN_ID": run_id,
         "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
@@ -85,8 +85,8 @@ def common(
         env[STEP] = step
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if interface:
-        # Without an interface, gloo and TensorPipe look up the name of their own host, and the
-        # resolver may answer 127.0.1.1. Both accept only a single interface.
+        # Without an interface, gloo and TensorPipe resolve the name of their own host, perhaps to
+        # 127.0.1.1. Both accept only a single interface.
         defaults["GLOO_SOCKET_IFNAME"] = interface
         defaults["TP_SOCKET_IFNAME"] = interface
     env |= {name: value for name, value in defaults.items() if name not in inherited}
@@ -100,20 +100,19 @@ def step_of(environ: Mapping[str, str]) -> str:
 
 
 def is_within(environ: Mapping[str, str]) -> bool:
-    """Return whether this launcher was started by a worker, so that the tasks of the step belong to
+    """Return whether a worker started this launcher, so that the tasks of the step belong to
     another launcher.
 
-    The step is compared because a job that a worker submits, and a step that it starts with srun,
-    inherit its environment as well.
+    The step is compared because a job or step that a worker starts inherits its environment too.
     """
     return STEP in environ and environ[STEP] == step_of(environ)
 
 
 def at_load(inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:
-    """Return the variables among the shared ones that are read only when torch is loaded.
+    """Return those of the common variables that are read only when torch is loaded.
 
     With 0 `threads`, OpenMP decides, as under torchrun with a single worker. With several workers,
-    torchrun sets 1, whatever CPUs they have. Here each may use all of its own share of the CPUs.
+    torchrun sets 1 thread; here, a worker may use all of its share of the CPUs.
     """
     wanted = threads and "OMP_NUM_THREADS" not in inherited
     return {"OMP_NUM_THREADS": str(threads)} if wanted else {}
@@ -124,8 +123,8 @@ def per_worker(
 ) -> dict[str, str]:
     """Return the variables of the worker at `offset` (0 .. nproc - 1) of its agent.
 
-    `virtual`: the worker sees its own GPUs only. Then LOCAL_RANK is 0, because scripts use it as
-    the index of their device.
+    `virtual`: the worker sees its own GPUs only, so LOCAL_RANK is 0: scripts use it as the index of
+    their device.
     """
     rank = str(part.first_rank + offset)
     position = part.first_local_rank + offset
@@ -149,8 +148,8 @@ def of_gpus(
 ) -> dict[str, str]:
     """Return the variables for a worker's GPUs; `gpus` are those of its task.
 
-    `selector` is the variable that selects GPUs of this maker. `backend` replaces nccl where
-    workers share a GPU ("" for nothing).
+    `selector` is the variable that selects GPUs of this vendor. `backend` replaces nccl for workers
+    that share a GPU ("": nothing does).
     """
     env = {selector: ",".join(gpus[i].entry for i in share.gpus)} if isolated else {}
     if selector == CUDA and "CUDA_DEVICE_ORDER" not in inherited:
@@ -167,8 +166,8 @@ def of_slurm(
 ) -> dict[str, str]:
     """Return Slurm's variables as if Slurm had started the worker as a task; {} without Slurm.
 
-    `cpus` is the number of CPUs in the worker's share. Slurm sets SLURM_CPUS_PER_TASK only if `-c`
-    was given. It is always set here, because many scripts read it.
+    `cpus` is the number of CPUs in the worker's share. SLURM_CPUS_PER_TASK is always set, because
+    many scripts read it; Slurm sets it only with `-c`.
 
     srun reads several of these variables as options. It refuses to start if the number of nodes
     contradicts the list of nodes, if SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK, or if the
@@ -178,7 +177,7 @@ def of_slurm(
         return {}
     first = part.first_rank - part.first_local_rank
     nodes = str(part.group_world_size)
-    # For a single node take Slurm's name of it: `part.hosts` may be the host's own name.
+    # Use Slurm's name for a single node: `part.hosts` may have the host's own name.
     hosts = inherited.get("SLURMD_NODENAME", part.hosts) if nodes == "1" else part.hosts
     env = {
         "SLURM_PROCID": str(part.first_rank + offset),

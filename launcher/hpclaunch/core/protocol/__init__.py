@@ -1,1 +1,1 @@
-"""The data that all rooms of the core share: a job's facts, messages, events and effects."""
+"""The data that all packages of the core share: facts, messages, events and effects of a job."""

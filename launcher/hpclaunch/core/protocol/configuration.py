@@ -1,6 +1,6 @@
-"""The configuration: which agents vote on who leads. As in Raft, the agents agree on it as well.
+"""The configuration: which agents vote on who leads. As in Raft, a quorum agrees on each change.
 
-The record of the job is part of it, so that the next head gets both from the same quorum.
+It contains the record of the job, so that the next head gets both from the same quorum.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from . import ranges
+from .facts import CordonKind
 from .model import NOTHING_SPENT, Tally
 from .values import value
 
@@ -18,8 +19,8 @@ NOBODY = -1
 @value(frozen=True)
 class Voters:
     head: int  # the head that wrote this
-    # As in "0-3,7", since there may be thousands. A place stands for one start of its agent: when
-    # another is started there, no configuration lists it until one without the place is in force.
+    # Written as "0-3,7", since there may be thousands. Each number stands for one start of an
+    # agent: a later start is listed only once a configuration without that agent is in force.
     agents: str
 
     @property
@@ -31,13 +32,21 @@ _parsed = lru_cache(maxsize=8)(ranges.parsed)
 
 
 @value(frozen=True)
-class Record:
-    """The state of the job that a new head needs. The agents agree on it without reading it."""
+class Cordon:
+    """Agents whose nodes are cordoned while there are spares, all for one reason."""
 
-    round: int = -1  # the last one that began or, between two, the next; -1 before the first
+    kind: CordonKind
+    agents: str  # "0-3,7"
+
+
+@value(frozen=True)
+class JobRecord:
+    """The state of the job that a new head needs. Only heads read it."""
+
+    round: int = -1  # the running round or, between two rounds, the next; -1 before the first
     tally: Tally = NOTHING_SPENT
-    cordoned: str = ""  # agents whose workers failed again and again or were slow: "0-3,7"
-    unfit: str = ""  # nodes whose cordon is recorded as a fact
+    cordons: tuple[Cordon, ...] = ()
+    unfit: str = ""  # unfit nodes for which a NodesCordoned was recorded
 
 
 @value(frozen=True)
@@ -45,15 +54,15 @@ class Configuration:
     version: int
     voters: Voters
     old: Voters | None = None  # the old configuration's voters, while both must agree
-    record: Record = Record()
-    # Where the next agents in the rotation are reached, so that nobody has to look up a name when
-    # the head is lost.
+    record: JobRecord = JobRecord()
+    # The addresses of the next agents in the rotation: no name need be looked up when the head is
+    # lost.
     addresses: tuple[tuple[int, str], ...] = ()
     tenure: int = 0  # the term in which the head that wrote it began to lead
 
     @property
     def age(self) -> tuple[int, int]:
-        """The order in which configurations are written: a later one is greater."""
+        """A key that orders configurations: it is greater for a later one."""
         return (self.tenure, self.version)
 
     @property

@@ -6,5 +6,5 @@ import zlib
 
 
 def checksum(text: str) -> int:
-    """A few bytes in place of a text that is only compared, and goes to every agent; 0 for ""."""
+    """Return the CRC-32 of a text, to send instead of one that is only compared; 0 for ""."""
     return zlib.crc32(text.encode(errors="surrogateescape"))

@@ -24,13 +24,13 @@ class Dial:
     """Connect to these agents, to send them reports, and close such connections to all others."""
 
     agents: tuple[int, ...]
-    addresses: tuple[str, ...] = ()  # of each one, as far as the head has sent it; "" if not known
+    addresses: tuple[str, ...] = ()  # of each agent; "" if the head has not sent it
 
 
 @value(frozen=True)
 class TakePlace:
-    """The agent has this place from now on: listen there, and report to the first head as the agent
-    of this place. Answered by PlaceTaken.
+    """Take this place in the job: listen at its port, and report to the first head as its agent.
+    Answered by PlaceTaken.
     """
 
     index: int
@@ -38,15 +38,15 @@ class TakePlace:
 
 @value(frozen=True)
 class Probe:
-    """Ask the host of an agent whether the agent is dead, at the port where that listened.
+    """Ask the host of an agent, at the agent's own port, whether the agent is dead.
 
-    Answered by AgentGone within two seconds if so, and by nothing otherwise: no answer, or a
-    refused connection, proves nothing. A new probe of an agent replaces an earlier one.
+    AgentGone answers within two seconds if it is. No answer, or a refused connection, proves
+    nothing. A new probe of an agent replaces an earlier one.
     """
 
     agent: int
     address: str = ""
-    port: int = 0  # 0: it is not known where the agent listened
+    port: int = 0  # the port where the agent listened; 0 if it is not known
     incarnation: str = ""  # of the agent; "" if it is not known
     number: int = 0
 
@@ -74,15 +74,15 @@ class ChooseCheckpoint:
     search replaces an earlier one.
     """
 
-    avoid: tuple[tuple[int, str], ...] = ()  # what not to choose: (checksum of the mark, why)
-    ended_well: bool = False  # all workers have ended with 0, so no save of theirs is unfinished
+    avoid: tuple[tuple[int, str], ...] = ()  # rejected checkpoints: (checksum of the mark, why)
+    ended_well: bool = False  # all workers exited with 0, so none of their saves is unfinished
     number: int = 0
 
 
 @value(frozen=True)
 class LookAt:
-    """Look at this checkpoint again and again until it is seen. Answered by CheckpointSeen whenever
-    the result has changed.
+    """Look at this checkpoint repeatedly until its files are visible here. Answered by
+    CheckpointSeen whenever the result has changed.
     """
 
     look: Look | None  # None: stop looking
@@ -104,9 +104,9 @@ class StartWorkers:
 
 @value(frozen=True)
 class KeepWorkers:
-    """The worker lease: let workers run until this time, or longer if another of these follows.
-    Otherwise the fork server holds them (SIGSTOP) until one does, even if the agent is stopped, and
-    the answer is LeaseOver. Workers that are asked to stop without a lease are killed.
+    """Extend the worker lease: let workers run until this time. When the lease ends, the fork
+    server holds them (SIGSTOP) until it is extended, even if the agent is stopped, and LeaseOver
+    follows. Held workers that must stop get SIGKILL.
     """
 
     until: float  # on this machine's monotonic clock
@@ -114,8 +114,8 @@ class KeepWorkers:
 
 @value(frozen=True)
 class AskWorkers:
-    """Find something out about the workers, without disturbing them; answered by WorkersAnswered,
-    unless they have ended.
+    """Query the workers, without disturbing them; answered by WorkersAnswered, unless they have
+    ended.
     """
 
     query: Query
@@ -123,8 +123,8 @@ class AskWorkers:
 
 @value(frozen=True)
 class AwaitStillness:
-    """Report what the workers do as soon as none of them has moved for one of these times;
-    answered by WorkersSeen. This replaces the times that were awaited before.
+    """Report the workers' activity as soon as none of them has shown a sign of life for one of
+    these times; answered by WorkersSeen. The times of the last AwaitStillness no longer count.
     """
 
     seconds: tuple[float, ...]
@@ -139,8 +139,8 @@ class AskForEnd:
 
 @value(frozen=True)
 class OfferNotice:
-    """Let the workers wait when they reach the step of this notice, in place of any earlier one
-    that was not given; answered by NoticeOffered.
+    """Make the workers wait at the step of this notice; answered by NoticeOffered. The notice
+    replaces an earlier one that was not given.
     """
 
     notice: StepNotice
@@ -153,7 +153,7 @@ class WithdrawNotice:
 
 @value(frozen=True)
 class GiveNotice:
-    """Let the workers take the notice that was offered; answered by NoticeTaken, once they have."""
+    """Give the workers the notice that was offered; answered by NoticeTaken once they have it."""
 
     number: int
 
@@ -174,15 +174,15 @@ class StopWorkers:
 
 @value(frozen=True)
 class KillIdleWorkers:
-    """Send SIGKILL to the workers that have written nothing since SIGTERM, or since the last of
-    these: they save nothing, and only wait for workers that are gone.
+    """Send SIGKILL to the workers that have written nothing since SIGTERM, or since the last
+    KillIdleWorkers: they are not saving, but wait for workers that are gone.
     """
 
 
 @value(frozen=True)
 class KillWorkers:
-    """Send SIGKILL to the workers, but not to the processes that they have started, which may clean
-    up. LeftBehind reports those that remain.
+    """Send SIGKILL to the workers. The processes that they have started may clean up; LeftBehind
+    reports those that remain.
     """
 
 
@@ -195,7 +195,7 @@ class SignalLeftovers:
 
 @value(frozen=True)
 class Record:
-    """Record a fact, and show it to all observers."""
+    """Record a fact, and pass it to all observers."""
 
     fact: Fact
     ago: float = 0.0  # seconds since it happened
@@ -203,10 +203,10 @@ class Record:
 
 @value(frozen=True)
 class Exit:
-    """Show the user the verdict, and leave with its exit code."""
+    """Show the user the verdict, and exit with its code."""
 
     verdict: Verdict
-    alone: bool = False  # the others continue, and must learn at once that this agent is dead
+    alone: bool = False  # the other agents continue, and must learn at once that this one is dead
 
 
 Effect = (

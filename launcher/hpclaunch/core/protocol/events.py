@@ -1,6 +1,6 @@
 """The events: the input of the core.
 
-An event that answers a question repeats the `number` of the question.
+An event that answers an effect repeats the `number` of the effect.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Started:
 
 @value(frozen=True)
 class Received:
-    """A message arrived; `sender` is the agent's index, authenticated by the channel. An agent that
-    has no place yet has a number beyond those of all places.
+    """A message arrived. The channel has authenticated `sender`: the index of an agent or, if it
+    has no place yet, a number greater than all indices.
     """
 
     sender: int
     message: Message
-    address: str = ""  # where it came from, as the transport saw it
+    address: str = ""  # the sender's address, as the transport saw it
 
 
 @value(frozen=True)
 class HeadReached:
-    """A connection to an agent that we report to was made. Earlier messages may be lost.
+    """This agent has connected to one that it reports to. Earlier messages may be lost.
 
-    `address` is where that agent was reached. `own` is where others reach this node: the user's
-    choice, or this end of the connection; "" if both agents are on one node.
+    `address` is that agent's address. `own` is the address of this node: the user's choice, or the
+    local end of the connection; "" if both agents are on one node.
     """
 
     index: int
@@ -42,28 +42,28 @@ class HeadReached:
 
 @value(frozen=True)
 class HeadClosed:
-    """An agent that we report to has closed the connection."""
+    """The connection to an agent that this one reports to was closed."""
 
     index: int
 
 
 @value(frozen=True)
 class PeerClosed:
-    """An agent that reports to us has closed the connection."""
+    """The connection from an agent that reports to this one was closed."""
 
     index: int
 
 
 @value(frozen=True)
 class PlaceTaken:
-    """The agent listens on this port, in the place that it was given."""
+    """This agent has taken its place, and listens on this port."""
 
     port: int
 
 
 @value(frozen=True)
 class AgentGone:
-    """An agent is dead, and its workers are killed: its host has confirmed it."""
+    """The host of an agent has confirmed that the agent is dead and its workers are killed."""
 
     index: int
     number: int = 0
@@ -78,9 +78,9 @@ class StoreListening:
 
 @value(frozen=True)
 class StoreEnded:
-    """The process that held a round's store has ended, or could not begin."""
+    """The process of a round's store has ended, or could not start."""
 
-    port: int  # of that store
+    port: int  # of the store
     code: int
     signal: int
     tail: str = ""  # the last lines it wrote
@@ -90,12 +90,12 @@ class StoreEnded:
 class HealthFound:
     """This node's health was checked, or something was noticed while workers were running."""
 
-    unfit: str = ""  # why no worker should run here; "" if workers may
+    unfit: str = ""  # why no worker may run here; "" if workers may
 
 
 @value(frozen=True)
 class GpusReady:
-    """All that this round's workers need to share GPUs is there."""
+    """All that this round's workers need to share GPUs is ready; answers a PrepareGpus."""
 
     round: int
 
@@ -107,21 +107,21 @@ class CheckpointChosen:
     path: str  # "" if there is none
     passed_over: tuple[str, ...] = ()  # newer ones that cannot be used, as "name: why"
     identity: str = ""  # differs for every save, even under the same path
-    rule: str = ""  # by which rule it is the newest
+    rule: str = ""  # the rule by which it is the newest
     size: int = 0  # bytes of its files
     time: int = 0  # when it was saved: the time of its decisive file, in ns; 0 if not known
     step: int | None = None  # the training step; None if not known
     scale: str = ""  # only steps of the same scale can be compared
     rounds: Rounds = ()  # the rounds in which it was saved
-    is_read: bool = True  # its bytes need not be read any more to know that they are whole
-    lacking: str = ""  # if there is none: what is there instead
+    is_read: bool = True  # its bytes are known to be whole: nobody has to read them again
+    lacking: str = ""  # if there is no checkpoint: what was found instead
     age: float | None = None  # seconds since it was saved; None if not known
-    took: float = 0.0  # seconds that the save took, at least
+    took: float = 0.0  # seconds that the save took at least
     number: int = 0
 
     @property
     def mark(self) -> str:
-        """Differs between two searches if and only if something was saved in between."""
+        """A text that differs between two searches if and only if something was saved meanwhile."""
         return self.identity or self.path
 
 
@@ -165,33 +165,33 @@ class WorkersSeen:
     """
 
     steps: tuple[int, ...]  # optimizer steps of each rank so far
-    still: float  # seconds for which no worker has done anything but use the CPU; 0: they do
+    still: float  # seconds since the last sign of life of any worker; CPU time does not count
     gap: float  # the longest time between two steps
-    busy: bool  # they use the CPU
-    trains: bool  # there is an optimizer
-    meets: bool  # a process group is being made
-    patient: bool  # what they do now may take much longer than a step: they save, or evaluate
-    traced: bool  # by a debugger
+    busy: bool  # a worker uses the CPU
+    trains: bool  # a worker has an optimizer
+    meets: bool  # a worker is in init_process_group
+    patient: bool  # their activity may take much longer than a step: they save, or evaluate
+    traced: bool  # a debugger is attached to a worker
     save: float = 0.0  # the longest time between two steps in which a worker has saved
-    spent: tuple[int, ...] = ()  # milliseconds since they began, as in `Spent` but for the start
-    doing: int = 0  # the position of what they do now among these; one beyond: nothing
+    spent: tuple[int, ...] = ()  # since the workers began: as `Spent.times`, but without START
+    doing: int = 0  # the index in `spent` of what they do now; its length if they do nothing
 
 
 @value(frozen=True)
 class WorkersAnswered:
-    """Something was found out about the workers; answers an AskWorkers."""
+    """The answer to an AskWorkers."""
 
     answer: Answer
 
 
 @value(frozen=True)
 class LookedAt:
-    """Somebody looks at the job. There is at most one such event a second."""
+    """A user looks at the job. There is at most one such event a second."""
 
 
 @value(frozen=True)
 class Requested:
-    """The user asks something of the job, which `Control.refusal` does not refuse."""
+    """A request of the user that `Control.refusal` has accepted."""
 
     request: Request
 
@@ -208,12 +208,12 @@ class NoticeTaken:
     """All workers that make steps have reached the step of a notice that was given."""
 
     number: int
-    last: bool = False  # and have ended: none has begun another step
+    last: bool = False  # they have also ended, and none has begun another step
 
 
 @value(frozen=True)
 class NoticeUnheard:
-    """No worker handles the signal of a notice that was given, or asks whether there is one."""
+    """No worker handles the signal of a notice that was given, or asks for notices."""
 
     number: int
 
@@ -221,22 +221,22 @@ class NoticeUnheard:
 @value(frozen=True)
 class EndFound:
     """The time at which Slurm ends the job; answers an AskForEnd. An answer that arrives after the
-    next question still counts: Slurm may be slower than the questions.
+    next question still counts, since Slurm may be slow to answer.
     """
 
     left: float | None  # seconds; None if that is not known
     state: JobState = JobState.UNKNOWN
-    may_requeue: bool | None = None  # whether it may be started again; None if that is not known
-    requeued_if_killed: bool = False  # it is started again after its preemption, if it is there
-    draining: tuple[str, ...] = ()  # its nodes that no other job gets any more
-    endless: bool = False  # it has no time limit, or none any more
+    may_requeue: bool | None = None  # whether Slurm can requeue the job; None if that is not known
+    requeued_if_killed: bool = False  # the preemption requeues the job if it still runs then
+    draining: tuple[str, ...] = ()  # nodes of the job that Slurm drains
+    endless: bool = False  # the job has no time limit, or no longer has one
     number: int = 0
 
 
 @value(frozen=True)
 class LeftBehind:
-    """All workers have ended, but these processes that they have started still run. Repeated at
-    every change, until WorkersGone.
+    """All workers have ended, but processes that they have started still run. This event is
+    repeated at every change, until WorkersGone.
     """
 
     leftovers: tuple[Leftover, ...]
@@ -251,15 +251,15 @@ class WorkersGone:
 
 @value(frozen=True)
 class LeaseOver:
-    """The worker lease was not extended in time. The fork server holds the workers until it is, or
-    ends them if they are being stopped.
+    """The worker lease has ended. The fork server holds the workers until it is extended, or kills
+    them if they are being stopped.
     """
 
 
 @value(frozen=True)
 class ForkServerReplaced:
-    """The fork server was killed, and with it all that it had started, including the store and its
-    socket. A new fork server is there. All events from the old one arrived before this.
+    """The fork server was killed, with all processes that it had started, including the store and
+    its socket. A new one has started. All events of the old one arrived before this.
     """
 
 

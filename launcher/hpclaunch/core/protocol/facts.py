@@ -1,8 +1,8 @@
-"""The facts: what happened to a job. Whoever decides records (`Record`); observers word and count.
+"""The facts: what happened to a job. The agent that decides something records it (`Record`), and
+observers show and count it.
 
-A fact has no time of its own: it is dated where it is recorded. Its durations are seconds, and its
-times are seconds after that moment, so those of the past are negative. A field `why` is a text for
-people, which nothing is decided from.
+A fact has no date: it gets one when it is recorded. Its durations are seconds, and its times are
+seconds after its date, so past times are negative. No decision depends on a text in `why`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .model import Failure, Leftover, Request, Verdict
 from .node_facts import NodeFact
 from .values import field, replace, value
 
-# The time of the seats: GPUs, or where there are none the places of workers
+# The use of seats: GPUs, or the workers' places on nodes without GPUs
 
 
 class Category(str, Enum):
-    """The activities of seats. Each second of each seat belongs to exactly one."""
+    """The activities of seats. Each second of a seat belongs to exactly one."""
 
     SCRIPT = "job script"  # before, between and after launches
     WAITING = "waiting for nodes"
@@ -42,12 +42,11 @@ SeatSeconds = dict[Category, float]  # seconds times seats
 
 @value(frozen=True)
 class RoundShares:
-    """The time of the seats of a round's workers, from its begin until the head ended it."""
+    """The activities of the workers' seats in a round, until the head ended the round."""
 
-    elapsed: float  # seconds in which this is so
+    elapsed: float  # seconds from the start of the round to its end
     spent: SeatSeconds
-    # From the first step on, until the round came to its end, in seconds after its begin; None if
-    # no step was made.
+    # (first step, cause of the end), in seconds after the start of the round; None without a step.
     trained: tuple[float, float] | None = None
 
 
@@ -59,14 +58,13 @@ class EndReason(str, Enum):
 
     FAILURE = "failure"  # of a worker or the store
     VERDICT = "verdict"  # the job is about to end
-    LOSS = "loss"  # a node with workers was lost, or is cordoned
-    QUORUM = "quorum"  # the leader lease is over
-    GROWTH = "growth"  # the next round has more nodes, or other ones
+    LOSS = "loss"  # a node with workers was lost or cordoned
+    QUORUM = "quorum"  # the leader lease has ended
+    GROWTH = "growth"  # the next round has more nodes, or replaces some
     TIME = "time"  # Slurm is about to end the job
     ASKED = "asked"  # the user has asked for a restart
 
 
-# Where a new reason is no fault of the program, it belongs here as well.
 NOT_THE_PROGRAMS_FAULT = {EndReason.LOSS, EndReason.QUORUM, EndReason.GROWTH, EndReason.ASKED}
 
 
@@ -75,26 +73,26 @@ class IsolatedGpus:
     """Nodes on which each worker sees only its own GPUs."""
 
     hosts: tuple[str, ...]
-    workers: int = 0  # so many share `gpus`; 0: no GPU is shared
+    workers: int = 0  # the number of workers that share `gpus` GPUs; 0: no GPU is shared
     gpus: int = 0
 
 
 @value(frozen=True)
 class RoundBegan:
     round: int
-    hosts: str  # in the order of the ranks, as Slurm writes it: "n3,n[1-2]"
+    hosts: str  # in the order of the ranks, in Slurm's form: "n3,n[1-2]"
     nodes: int
     ranks: int
-    came: tuple[str, ...]  # hosts that were not in the round before
-    gone: tuple[str, ...]  # hosts that were
+    came: tuple[str, ...]  # hosts that are new since the last round
+    gone: tuple[str, ...]  # hosts of the last round that are not in this one
     keeps_spares: bool  # the job has more nodes than a round may have
-    spares: tuple[str, ...]  # of these, the hosts that could take part
-    checkpoint: str  # "": none
-    rule: str  # by which it is the newest
-    passed_over: tuple[str, ...]  # newer ones, as "name: why"
-    lacking: str  # without a checkpoint: what is there instead
-    begins: int  # how often the training has begun, with this round
-    saves: bool  # the script saves checkpoints in a directory that we know
+    spares: tuple[str, ...]  # hosts that could take part, but are beyond the most nodes
+    checkpoint: str  # its path; "" for none
+    rule: str  # the rule by which it is the newest
+    passed_over: tuple[str, ...]  # newer ones that cannot be used, as "name: why"
+    lacking: str  # if there is no checkpoint: what was found instead
+    begins: int  # rounds that have begun, as far as this head knows, including this one
+    saves: bool  # the script saves checkpoints in a known directory
     age: float | None = None  # since the checkpoint was saved; None: not known
     layout: str = ""  # the number of workers of each node, where they differ: "2(x3),1"
     isolated: tuple[IsolatedGpus, ...] = ()
@@ -106,7 +104,7 @@ class LostNode:
 
     host: str
     why: str
-    is_unfit: bool  # something is broken on it; else its agent is lost
+    is_unfit: bool  # True: something on it is broken; False: its agent is lost
 
 
 @value(frozen=True)
@@ -114,33 +112,33 @@ class RoundEnded:
     """No worker of the round is left. In a ledger, times are seconds since the epoch."""
 
     round: int
-    at: float  # when its cause occurred, as far as it is known
+    at: float  # when the cause of its end occurred, as far as known
     seen: float  # when the head ended the round
     reasons: tuple[EndReason, ...]  # (): all of its workers were done
-    failures: tuple[Failure, ...] = ()  # the first one in time is the cause
+    failures: tuple[Failure, ...] = ()  # in order of time: the first one is the cause
     lost: tuple[LostNode, ...] = ()
-    ranks: int = 0  # 0 if that is not known: the round was another head's
-    shares: RoundShares | None = None  # None: no agent has reported when it began
+    ranks: int = 0  # 0 if not known, because another head led the round
+    shares: RoundShares | None = None  # None: not known
 
     @property
     def is_early(self) -> bool:
-        """Whether it ended for another reason than the end of the job."""
+        """Whether it ended for a reason other than the end of the job."""
         return any(reason is not EndReason.VERDICT for reason in self.reasons)
 
     @property
     def is_programs_fault(self) -> bool:
-        """Whether it counts as a restart. It does not if a node was lost, although workers on other
-        nodes then fail as a consequence.
+        """Whether it counts as a restart. If a node was lost, it does not: workers on other nodes
+        then fail as a consequence.
         """
         return bool(self.failures) and NOT_THE_PROGRAMS_FAULT.isdisjoint(self.reasons)
 
     @property
     def has_failed(self) -> bool:
-        """Whether a worker or the store failed while nobody was stopping it: it comes first."""
+        """Whether the first failure is a cause: the process failed before it was stopped."""
         return bool(self.failures) and not self.failures[0].stopped
 
     def moved(self, by: float) -> RoundEnded:
-        """Return the same on a clock that is ahead by so many seconds."""
+        """Return the same fact for a clock that is `by` seconds ahead."""
         failures = tuple(failure.moved(by) for failure in self.failures)
         return replace(self, at=self.at + by, seen=self.seen + by, failures=failures)
 
@@ -150,31 +148,31 @@ class SeatUse:
     """The activities of the job's seats from now on."""
 
     tenure: int  # the term in which the head began to lead
-    # How many spend it on what. What those of a running round do is UNKNOWN until its end.
+    # The number of seats by activity; in a running round, UNKNOWN until the round ends.
     seats: dict[Category, float]
-    round: int | None = None  # that is running; None: no round is
-    last: RoundEnded | None = None  # the round that runs or is being stopped, if it had ended now
-    # The nodes that do so, in Slurm's form. One with several agents counts as its first one.
+    round: int | None = None  # the running round; None if there is none
+    last: RoundEnded | None = None  # how the running or stopping round would end now
+    # The nodes by activity, in Slurm's form. A node with several agents counts as its first agent.
     nodes: dict[Category, str] = field(default_factory=dict)
     are_gpus: bool = False
-    restarts: int = 0  # of the whole launch, also under earlier heads
+    restarts: int = 0  # of the whole launch, including those under earlier heads
 
 
 @value(frozen=True)
 class RestartDecided:
-    """After a failure of the program, another round follows."""
+    """The decision about another round, after a failure of the program."""
 
     cause: Failure
     used: int  # restarts since the last progress
     most: int
-    is_last: bool  # the job ends instead, unless a checkpoint was saved since the last start
-    node_delay: float  # since one node fails again and again
-    outage_delay: float  # so that a file system or a network can recover
+    is_last: bool  # no restart is left: the job ends unless the failed round saved a checkpoint
+    node_delay: float  # the wait because one node fails repeatedly
+    outage_delay: float  # the wait for a file system or a network to recover
 
 
 @value(frozen=True)
 class RequestGranted:
-    request: Request  # other than STOP, which is in the verdict
+    request: Request  # not STOP, which the verdict contains
 
 
 @value(frozen=True)
@@ -190,20 +188,20 @@ class NodesJoin:
 @value(frozen=True)
 class HangFound:
     round: int
-    still: float  # for so long there was no step
-    usual: float  # the longest time between two steps before; 0: not known
+    still: float  # seconds without a step
+    usual: float  # the longest time between two recent steps; 0: not known
     account: tuple[str, ...]  # what the ranks do, in words
-    rank: int  # at fault; NO_RANK: none is
+    rank: int  # the rank at fault; NO_RANK: none is known
     host: str  # its host, or ""
-    ends_in: float | None = None  # no restart is left: the round ends then; None: it ends now
+    ends_in: float | None = None  # seconds until the round ends, without a restart left; None: now
 
 
 @value(frozen=True)
 class StragglerNamed:
     host: str
     rank: int  # NO_RANK: several on this host
-    seconds: float  # of each step, for which the others wait for it
-    pace: float  # seconds of a step
+    seconds: float  # the time that the others wait for it in each step
+    pace: float  # seconds for a step
     why: str
 
 
@@ -225,13 +223,13 @@ class LeftoverStep(str, Enum):
 class LeftoversFound:
     host: str
     step: LeftoverStep
-    grace: float  # that they are given
+    grace: float  # seconds from SIGTERM to SIGKILL
     leftovers: tuple[Leftover, ...]
 
 
 @value(frozen=True)
 class WorkersSurvive:
-    """The job is over, and workers are left that SIGKILL does not end."""
+    """The job is over, but some of its workers survive SIGKILL."""
 
     host: str
     why: str
@@ -244,24 +242,24 @@ class CordonKind(str, Enum):
     """The reason why a node gets no workers."""
 
     UNFIT = "unfit"  # something is broken on it
-    FAILING = "failing"  # its workers, and no others, have failed again and again
-    SLOW = "slow"  # the others have waited for its workers, step after step
+    FAILING = "failing"  # its workers, and no others, have failed repeatedly
+    SLOW = "slow"  # the others have waited for its workers in every step
     DRAINING = "draining"  # Slurm drains it
 
 
 @value(frozen=True)
 class NodesCordoned:
-    round: int  # the last one or, between two rounds, the next
+    round: int  # the running one or, between two rounds, the next
     hosts: tuple[str, ...]
     kind: CordonKind
-    why: str = ""  # one is unfit
+    why: str = ""  # UNFIT: what is broken
     slurm_id: str = ""  # of the job
-    alone: bool = False  # it is the only node of the job, whose verdict says the same
+    alone: bool = False  # the job has no other node, and its verdict gives the same reason
 
 
 @value(frozen=True)
 class DrainFound:
-    """Slurm drains nodes of the round, for which there are spares."""
+    """Slurm drains nodes of the round, and spares can replace them."""
 
     hosts: tuple[str, ...]
 
@@ -274,21 +272,21 @@ class NodeLost:
 
 @value(frozen=True)
 class NodeArrived:
-    """All agents of a node are here, after a round has begun without it."""
+    """All agents of a node are heard, after a round has begun without that node."""
 
     host: str
 
 
 @value(frozen=True)
 class NodeCameBack:
-    """The node was lost, and can take part again."""
+    """A lost node can take part again."""
 
     host: str
 
 
 @value(frozen=True)
 class NodesSilent:
-    """Agents are not heard, and not lost yet."""
+    """Agents have been silent for some time, but do not count as lost yet."""
 
     hosts: tuple[str, ...]
     silent: float
@@ -297,7 +295,7 @@ class NodesSilent:
 
 @value(frozen=True)
 class NodeHeard:
-    """The agent was silent, and is heard again."""
+    """A silent agent is heard again."""
 
     host: str
 
@@ -307,10 +305,10 @@ class NodeHeard:
 
 @value(frozen=True)
 class AgentsAwaited:
-    """Agents are awaited that were never heard."""
+    """The head waits for agents that were never heard."""
 
     hosts: tuple[str, ...]
-    here: int
+    here: int  # agents that were heard
     agents: int
     waited: float
     why: str
@@ -336,7 +334,7 @@ class QuorumAwaited:
 
 @value(frozen=True)
 class CheckpointSaved:
-    """The newest complete checkpoint is another one than this head knew."""
+    """The newest complete checkpoint has changed."""
 
     path: str
     step: int | None
@@ -346,21 +344,21 @@ class CheckpointSaved:
 
 @value(frozen=True)
 class CheckpointGone:
-    """The newest checkpoint was removed, and there is no other one to resume from."""
+    """The newest checkpoint was removed, and no other one can be resumed from."""
 
     path: str
 
 
 @value(frozen=True)
 class CheckpointSought:
-    """The search for a complete checkpoint takes long."""
+    """The search for a complete checkpoint takes a long time."""
 
     waited: float
 
 
 @value(frozen=True)
 class ReadersAwaited:
-    """Agents have not seen the checkpoint yet that the round is to begin with."""
+    """Agents do not see the checkpoint yet that the next round resumes from."""
 
     hosts: tuple[str, ...]
     path: str
@@ -372,17 +370,17 @@ class ReadersAwaited:
 
 @value(frozen=True)
 class HeadChanged:
-    lost: str  # the host of the head before
-    head: str  # the host of this one
+    lost: str  # the host of the old head
+    head: str  # the host of the new head
     term: int
-    heard: float  # when the head before was heard last
+    heard: float  # when the old head was heard last
     ended: RoundEnded | None = None  # the last round, as the voters know it; None: none has begun
-    was_running: bool = False  # it has ended with the head before; else that was between rounds
+    was_running: bool = False  # that round was running when the old head was lost
 
 
 @value(frozen=True)
 class HeadDeposed:
-    """Another agent leads, with those that this one could not reach."""
+    """This head was replaced: another agent leads those that it could not reach."""
 
     host: str
     head: str
@@ -390,7 +388,7 @@ class HeadDeposed:
 
 @value(frozen=True)
 class HeadLeaves:
-    """The head has trouble on its own node, and another agent is to lead."""
+    """The head leaves because of trouble on its own node, so that another agent leads."""
 
     host: str
     why: str
@@ -408,7 +406,7 @@ class HeadAwaited:
 
 @value(frozen=True)
 class HeadSilent:
-    """An agent does not hear the head, which is not lost yet."""
+    """The head has been silent for some time, but does not count as lost yet."""
 
     host: str
     head: str
@@ -418,7 +416,7 @@ class HeadSilent:
 
 @value(frozen=True)
 class HeadHeard:
-    """The head was silent, and is heard again."""
+    """A silent head is heard again."""
 
     host: str
     head: str
@@ -426,7 +424,7 @@ class HeadHeard:
 
 @value(frozen=True)
 class ElectionAwaited:
-    """The head was lost, and too few agents are there to elect another."""
+    """The head was lost, and too few agents are left to elect another."""
 
     host: str
     head: str
@@ -439,7 +437,7 @@ class ElectionAwaited:
 
 @value(frozen=True)
 class NodesAllocated:
-    """Slurm has reported since when the job has its nodes."""
+    """Slurm has reported when the job got its nodes."""
 
     since: float
 
@@ -449,9 +447,9 @@ class NodesAllocated:
 
 @value(frozen=True)
 class EndAnnounced:
-    """A SIGTERM from Slurm means that the job ends later."""
+    """Slurm's SIGTERM means that the job ends later."""
 
-    state: JobState  # RUNNING: it is the time limit
+    state: JobState  # RUNNING: at its time limit
     left: float
 
 
@@ -460,14 +458,14 @@ class NoticeGiven:
     """The workers have notice of the end."""
 
     round: int
-    step: int  # before which they take it; 0: each before its next
-    state: JobState  # the end that it is of, as above
-    left: float
+    step: int  # the step before which they take it; 0: each before its next
+    state: JobState  # RUNNING: the end is the time limit
+    left: float  # until that end
 
 
 @value(frozen=True)
 class RequeueImpossible:
-    """The user wants the job to be requeued, and Slurm does not do that with this job."""
+    """The user wants Slurm to requeue the job, but Slurm cannot requeue this job."""
 
     slurm_id: str
 

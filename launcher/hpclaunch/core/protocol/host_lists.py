@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-RANGE = re.compile(r"([^,]*?)\[(\d+)-(\d+)\]")
-MOST = 1 << 16  # hosts of a range: more are of a damaged file
+# At most 18 digits: a damaged file may have thousands, which take long or are no int.
+NUMBERED = re.compile(r"(.*?)(\d{1,18})")
+RANGE = re.compile(r"([^,]*?)\[(\d{1,18})-(\d{1,18})\]")
+MOST = 1 << 16  # hosts of a range; a larger range comes from a damaged file
 
 
 def written(hosts: Iterable[str]) -> str:
@@ -16,9 +18,9 @@ def written(hosts: Iterable[str]) -> str:
     def run_of(entry: tuple[int, str]) -> tuple[str, int, int]:
         """Return a key that is equal for consecutive hosts with consecutive numbers."""
         position, host = entry
-        numbered = re.fullmatch(r"(.*?)(\d+)", host)
+        numbered = NUMBERED.fullmatch(host)
         if numbered is None:
-            return host, 0, 0
+            return host, 0, position
         return numbered[1], len(numbered[2]), int(numbered[2]) - position
 
     parts = []

@@ -39,12 +39,12 @@ class AgentSnapshot:
     host: str
     state: AgentState
     why: str = ""  # why it is lost or cordoned
-    heard: float | None = None  # its last message; None for the head, and for an agent without one
+    heard: float | None = None  # its last message; None for the head, and before the first one
     first_rank: int = 0
     ranks: int = 0  # their number; 0 outside of a round
     steps: tuple[int, ...] = ()  # of each rank, or one number if all are equal
-    still: float = 0.0  # time without a sign of life but CPU time
-    hang: float = 0.0  # so long without a sign of life means a hang; 0: never
+    still: float = 0.0  # time without a sign of life; CPU time does not count
+    hang: float = 0.0  # the value of `still` that means a hang; 0: none does
     doing: str = ""  # a name of `Doing`; "" if not known
     workers: tuple[RankVitals, ...] = ()  # () until the agent has reported
     gpus: tuple[GpuUse, ...] = ()
@@ -67,7 +67,7 @@ class PastRound:
 
     round: int
     ended: float
-    ranks: int  # 0 if not known: the round was another head's
+    ranks: int  # 0 if not known, because another head led the round
     why: str
     is_fault: bool  # it counts as a restart
 
@@ -81,7 +81,7 @@ class JobSnapshot:
     round: int
     begun: float | None  # when the round began; None outside of one
     resumed: str  # the checkpoint that the round resumed from
-    fewest: int  # nodes of a round
+    fewest: int  # the fewest nodes of a round
     most: int
     restarts: int
     max_restarts: int
@@ -92,13 +92,14 @@ class JobSnapshot:
     straggler_host: str = ""
     end: float | None = None  # when Slurm ends the job; None if not known
     is_preempted: bool = False
-    notice: str = ""  # of the end, or of a signal: "offered" or "given", and before which step
+    notice: str = ""  # the notice of the end or a signal: "offered" or "given", and its step
     is_notice_given: bool = False
     past: tuple[PastRound, ...] = ()  # the newest last
     verdict: str = ""  # the reason for the end of the job
     code: int | None = None  # its exit code
     goodput: float | None = None  # of the launch so far; None if not known
-    is_complete: bool = True  # all agents have reported the vitals that a viewer asks for
+    # Nothing that a viewer asks for is pending: the vitals of all agents, the newest checkpoint.
+    is_complete: bool = True
 
     @property
     def running(self) -> tuple[AgentSnapshot, ...]:
@@ -111,7 +112,7 @@ class JobSnapshot:
 
     @property
     def step(self) -> int:
-        """The furthest step as the script counts; 0 if it does not report it."""
+        """The furthest step by the script's own count; 0 if it does not report one."""
         return max((step_of(agent) for agent in self.running), default=0)
 
     @property
@@ -121,7 +122,7 @@ class JobSnapshot:
 
 
 def step_of(agent: AgentSnapshot) -> int:
-    """Return the furthest step of an agent's ranks as the script counts."""
+    """Return the furthest step of an agent's ranks by the script's own count."""
     return max((worker.step for worker in agent.workers), default=0)
 
 
@@ -132,7 +133,7 @@ def steps_of(agent: AgentSnapshot) -> int:
 
 @value(frozen=True)
 class NodeGpu:
-    """A GPU of the agent that answers."""
+    """A GPU of the agent that made the snapshot."""
 
     index: int  # NVML's number
     uuid: str
@@ -145,14 +146,14 @@ class LaunchSnapshot:
 
     name: str  # "<job>.<step>", or "local-<time>-<pid>"
     slurm_id: str  # "" without Slurm
-    host: str  # of the agent that answers
+    host: str  # of this agent
     pid: int
     program: str  # the script
     logs: str  # the log directory
     time: float  # Unix time of the snapshot
     age: float  # since this agent was started
-    job: JobSnapshot | None  # None: the agent does not lead
-    head: str = ""  # in that case the host of the agent that leads; "" if unknown
-    old: float | None = None  # its age in seconds, if it is from a file because no agent answers
+    job: JobSnapshot | None  # None: this agent does not lead
+    head: str = ""  # the host of the head, if that is another agent; "" if unknown
+    old: float | None = None  # the snapshot's age, if it was read from a file: no agent answers
     gpus: tuple[NodeGpu, ...] = ()  # of this agent; () where they are not read
     format: int = FORMAT

@@ -1,11 +1,11 @@
 """The messages between agents. Each one holds the whole state of its sender.
 
 An agent sends a `Report` whenever its state changes, and again at every beat. The head answers with
-an `Order`. An agent that has lost its head asks others to lead, also with a `Report`; an agent that
-is the wrong one to ask answers with a `Hint`. Without Slurm, an agent may not know its place in the
+an `Order`. An agent that has lost its head asks another to lead, also with a `Report`; the other
+may answer with a `Hint` to ask elsewhere. Without Slurm, an agent may not know its place in the
 job: the first head answers its reports with a `PlaceGiven` before anything else.
 
-A message may be lost, repeated or late without doing harm: the next one says everything again, and
+A message that is lost, repeated or late does no harm: the next one repeats the whole state, and
 `serial` shows which one is newer.
 """
 
@@ -50,29 +50,29 @@ class Report:
     store_port: int  # where a store would listen here, if this agent gets rank 0
     round: int  # the last round that it took part in; -1 before the first
     phase: Phase
-    exits: tuple[WorkerExit, ...]  # of that round
+    exits: tuple[WorkerExit, ...]  # of its workers in that round
     stop_signal: int  # the signal that asked this agent to end the job; 0 for none
     trouble: Trouble | None
     gpus: tuple[str, ...] = ()  # the UUIDs of the GPUs that its task may use
     unfit: str = ""  # why its node must be cordoned; "" if it need not be
-    heard: int = 0  # the serial of the newest order that this report answers
+    heard: int = 0  # the serial of the newest order that it has received
     group: int = -1  # its node's GROUP_RANK in that round; -1 before the first
     term: int = 0  # the newest term whose head it has followed
     seeking: int = -1  # the term that it asks the receiver to lead; -1 for none
     version: int = -1  # of the newest configuration that it has; -1 for none
     configuration: Configuration | None = None  # that configuration; only sent while it seeks
-    port: int = 0  # where it listens for as long as it lives
-    seen: Seen | None = None  # what it has seen of the checkpoint that it was asked to look at
+    port: int = 0  # the port where it listens for as long as it lives
+    seen: Seen | None = None  # its answer to the last Look; None if there was none
     networks: tuple[str, ...] = ()  # from which its node connects to others; () in a job of one
     progress: Progress | None = None  # of its workers; None while none run
     answers: tuple[Answer, ...] = ()  # to the queries of the orders, one of a kind
-    notice: NoticeAnswer | None = None  # to the last notice that it was offered
+    notice: NoticeAnswer | None = None  # its answer to the last notice that it was offered
     warned: int = 0  # the signal that may mean the end of the job, now or later; 0 for none
     passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
-    spent: Spent = ()  # of that round, as far as it is known
+    spent: Spent = Spent()  # the time that its workers have spent in that round
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
-    # Where no two starts of this agent can live at the same time; "" if they can.
+    # Two starts of this agent with the same claim cannot live at the same time; "" if not known.
     claim: str = ""
 
     @property
@@ -106,26 +106,26 @@ class Report:
 
 @value(frozen=True)
 class Order:
-    """The order of the head to one agent: all that the agent is to do."""
+    """The order of the head to one agent: everything that the agent must do."""
 
     term: int
     serial: int
-    incarnation: str  # of the agent that it is meant for
+    incarnation: str  # of the agent that it is for
     goal: Goal
     round: int
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
     lost: bool = False  # with STOP: a worker has failed, and the others may wait for it
     signum: int = signal.SIGTERM  # with STOP: the signal for the workers
-    heard: int = 0  # the serial of the newest report that this order answers
-    keep: float = 0.0  # the worker lease: seconds, from the sending of that report
+    heard: int = 0  # the serial of the newest report that the head has received
+    keep: float = 0.0  # the worker lease, in seconds after that report was sent
     configuration: Configuration | None = None  # None if the agent has this one already
     tenure: int = 0  # the term in which this head began to lead
     look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
-    queries: tuple[Query, ...] = ()  # with RUN: what to find out, at most one of a kind
-    clock: float = 0.0  # the real time of the head, when it sent this
-    notice: StepNotice | None = None  # with RUN: what to offer to the workers, or to give them
-    later: bool = False  # the signal that the report calls `warned` means a later end
+    queries: tuple[Query, ...] = ()  # with RUN: at most one of a kind
+    clock: float = 0.0  # the head's monotonic clock when it sent this
+    notice: StepNotice | None = None  # with RUN: the notice to offer to the workers, or to give
+    later: bool = False  # the signal in the report's `warned` means a later end
     start: str = ""  # the incarnation of the head
 
     @property
@@ -138,7 +138,7 @@ class Order:
 
 @value(frozen=True)
 class Hint:
-    """The answer to an agent that has asked the wrong agent to lead."""
+    """The answer of an agent that must not lead to one that asks it to."""
 
     term: int
     led: bool  # True: the sender follows the head of that term; False: it asks that head to lead
@@ -150,9 +150,9 @@ class Hint:
 
 @value(frozen=True)
 class PlaceGiven:
-    """The answer of the first head to an agent without a place: the place that it gets."""
+    """The place that the first head gives to an agent without one."""
 
-    incarnation: str  # of the agent that it is meant for
+    incarnation: str  # of the agent that it is for
     index: int
 
     @property

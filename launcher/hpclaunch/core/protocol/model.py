@@ -1,7 +1,7 @@
-"""The nouns of a job: frozen values that events, messages and effects carry.
+"""The model of a job: frozen values that events, messages and effects carry.
 
-Times are seconds on the monotonic clock of the agent that holds the value. Only those of a `Sample`
-are compared with times of another machine, since it has the difference of the clocks.
+Times are seconds on the monotonic clock of the agent that holds the value. Only times of a `Sample`
+are compared with another machine's: the sample has the offset between the two clocks.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from .values import replace, value, variant
 
 HEAD = 0  # the index of the first head: the first agent in Slurm's order
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job
-NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # with which workers get notice
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # they are passed on to the workers
+NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # they may give workers notice
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # the agent forwards them to the workers
 
-PLACEHOLDER = "{checkpoint}"  # stands for the path to resume from, in arguments to append
-OUT_OF_MEMORY = "out of memory: killed by the kernel"  # an agent's words for it
+PLACEHOLDER = "{checkpoint}"  # stands for the path to resume from, in the words of --resume-with
+OUT_OF_MEMORY = "out of memory: killed by the kernel"  # in the tail of a WorkerExit
 
-EXIT_FAILED = 1  # where we stand in for torchrun, which has one code for all failures
+EXIT_FAILED = 1  # as from torchrun, which has one code for all failures
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
 EXIT_HUNG = 124  # as from timeout(1)
-EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: not finished, and can continue from a checkpoint
+EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: not finished, but can continue from a checkpoint
 
 
 @value(frozen=True)
 class Place:
-    """The place of one agent in the job, known from Slurm before any message is exchanged."""
+    """The place of one agent in the job, as Slurm assigned it before any message is exchanged."""
 
     index: int  # position in the order of Slurm's nodes, 0-based
     node: int  # position of its host among the step's hosts, 0-based
@@ -47,14 +47,14 @@ class Allocation:
     """The places of an agent and of all others: from Slurm, or from the command line."""
 
     name: str  # "<job>.<step>", or "local-<time>-<pid>" without Slurm
-    identity: str  # the keys derive from it; differs for every start of a job
+    identity: str  # differs for every start of a job; the keys derive from it
     places: tuple[Place, ...]
     index: int
     # The host ("": not given) and port (0: not given) that the user has named for the first head.
     endpoint: tuple[str, int] | None = None
-    has_place: bool = True  # False: `index` is a stand-in until the first head gives this agent one
+    has_place: bool = True  # False: `index` is a stand-in until the first head assigns a place
     task: int = 0  # Slurm's number of this agent's task
-    is_step: bool = True  # False for machines without Slurm: only the first one's name is known
+    is_step: bool = True  # False without Slurm, where only the first machine's name is known
 
     @property
     def label(self) -> str:
@@ -88,12 +88,12 @@ class Allocation:
 
 
 def a_machine(index: int) -> str:
-    """Return the name of a place's host as long as the agent does not know it."""
+    """Return a stand-in for the name of a place's host, until the agent knows it."""
     return f"machine {index}"
 
 
 def with_place(places: tuple[Place, ...], index: int, *, stand_in: int) -> tuple[Place, ...]:
-    """Return the places for an agent that had a stand-in, and now has the place `index`."""
+    """Move an agent's host from its stand-in to its place, `index`. Return all places."""
     known = {stand_in: a_machine(stand_in), index: places[stand_in].host}
     return tuple(replace(p, host=known.get(p.index, p.host)) for p in places)
 
@@ -103,7 +103,7 @@ class Grow(str, Enum):
 
     NOW = "now"
     CHECKPOINT = "checkpoint"  # as soon as there is a new checkpoint
-    NEVER = "never"  # the node waits until the round ends for another reason
+    NEVER = "never"  # the round continues, and the node waits until it ends for another reason
 
 
 class EndKind(str, Enum):
@@ -133,7 +133,7 @@ class EndCause(str, Enum):
     LOST = "node lost"
     UNFIT = "node unfit"
     PREEMPTED = "preemption"
-    REQUEUED = "requeue"  # by somebody else
+    REQUEUED = "requeue"  # not by hpclaunch
     TIME_LIMIT = "time limit"
     USER = "user"
     USAGE = "wrong usage"
@@ -144,26 +144,26 @@ class EndCause(str, Enum):
 
 
 class Origin(str, Enum):
-    """The origin of a job's end, set where the end is decided. `core/ending/table.py` lists what
-    follows from each.
+    """The origin of a job's end, set where the end is decided. `core/ending/table.py` lists the
+    consequences of each.
     """
 
     DONE = "done"  # all workers ended with 0
     FAILURE = "failure"  # of the workers
     TIME_LIMIT = "time limit"
     PREEMPTION = "preemption"
-    REQUEUE = "requeue"  # by somebody else
-    NOTICE = "notice"  # the workers have left after one that a user asked for, or a user's signal
-    DRAIN = "drain"  # the workers have left a node that Slurm drains
+    REQUEUE = "requeue"  # not by hpclaunch
+    NOTICE = "notice"  # the workers exited after a notice or signal from a user
+    DRAIN = "drain"  # the workers exited because Slurm drains a node
     NODE_LOST = "node lost"  # too few are left
     NODE_UNFIT = "node unfit"  # too few are left
-    HEAD_LOST = "head lost"  # or it has never been heard
+    HEAD_LOST = "head lost"  # or never heard
     ABSENT = "absent"  # agents were never heard, or cannot be reached
     STOP = "stop"  # hpclaunch stop
     SIGNAL = "signal"  # sent by a user, or by Slurm when a job is cancelled
     SIGTERM = "sigterm"  # replaced by another origin once Slurm has reported what it means
     USAGE = "usage"  # a mistake of the user
-    TROUBLE = "trouble"  # any other, of an agent
+    TROUBLE = "trouble"  # any other trouble of an agent
 
 
 REQUEUED_ENDS = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
@@ -171,8 +171,8 @@ REQUEUED_ENDS = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
 
 @value(frozen=True)
 class Requeueing:
-    """The rule for another run of the job, from its newest checkpoint: Slurm starts the job again,
-    or the next element of its array.
+    """The rule for another run of the job from its newest checkpoint. Slurm requeues the job, or
+    starts the next element of its array.
     """
 
     on: tuple[EndKind, ...] = ()
@@ -193,15 +193,15 @@ class Job:
     gpus_per_worker: int = 1
     isolate: bool = False  # every worker sees its own GPUs only, even if no GPU is shared
     health: bool = False  # check the nodes' health before every round
-    replaces_stragglers: bool = False  # spares take their places
-    saves: bool = False  # the script saves checkpoints in a directory that we know
-    local: bool = False  # each node has such a directory of its own
+    replaces_stragglers: bool = False  # spares take the places of slow nodes
+    saves: bool = False  # the script saves checkpoints in a known directory
+    local: bool = False  # that directory is a different one on each node
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
-    notice_signal: int = 0  # of a notice to the workers; 0: the one that the script handles
+    notice_signal: int = 0  # the signal that gives workers notice; 0: the one the script handles
     requeueing: Requeueing = Requeueing()
-    first_round: int = 0  # its number: rounds are counted over all runs
+    first_round: int = 0  # the number of this run's first round: all runs are counted
     timing: Timing = DEFAULTS
-    elects: bool = True  # another head when one is lost; False: the job ends with the first one
+    elects: bool = True  # a lost head is replaced; False: the job ends with the first head
 
     @property
     def nodes(self) -> int:
@@ -213,7 +213,7 @@ class Job:
 
     @property
     def may_end(self) -> bool:
-        """Whether something outside ends the job, and the workers are to have notice of it."""
+        """Whether Slurm may end the job, and the workers are to get notice of that."""
         return bool(self.slurm_id and self.timing.notice)
 
 
@@ -222,8 +222,8 @@ class Share:
     """The GPUs of one worker."""
 
     gpus: tuple[int, ...]  # positions among the GPUs of its task
-    sharers: int = 1  # how many workers of this node have these GPUs, including this one
-    leads: bool = True  # it is the first of these workers
+    sharers: int = 1  # the number of workers that have these GPUs, including this one
+    leads: bool = True  # this worker is the first of them
 
 
 @value(frozen=True)
@@ -239,7 +239,7 @@ NO_SHARES = Shares()
 
 @value(frozen=True)
 class Assignment:
-    """The part of one agent in a round: its workers, and the contents of their environment."""
+    """The part of one agent in a round: its workers, and the values for their environment."""
 
     round: int
     restarts: int  # TORCHELASTIC_RESTART_COUNT, the same for every rank
@@ -257,7 +257,7 @@ class Assignment:
     hosts_store: bool
     checkpoint: str  # "": start from the beginning
     shares: Shares = NO_SHARES
-    peers: tuple[str, ...] = ()  # for the host of the store: from where its nodes connect to it
+    peers: tuple[str, ...] = ()  # for the host of the store: the networks of the round's nodes
     hosts: str = ""  # all hosts of the round by rank, in Slurm's form: "n3,n[1-2]"
 
 
@@ -269,7 +269,7 @@ Rounds = tuple[tuple[int, int | None, int], ...]
 class Look:
     """A checkpoint that all agents of the next round must look at before the round begins."""
 
-    number: int  # of the question: no two of one start of a head have the same
+    number: int  # unique among the Looks of one start of a head
     path: str
     mark: str  # differs for every save
     size: int  # bytes of its files
@@ -278,7 +278,7 @@ class Look:
     rounds: Rounds = ()  # the rounds in which it was saved, as the head knows them
 
     def is_answered(self, seen: Seen) -> bool:
-        """Return whether this is the answer. A restarted head counts from 1 again."""
+        """Return whether `seen` is the answer. A restarted head counts from 1 again."""
         return (seen.number, seen.mark, seen.share) == (self.number, self.mark, self.share)
 
 
@@ -286,11 +286,11 @@ class Look:
 class Seen:
     """An agent's answer to a Look. Without `missing` and `damage`, it sees the same as the head."""
 
-    number: int  # these are of the Look
-    mark: str
-    share: tuple[int, int] = (0, 0)
-    missing: str = ""  # why it does not see the checkpoint, perhaps only for a moment
-    damage: str = ""  # which bytes are not what was written
+    number: int  # as in the Look
+    mark: str  # likewise
+    share: tuple[int, int] = (0, 0)  # likewise
+    missing: str = ""  # why the agent does not see the checkpoint, perhaps only for a moment
+    damage: str = ""  # which bytes differ from what was written
 
 
 class Culprit(str, Enum):
@@ -299,10 +299,10 @@ class Culprit(str, Enum):
     WORKER = "worker"
     FORK_SERVER = "fork server"  # it was killed, and its workers with it
     STORE = "store"  # where the ranks meet
-    HANG = "hang"  # a worker that has not ended, and does nothing any more
+    HANG = "hang"  # a worker that is alive, but no longer does anything
 
 
-NO_RANK = -1  # the rank of a process that is not a worker, and of a hang that is nobody's
+NO_RANK = -1  # no worker: another process failed, or no rank is known to be at fault
 
 
 @value(frozen=True)
@@ -313,7 +313,7 @@ class WorkerExit:
     code: int  # 128 + n for signal n, as in a shell
     signal: int  # 0 if it exited by itself
     age: float  # seconds between the exit and the sending of this report
-    stopped: bool  # it ended after its agent had begun to stop it, so it is never the cause
+    stopped: bool  # its agent was already stopping it: a consequence, never the cause
     tail: str  # the last lines it wrote
     culprit: Culprit = Culprit.WORKER
 
@@ -329,17 +329,17 @@ class Failure:
     signal: int
     at: float  # on the head's clock
     tail: str  # the last lines it wrote
-    stopped: bool = False  # it was being stopped already: a consequence, never the cause
+    stopped: bool = False  # as in WorkerExit
     culprit: Culprit = Culprit.WORKER
 
     def moved(self, by: float) -> Failure:
-        """Return the same on a clock that is ahead by so many seconds."""
+        """Return the same failure for a clock that is `by` seconds ahead."""
         return replace(self, at=self.at + by)
 
 
 @value(frozen=True)
 class Trouble:
-    """The reason why an agent cannot take part, or no longer can: it ends the job."""
+    """The reason why an agent cannot, or can no longer, take part. It ends the job."""
 
     origin: Origin  # USAGE, or TROUBLE
     reason: str
@@ -349,13 +349,13 @@ class Sequel(str, Enum):
     """The last action of the agents, once the job is over for them."""
 
     LEAVE = "leave"
-    REQUEUE = "requeue"  # the head asks Slurm to start the job again, and all wait for it to do so
-    LINGER = "linger"  # Slurm starts the job again, but only if it is there to be killed
+    REQUEUE = "requeue"  # the head asks Slurm to requeue the job, and all agents wait for that
+    LINGER = "linger"  # wait for the preemption: it requeues only a job that still runs
     END_CHAIN = "end chain"  # the head cancels the elements of the array that have not begun
 
     @property
     def is_followed(self) -> bool:
-        """Return whether another run follows this one."""
+        """Whether another run follows this one."""
         return self in (Sequel.REQUEUE, Sequel.LINGER)
 
 
@@ -373,69 +373,74 @@ class Verdict:
     """The end of the job, the same for every agent."""
 
     code: int  # the exit code
-    reason: str  # one line, without the name of our program
+    reason: str  # one line, without the name hpclaunch
     origin: Origin
     cause: Failure | None = None  # the first failure of the last round
     consequences: tuple[Failure, ...] = ()  # the later ones, without their output
     restarts: int = 0
     signum: int = signal.SIGTERM  # the signal for workers that still run
     sequel: Sequel = Sequel.LEAVE
-    left: float = 0.0  # seconds until Slurm ends the job, where agents linger
+    left: float = 0.0  # with LINGER: seconds until Slurm ends the job
 
     def moved(self, by: float) -> Verdict:
-        """Return the same on a clock that is ahead by so many seconds."""
+        """Return the same verdict for a clock that is `by` seconds ahead."""
         cause = None if self.cause is None else self.cause.moved(by)
         later = tuple(failure.moved(by) for failure in self.consequences)
         return replace(self, cause=cause, consequences=later)
 
 
 class Doing(IntEnum):
-    """The activities of workers. The numbers are positions in `Spent`."""
+    """The activities of workers. The numbers are positions in `Spent.times`."""
 
-    START = 0  # they are not there yet
-    IMPORTS = 1  # everything until they meet, or make an optimizer
-    RENDEZVOUS = 2  # of the workers, in init_process_group
-    LOADING = 3  # everything between that and the first step
+    START = 0  # they have not started yet
+    IMPORTS = 1  # until init_process_group, or until they make an optimizer
+    RENDEZVOUS = 2  # they are in init_process_group
+    LOADING = 3  # between that and the first step
     TRAINING = 4
     SAVING = 5
     NOTHING = 6  # they have ended
 
 
-# What an agent's workers have spent their time on in a round, as a mean of them: milliseconds for
-# each Doing up to SAVING, and then what they do now, to which all further time belongs. While the
-# agent asks others to lead, also the milliseconds since the round began here.
-Spent = tuple[int, ...]
+@value(frozen=True)
+class Spent:
+    """The time that an agent's workers have spent in a round, as a mean of them."""
+
+    times: tuple[int, ...] = ()  # milliseconds for each Doing up to SAVING; () if not known
+    doing: Doing = Doing.START  # what they do now: all further time belongs to it
+    # Milliseconds since the round began here; None unless the agent asks others to lead.
+    elapsed: int | None = None
+
 
 NO_STEP = -1
 
 
 @value(frozen=True)
 class Tally:
-    """The restarts that the job has used, and what decides whether there is another one.
+    """The restarts that the job has used, and the values that decide whether there is another one.
 
-    All of it goes to the next head, in every configuration. To keep that small, texts that are only
+    Every configuration contains it, for the next head. To keep it small, texts that are only
     compared are kept as checksums.
     """
 
     restarts: int = 0  # of the whole job
     spent: int = 0  # restarts since the last progress
     checkpoint: int = 0  # checksum of the mark of the checkpoint that the last round began with
-    saved: int = 0  # when the newest checkpoint was saved that a round began with, in ns
+    saved: int = 0  # when the newest checkpoint that a round began with was saved, in ns
     step: int = NO_STEP  # the highest step that a round began with
     scale: int = 0  # checksum of that step's scale: steps of different scales cannot be compared
     failed: bool = False  # the last round failed, and no other has begun
-    last_line: int = 0  # checksum of the last line of the worker that made it fail
-    host: str = ""  # where the last failure was
+    last_line: int = 0  # checksum of the last line that the failed worker wrote
+    host: str = ""  # the host of the last failure
     failures_in_a_row: int = 0  # on that host, since the last progress
     outages_in_a_row: int = 0  # failures in a row of the file system or the network
-    pending_verdict: Verdict | None = None  # how the job ends, unless there is a new checkpoint
+    pending_verdict: Verdict | None = None  # the end of the job, unless a new checkpoint is found
     failed_after: float = 0.0  # seconds from the beginning of the last round to its failure
-    failed_loads: int = 0  # rounds in a row that failed while they resumed from that checkpoint
+    failed_loads: int = 0  # rounds in a row that failed while they loaded `checkpoint`
     avoided: tuple[int, ...] = ()  # checksums of the marks of rejected checkpoints
     progress_above: int = NO_STEP  # a checkpoint is progress only beyond this step
-    first_saved: int = -1  # as `saved`, of the first round; 0: it had no checkpoint; -1: not begun
-    first_step: int = NO_STEP  # as `step`, of the first round
-    first_scale: int = 0
+    first_saved: int = -1  # `saved` of the first round; 0: it had no checkpoint; -1: not begun
+    first_step: int = NO_STEP  # `step` of the first round
+    first_scale: int = 0  # `scale` of the first round
 
 
 NOTHING_SPENT = Tally()
@@ -445,11 +450,11 @@ NOTHING_SPENT = Tally()
 class Progress:
     """The progress of an agent's workers."""
 
-    steps: tuple[int, ...]  # optimizer steps of each rank; a single number if all have made as many
-    still: float  # seconds for which no worker of this agent has done anything but use the CPU
-    busy: bool  # they use the CPU
-    limit: float  # seconds of stillness that mean a hang; 0: none do, as far as is known
-    usual: float = 0.0  # the longest time between two steps lately; 0: not known
+    steps: tuple[int, ...]  # optimizer steps of each rank, or one number if all are equal
+    still: float  # seconds since the last sign of life of any worker; CPU time does not count
+    busy: bool  # a worker uses the CPU
+    limit: float  # the value of `still` that means a hang; 0: none does, as far as known
+    usual: float = 0.0  # the longest time between two recent steps; 0: not known
     save: float = 0.0  # the longest time between two steps in which a worker has saved
 
     @property
@@ -459,54 +464,54 @@ class Progress:
 
 @value(frozen=True)
 class RankState:
-    """The position of one rank in its program, as its agent has found out."""
+    """The position of one rank in its program, as its agent found it."""
 
     rank: int
     place: str = ""  # in the script: "loader.py:88, next_batch"; "" if it is not known
     state: str = ""  # of its process, as in proc(5): "S" sleeps, "D" cannot be interrupted
-    busy: bool = False  # uses the CPU
+    busy: bool = False  # it uses the CPU
     debugged: bool = False
-    # (process group, number, name) of the collective that it waits in; None: in none. If this is
-    # known from its stack only, the group is "" and the number 0.
+    # (process group, number, name) of the collective that it waits in; None if it waits in none.
+    # With no source but its stack, the group is "" and the number 0.
     waits: tuple[str, int, str] | None = None
 
 
 @variant(frozen=True)
 class Evidence:
-    """The places where an agent's workers are."""
+    """The states of an agent's workers when a hang is suspected."""
 
     ranks: tuple[RankState, ...]
 
 
-EACH_ITS_NEXT = 0  # the step of a notice where each rank has a step of its own
+EACH_ITS_NEXT = 0  # the step of a notice that each rank takes before its own next step
 
 
 @value(frozen=True)
 class StepNotice:
     """A notice that all ranks of a round take before the same step: a signal, or the end is near.
 
-    It is offered until all agents have accepted it. Until then, a rank that reaches its step waits.
-    Then it is given, or withdrawn. An agent accepts only if none of its ranks has begun that step.
-    So no rank passes the step without it if another one takes it.
+    The notice is offered until all agents have accepted it; meanwhile a rank that reaches its step
+    waits. Then it is given, or withdrawn. An agent accepts only if none of its ranks has begun that
+    step: so either all ranks take the notice before the step, or none does.
     """
 
     number: int  # grows with every offer of a head
-    step: int  # of the optimizer that has made the most; EACH_ITS_NEXT
+    step: int  # of the optimizer that has made the most steps; or EACH_ITS_NEXT
     signum: int  # 0: the one that the script has a handler for
     given: bool = False
 
 
 @value(frozen=True)
 class NoticeAnswer:
-    """The answer of an agent to such an offer."""
+    """The answer of an agent to the offer of a StepNotice."""
 
     number: int
     accepted: bool
-    busy: bool = False  # its workers have not reached the step of an earlier one yet
+    busy: bool = False  # its workers have not reached the step of an earlier notice yet
     steps: tuple[int, ...] = ()  # the fewest and the most that its ranks have begun; () if none
-    taken: int = 0  # the number of the last one that all of its ranks have taken
+    taken: int = 0  # the number of the last notice that all of its ranks have taken
     given: int = 0  # the number of the last notice that was given here
-    last: bool = False  # they have taken it and ended: none has begun another step
+    last: bool = False  # its ranks have taken that notice and ended, without another step
     unheard: int = 0  # the number of the last notice whose signal none of its workers handles
 
 
@@ -516,10 +521,10 @@ class RankVitals:
 
     rank: int
     phase: str  # "start", "rendezvous", "first step", "step", "evaluation", "save", "end", "other"
-    steps: int  # of its optimizer in this round, or as often as the script reports one
-    step: int  # as the script counts; 0 if it does not report it
+    steps: int  # steps in this round, of its optimizer or as reported by the script
+    step: int  # the step by the script's own count; 0 if it does not report one
     cpu: float  # CPUs used since the last vitals, or else since it was started
-    memory: int  # bytes that are resident; what processes share is counted for each
+    memory: int  # bytes that are resident; shared ones are counted for each process
 
 
 @variant(frozen=True)
@@ -533,7 +538,7 @@ class Vitals:
 class Request(str, Enum):
     """The requests of a user to a running job."""
 
-    STOP = "stop"  # end the job in order
+    STOP = "stop"  # end the job gracefully
     RESTART = "restart"  # end the round, and begin the next from the newest checkpoint
     NOTICE = "notice"  # give the workers notice now
 
@@ -545,7 +550,7 @@ class Phase(str, Enum):
     IDLE = "idle"  # no workers, and ready for the next round
     RUNNING = "running"
     STOPPING = "stopping"  # its workers are being stopped
-    STUCK = "stuck"  # some of its workers survive SIGKILL
+    STUCK = "stuck"  # some of its workers, or their leftovers, survive SIGKILL
     DONE = "done"  # all its workers have ended with code 0
     ENDED = "ended"  # it has the verdict and leaves
 
@@ -564,13 +569,13 @@ class Arrivals:
     """The times at which the workers of one agent began collectives of a process group."""
 
     group: str  # backend and name, as torch has them: "gloo:0"
-    members: int  # how many of these workers are in it
+    members: int  # the number of these workers in it
     base: float  # seconds
-    numbers: tuple[int, ...]  # of the collectives, which only grow
-    usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`
-    late: tuple[int, ...]  # how much later the last of them did, in microseconds
-    last: tuple[int, ...]  # the rank of that one
-    on_gpus: bool = False  # steps of workers that only hand their collectives over to GPUs
+    numbers: tuple[int, ...]  # the collectives' numbers, ascending
+    usual: tuple[int, ...]  # for each: when half of the workers had begun it, in us after `base`
+    late: tuple[int, ...]  # for each: how much later the last worker began it, in microseconds
+    last: tuple[int, ...]  # for each: the rank of that worker
+    on_gpus: bool = False  # these are steps, since GPUs run the collectives
 
 
 @value(frozen=True)
@@ -578,11 +583,11 @@ class Load:
     """The load of a worker and the processes below it: shares of the time since the last sample."""
 
     rank: int
-    cpu: float  # they used a CPU; more than 1 with several threads
-    queued: float  # the thread that did so the longest waited for one
-    throttled: float  # the quota of their cgroup was used up
-    blocked: float  # one of them waited for storage
-    clock: float = 0.0  # GHz, of the CPU that the worker ran on; 0: not known
+    cpu: float  # their CPU time; more than 1 with several threads
+    queued: float  # the wait for a CPU, of the thread that waited the longest
+    throttled: float  # the time in which the quota of their cgroup was used up
+    blocked: float  # the time in which one of them waited for storage
+    clock: float = 0.0  # GHz of the CPU that the worker ran on; 0: not known
 
 
 @variant(frozen=True)
@@ -590,13 +595,13 @@ class Sample:
     """The pace of an agent's workers."""
 
     pace: float  # seconds for a step, since the last sample; 0: they make none
-    blind: bool = False  # they are in process groups, and torch does not record their collectives
+    blind: bool = False  # torch does not record the collectives of their process groups
     arrivals: tuple[Arrivals, ...] = ()
     loads: tuple[Load, ...] = ()
-    # The addresses of other nodes that its workers send to, and the seconds there and back.
+    # The addresses of other nodes that its workers send to, with the round trip in seconds.
     ways: tuple[tuple[str, float], ...] = ()
-    ahead: float = 0.0  # seconds by which the head's clock is ahead of that of the times above
-    error: float = 0.0  # the most by which that may be wrong
+    ahead: float = 0.0  # seconds by which the head's clock is ahead of this agent's
+    error: float = 0.0  # the greatest possible error of `ahead`, in seconds
 
 
 class QueryKind(str, Enum):
@@ -608,7 +613,7 @@ class QueryKind(str, Enum):
 
     @property
     def is_urgent(self) -> bool:
-        """Return whether the head waits for the answer, to decide something."""
+        """Whether the head waits for the answer before it decides something."""
         return self is not QueryKind.VITALS
 
 
@@ -617,7 +622,7 @@ class Query:
     """A question to an agent's workers."""
 
     kind: QueryKind
-    number: int  # no two of one head have the same
+    number: int  # unique among the queries of one head
 
 
 Body: TypeAlias = Evidence | Sample | Vitals

@@ -1,6 +1,6 @@
-"""The facts of one node: each agent records those that it finds itself, be it the head or not.
+"""The facts of one node: each agent records those that it finds itself, whether or not it leads.
 
-`host` is the node. Where a program has explained a failure, `why` is its text for people.
+`host` is the node. `why` is a text for people: often the error message of another program.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from .values import field, value
 
 
 class LaunchNoteKind(str, Enum):
-    """Something that the user may not expect of a launch. The comment names the details."""
+    """Something that the user may not expect of a launch. The comments list its `details`."""
 
-    NODES = "nodes"  # --nnodes asked for other numbers than Slurm has given: asked, given
-    SPARES = "spares"  # it asked for fewer nodes than there are: asked, spares, nodes
+    NODES = "nodes"  # --nnodes differs from what Slurm has allocated: asked, given
+    SPARES = "spares"  # --nnodes is less than the allocated nodes: asked, spares, nodes
     NO_KILL = "no kill"  # a node that fails ends the whole step
     NODE_RANK = "node rank"  # --node-rank is not Slurm's: asked, given
-    LOCAL_ADDR = "local address"  # --local-addr is no address of this host: asked
-    ENDPOINT = "endpoint"  # the meeting point is not on the first node: option, asked
-    MACHINES = "machines"  # without Slurm, several machines are waited for: asked, most, fewest
+    LOCAL_ADDR = "local address"  # --local-addr is not an address of this host: asked
+    ENDPOINT = "endpoint"  # the rendezvous endpoint is not on the first node: option, asked
+    MACHINES = "machines"  # without Slurm, the job waits for machines: asked, most, fewest
     STANDALONE = "standalone"  # each task of the step trains on its own: tasks
-    NO_VARIABLES = "no variables"  # a task of a step has none of Slurm's variables: step
+    NO_VARIABLES = "no variables"  # this task has none of Slurm's variables: step
     NPROC = "nproc"  # several tasks of a node start several workers each: tasks, nproc
-    NO_GPU = "no gpu"  # the number of workers is that of the CPUs: cpus
+    NO_GPU = "no gpu"  # there is one worker per CPU: cpus
     CPUS = "cpus"  # there are fewer CPUs than workers: workers, cpus
     CORES = "cores"  # a worker with a GPU has few cores: cores
     PYTHON = "python"  # an interpreter was named before the script: command
     WITHOUT_EFFECT = "without effect"  # options, each with the reason
     LOGS_IN_USE = "logs in use"  # another launch uses the log directory: asked, directory
-    LOGS_FOREIGN = "logs foreign"  # it belongs to somebody else: directory
-    LOGS_TEMPORARY = "logs temporary"  # nothing can be written there: why, directory
+    LOGS_FOREIGN = "logs foreign"  # the log directory belongs to another user: directory
+    LOGS_TEMPORARY = "logs temporary"  # the log directory is not writable: why, directory
 
 
 @value(frozen=True)
 class LaunchNote:
-    """Something that the user may not expect, as the command line and Slurm have it."""
+    """Something that the user may not expect, found in the command line or Slurm's variables."""
 
     host: str
     kind: LaunchNoteKind
@@ -50,17 +50,17 @@ class LaunchNote:
 
 @value(frozen=True)
 class HelperEnded:
-    """A process of the agent has ended before it was asked to."""
+    """A process of the agent has ended unexpectedly."""
 
     host: str
     kind: ProcessKind
-    was_killed: bool  # from outside; else it has failed
+    was_killed: bool  # True: killed from outside; False: it failed
     is_replaced: bool
 
 
 @value(frozen=True)
 class ProcessContinued:
-    """Somebody had stopped a process with a signal, and it was made to continue."""
+    """A process that a signal had stopped was continued."""
 
     host: str
     kind: ProcessKind
@@ -88,9 +88,9 @@ class CheckpointDirSuggested:
 
 class LogTroubleKind(str, Enum):
     FILES = "files"  # the launcher's own files cannot be written: names, reason
-    DISK = "disk"  # the disk is full, and what workers write is lost: directory
+    DISK = "disk"  # the disk is full, and the workers' output is lost: directory
     DUPLICATES = "duplicates"  # lines are no longer duplicated to a file: its path, reason
-    STALLED = "stalled"  # so many lines of the console were dropped
+    STALLED = "stalled"  # lines for the console were dropped: their number
 
 
 @value(frozen=True)
@@ -108,7 +108,9 @@ class LogTrouble:
 
 @value(frozen=True)
 class OutputMoved:
-    """The disk of the log directory is full: a round's files are in a temporary directory."""
+    """The disk of the log directory is full, read-only or broken: a round's files are in a
+    temporary directory.
+    """
 
     host: str
     round: int
@@ -118,7 +120,7 @@ class OutputMoved:
 
 @value(frozen=True)
 class TemplateReplaced:
-    """The process from which workers are forked has ended, and is replaced."""
+    """The template, from which workers are forked, has ended and is replaced."""
 
     host: str
     why: str
@@ -126,34 +128,34 @@ class TemplateReplaced:
 
 @value(frozen=True)
 class ColdStart:
-    """Workers are not forked from the template, although that was wanted."""
+    """Workers start as new interpreters, although a warm start was wanted."""
 
     host: str
     why: str
 
 
 class ColdCause(str, Enum):
-    """Why a forked worker has to become a new interpreter."""
+    """The reason why a forked worker must become a new interpreter."""
 
-    VARIABLE = "variable"  # it sets a variable that torch has read
-    MODULE = "module"  # it imports another module of the same name
+    VARIABLE = "variable"  # it sets a variable that torch has read already
+    MODULE = "module"  # it imports a module whose name another, preloaded module has
 
 
 @value(frozen=True)
 class WorkerTurnedCold:
-    """A worker has become a new interpreter, as those of later rounds are from the start."""
+    """A worker has become a new interpreter. Workers of later rounds start as new interpreters."""
 
     host: str
     cause: ColdCause
     name: str  # of the variable or module
     file: str
     line: int
-    is_impossible: bool  # it cannot: this happens in a process that a worker has forked
+    is_impossible: bool  # the process cannot become one, because a worker has forked it
 
 
 @value(frozen=True)
 class PreloadSkipped:
-    """The template does without a module of --preload."""
+    """The template continues without a module of --preload."""
 
     host: str
     module: str
@@ -162,7 +164,7 @@ class PreloadSkipped:
 
 @value(frozen=True)
 class SignalUnhandled:
-    """A signal is not passed on to workers that have no handler for it."""
+    """A signal is not forwarded to workers that have no handler for it."""
 
     host: str
     signal: int
@@ -174,10 +176,10 @@ class SignalUnhandled:
 
 @value(frozen=True)
 class HealthWarning:
-    """Something is wrong with the node, and workers may run on it all the same."""
+    """Something is wrong with the node, but workers may run on it."""
 
     host: str
-    check: str  # the GPU or file system, and what is wrong there, without figures
+    check: str  # the GPU or file system, and the kind of problem, without figures
     found: str
     advice: str
 
@@ -193,7 +195,7 @@ class XidReported:
     why: str
 
 
-# What others see of the job
+# Metrics and notifications
 
 
 @value(frozen=True)
@@ -210,7 +212,7 @@ class NotifyTrouble(str, Enum):
 
     FAILED = "failed"
     INTERRUPTED = "interrupted"  # the event may be lost
-    UNFINISHED = "unfinished"  # it still ran some time after the end of the job
+    UNFINISHED = "unfinished"  # the command still ran some time after the end of the job
     SLOW = "slow"  # events were dropped
 
 
@@ -239,10 +241,10 @@ class PortTaken:
 
 @value(frozen=True)
 class MessageIgnored:
-    """Something was received that is no message of this version."""
+    """Something was received that is not a message of this version."""
 
     host: str
-    address: str  # from where
+    address: str  # of the sender
     why: str
 
 
@@ -251,7 +253,7 @@ class MessageIgnored:
 
 @value(frozen=True)
 class MpsStarted:
-    """MPS serves the workers. Only the first agent records it."""
+    """MPS daemons of hpclaunch serve the workers. Only the first agent records it."""
 
     host: str
     gpus: tuple[tuple[str, ...], ...]  # for each daemon the names of its GPUs
@@ -259,7 +261,7 @@ class MpsStarted:
 
 @value(frozen=True)
 class ForeignMpsAwaited:
-    """A daemon that hpclaunch has not started serves another user first."""
+    """A foreign MPS daemon, not started by hpclaunch, serves another user first."""
 
     host: str
     why: str
@@ -267,7 +269,7 @@ class ForeignMpsAwaited:
 
 @value(frozen=True)
 class MpsBypassed:
-    """Workers use their GPU without MPS, so that they take turns on it."""
+    """Workers run without MPS, and so take turns on their GPU."""
 
     host: str
     ranks: tuple[int, ...]
@@ -275,7 +277,7 @@ class MpsBypassed:
 
 @value(frozen=True)
 class TimeSlices:
-    """Workers share these GPUs without MPS."""
+    """Workers share these GPUs by time slices, without MPS."""
 
     host: str
     gpus: tuple[str, ...]
@@ -285,7 +287,7 @@ class TimeSlices:
 
 @value(frozen=True)
 class ForeignMpsUsed:
-    """A daemon that hpclaunch has not started serves the workers."""
+    """A foreign MPS daemon serves the workers."""
 
     host: str
     directory: str  # of its pipes
@@ -293,17 +295,17 @@ class ForeignMpsUsed:
 
 @value(frozen=True)
 class ForeignMpsCrowded:
-    """An MPS daemon that hpclaunch has not started may have no room for all workers."""
+    """A foreign MPS daemon may have no room for all workers."""
 
     host: str
     directory: str
-    present: int  # clients
-    room: int  # for clients beside the workers
+    present: int  # clients that it has already
+    room: int  # clients that it can have beside the workers
 
 
 @value(frozen=True)
 class ForeignMpsRefused:
-    """An MPS daemon that hpclaunch has not started is not trusted, and so not used."""
+    """A foreign MPS daemon is not trusted, and so not used."""
 
     host: str
     why: str
@@ -315,23 +317,23 @@ class FewConnections:
 
     host: str
     connections: int
-    most: int  # the largest value that costs no clients
+    most: int  # the largest value that does not reduce the number of workers
 
 
 # Another run
 
 
 class AnotherRunKind(str, Enum):
-    LINGERS = "lingers"  # Slurm starts the job again once it has preempted it
-    BY_SCRIPT = "by script"  # there is no scontrol, so the job's script asks for it
-    FOLLOWS = "follows"  # Slurm is asked
+    LINGERS = "lingers"  # Slurm requeues the job when it preempts it
+    BY_SCRIPT = "by script"  # there is no scontrol here: the job's script must requeue it
+    FOLLOWS = "follows"  # Slurm is asked to requeue the job
     REFUSED = "refused"
     CHAIN_STAYS = "chain stays"  # the rest of an array could not be cancelled
 
 
 @value(frozen=True)
 class AnotherRun:
-    """The fate of the next run. It is only shown: the log service has ended by then."""
+    """The prospect of another run. It is shown, but not recorded: the log service has ended."""
 
     kind: AnotherRunKind
     job: str  # as Slurm's commands take it
@@ -339,7 +341,7 @@ class AnotherRun:
     why: str = ""  # REFUSED, CHAIN_STAYS: Slurm's reason
 
 
-# What is known before any daemon is started, and so to `hpclaunch doctor` as well
+# Notes that need no running daemon, so that `hpclaunch doctor` shows them too
 MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused | FewConnections
 
 NodeFact = (

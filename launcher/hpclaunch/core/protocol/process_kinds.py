@@ -1,4 +1,4 @@
-"""The processes that belong to an agent and are no workers, and their names for people."""
+"""The processes of an agent other than the workers, and their names in messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ProcessKind(str, Enum):
-    """The purpose of a process: of a helper of the agent, or of one below the fork server."""
+    """The purpose of a process: a helper of the agent, or a process below the fork server."""
 
     LOGS = "logs"
     CHECKPOINTS = "checkpoints"

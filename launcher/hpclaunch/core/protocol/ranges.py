@@ -17,7 +17,7 @@ def written(numbers: Iterable[int]) -> str:
 
 
 def parsed(text: str) -> frozenset[int]:
-    """Read such a list. Raises ValueError if the text is none."""
+    """Parse such a list. Raises ValueError if the text is not one."""
     numbers: set[int] = set()
     for span in filter(None, map(str.strip, text.split(","))):
         first, _, last = span.partition("-")

@@ -1,4 +1,4 @@
-"""The stages of a job, which may follow which, and what the agents are to do in each."""
+"""The stages of a job, the transitions between them, and the goal of the agents in each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from .model import Goal
 
 class Stage(Enum):
     RENDEZVOUS = "rendezvous"  # until every agent is ready for a round
-    CHOOSING = "choosing"  # until all agree on the checkpoint that the round resumes from
+    CHOOSING = "choosing"  # until all agents see the checkpoint that the round resumes from
     RUNNING = "running"
     STOPPING = "stopping"  # until no worker of the round is left anywhere
     ENDING = "ending"  # until every agent has the verdict
     ENDED = "ended"
 
 
-# Which stage may follow which.
 NEXT = {
     Stage.RENDEZVOUS: {Stage.CHOOSING, Stage.ENDING},
     Stage.CHOOSING: {Stage.RUNNING, Stage.RENDEZVOUS, Stage.ENDING},
@@ -26,7 +25,6 @@ NEXT = {
     Stage.ENDED: set(),
 }
 
-# What the head orders the agents to do in each stage.
 GOAL = {
     Stage.RENDEZVOUS: Goal.WAIT,
     Stage.CHOOSING: Goal.WAIT,

@@ -1,9 +1,9 @@
-"""Values: classes of fields, made in microseconds.
+"""Value classes, like dataclasses but quicker to import.
 
-For type checkers they are dataclasses, at run time structs of msgspec. Python takes 0.4 ms to make
-a dataclass when its module is imported, and every agent imports nearly two hundred values.
+To type checkers they are dataclasses; at run time they are structs of msgspec. Python takes 0.4 ms
+to define a dataclass, and every agent imports nearly two hundred value classes.
 
-A value has no base, and in its methods `super()` without arguments does not work.
+A value class has no base, and `super()` without arguments does not work in its methods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:
         return make
 
     def variant(*, frozen: bool = False):
-        """Make a value for a field of several types. JSON has its name, in lower case."""
+        """Make a value class for a union. Its name in lower case is the tag in JSON."""
         return value(frozen=frozen, tag=str.lower)
 
     def is_value(thing: object) -> bool:

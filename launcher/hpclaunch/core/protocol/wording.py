@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterable
 
 GIB = 1 << 30
-CONTINUES = "was stopped by a signal, and continues"  # said of a process
-# What a terminal may take for a command: control characters but the tab, those that change the
-# direction of the text or end a line, and bytes that are no UTF-8 and control characters otherwise.
+CONTINUES = "was stopped by a signal, and continues"  # about a process
+# Characters that a terminal may take for a command: control characters but the tab, also as bytes
+# that are not UTF-8, and characters that change the direction of the text or end a line.
 _COMMANDS = re.compile(
     r"[\x00-\x08\n-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]"
 )
@@ -17,41 +17,39 @@ _UNINDENTED = re.compile(r"\n(?!  |$)")
 
 
 def for_console(text: str) -> bytes:
-    """Encode a message for the user's console, whatever names are in it.
+    """Encode a message for the user's console, whatever names it contains.
 
-    Its lines after the first are indented, so that a name with a newline in it cannot look like a
-    message of its own.
+    Lines after the first are indented, so that a name with a newline in it cannot look like another
+    message.
     """
     lines = _UNINDENTED.sub("\n  ", text).split("\n")
     return as_bytes("\n".join(map(harmless, lines)))
 
 
 def harmless(text: str) -> str:
-    """Replace with "?" what a terminal may take for a command, and the end of a line. Names of
-    files stay as they are otherwise.
+    """Replace characters that a terminal may take for a command, and line ends, with "?". Other
+    characters in names of files stay as they are.
     """
-    # Decoded again, since the C locale leaves UTF-8 undecoded.
+    # Encode and decode, since names of files are not decoded in the C locale.
     return _COMMANDS.sub("?", as_bytes(text).decode(errors="surrogateescape"))
 
 
 def harmless_json(text: str) -> str:
-    """The same JSON with its strings' control characters escaped: JSON itself allows some of them.
-    It has no line breaks between its values.
+    """Escape control characters in the strings of a JSON text, since JSON allows some of them. The
+    text has no line breaks between its values.
     """
     return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def as_bytes(text: str) -> bytes:
-    """Encode a text. Names of files become the bytes that they are on disk, whatever their
-    encoding.
-    """
+    """Encode a text. Names of files become the same bytes as on disk, whatever their encoding."""
     try:
         return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # surrogates that no name of a file has
+    except UnicodeEncodeError:  # surrogates that do not come from names of files
         return text.encode(errors="backslashreplace")
 
 
-NAMES = 8  # hosts named in a line before it says "and so many more"
+NAMES = 8  # hosts named in a message; the rest is only counted
 
 
 def some(names: Iterable[str], most: int) -> str:
@@ -62,8 +60,8 @@ def some(names: Iterable[str], most: int) -> str:
 
 
 def plain(name: str) -> str:
-    """Make a name safe for a line on the console. Anybody may have chosen it, so what could be an
-    escape code, end the line or be invisible becomes "?".
+    """Make a name from outside safe for the console: replace characters that could be an escape
+    code, end the line or be invisible with "?".
     """
     return "".join(c if c.isprintable() else "?" for c in name)
 
@@ -90,5 +88,5 @@ def signal_name(signum: int) -> str:
 
 
 def changed_too_early(file: str, name: str, line: int) -> str:
-    """Say why a worker starts cold: its script sets this variable."""
+    """Return the reason why a worker starts cold: its script sets this variable."""
     return f"{file} sets {name} in line {line}, before it imports torch"

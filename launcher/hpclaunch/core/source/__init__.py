@@ -1,1 +1,1 @@
-"""The text of a script, and the command line of its interpreter: can it start warm?"""
+"""The text of a script and the command line of its interpreter: whether it can start warm."""

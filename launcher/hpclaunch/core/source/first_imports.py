@@ -1,7 +1,7 @@
-"""A short look at the text of a script: its first imports, and the variables that it sets before.
+"""The first imports in the text of a script, and the variables that it sets before them.
 
-The answers save time; nothing depends on them for its correctness, since a worker that was started
-warm finds out by itself whether it must be a new interpreter.
+The results only save time: a worker that was started warm detects by itself whether it must become
+a new interpreter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Container, Iterator, Mapping
 COMPILER = "torch._dynamo"
 READING = ("get", "items", "keys", "values", "copy", "__getitem__")  # methods of os.environ
 SETTING = ("putenv", "unsetenv", "load_dotenv", "read_env")
-RUNNING = ("import_module", "__import__", "exec", "run_path", "run_module")  # code that is not here
+RUNNING = ("import_module", "__import__", "exec", "run_path", "run_module")  # they run other code
 
 
 def is_plain(tree: ast.AST, python: Container[str]) -> bool:
-    """Return whether a script, or a part of it, imports nothing but modules of Python itself, whose
+    """Return whether a script, or a part of it, imports only modules of the standard library, whose
     names are in `python`.
     """
     for node in ast.walk(tree):
@@ -35,8 +35,8 @@ def first_change(
     matters: Callable[[str], bool],
     environ: Mapping[str, str],
 ) -> tuple[str, int] | None:
-    """Return the first variable that `matters` and is changed before any import that may import
-    torch, with its line. Only plain statements at the top of the script count.
+    """Return the first variable that `matters` and that the script changes before any import that
+    may import torch, with its line. Only statements at the top level of the script count.
     """
     for statement in _certain(tree.body):
         if not is_plain(statement, python):
@@ -48,9 +48,9 @@ def first_change(
 
 
 def first_imports(tree: ast.Module) -> list[tuple[str, str]]:
-    """Return the modules that a script imports in any case, in order, and the names that it takes
-    from each: (module, "") or (module, name). If a script sets environment variables, its imports
-    may depend on them: then return only what torch imports for itself.
+    """Return the modules that a script always imports, in order, and the names that it imports from
+    each: (module, "") or (module, name). If the script sets environment variables, its imports may
+    depend on them: then return only the module that torch imports itself.
     """
     found: dict[tuple[str, str], None] = {}
     if not any(map(_sets_variables, ast.walk(tree))):
@@ -75,7 +75,7 @@ def _is_of(python: Container[str], statement: ast.Import | ast.ImportFrom) -> bo
 
 
 def _changes(statement: ast.stmt, environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each variable that a statement sets by its name, with the value, None if unknown."""
+    """Yield each variable that a statement sets by a literal name; its value is None if unknown."""
     match statement:
         case ast.Assign(targets=targets, value=value):
             for target in targets:
@@ -114,7 +114,7 @@ def _optimizes(tree: ast.Module) -> bool:
 
 
 def _certain(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that are executed in any case, with those under `__main__`."""
+    """Yield the statements that are always executed, including those under `__main__`."""
     for statement in body:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -1,4 +1,4 @@
-"""The command line of a Python interpreter: what it runs, and with which options."""
+"""The command line of a Python interpreter: its program, and its options."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from ..protocol.values import field, value
 
-RUN_PATH = "runpy.run_path(sys.argv[0]"  # in the code that runs a script by runpy
+RUN_PATH = "runpy.run_path(sys.argv[0]"  # marks code for -c that runs a script with runpy
 
 
 @value()
 class InterpreterCall:
     flags: set[str] = field(default_factory=set)
-    extra: list[str] = field(default_factory=list)  # of -X
+    extra: list[str] = field(default_factory=list)  # the values of -X
     kind: str = ""  # "c": code, "m": a module, "": a script
     program: str = "-"
 
     @property
     def runs(self) -> bool:
-        """Whether it runs a program, and does not merely show its version or its options."""
+        """Whether it runs a program, and does not only show its version or its options."""
         return not self.flags & {"h", "?", "V"}
 
 
 def parse(words: Sequence[str]) -> InterpreterCall:
-    """Parse what follows the interpreter as CPython's getopt does: letters may be joined, and an
-    argument may be attached.
+    """Parse the arguments of the interpreter as CPython does: letters may be joined, and a value
+    may be attached to its letter.
     """
     call, left = InterpreterCall(), [*words]
     while left and left[0].startswith("-") and left[0] != "-":
@@ -56,7 +56,7 @@ def parse(words: Sequence[str]) -> InterpreterCall:
 
 
 def why_cold(call: InterpreterCall, environ: Mapping[str, str]) -> str:
-    """Return why an interpreter must do its imports itself; "" if it need not."""
+    """Return why an interpreter must start cold; "" if it may start warm."""
     for letter in "EIS":
         if letter in call.flags:
             return f"the option -{letter} keeps hpclaunch out of the interpreter"

@@ -1,4 +1,4 @@
-"""Arrivals: when the workers of one agent began their collectives, as its samples report it."""
+"""Arrivals: the times at which an agent's workers began their collectives, for its samples."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Iterator, Mapping
 from ..protocol.model import Arrivals
 from .medians import lower_median
 
-# When a rank began each collective that it remembers, in ns: by process group and number.
+# The time at which a rank began each collective that it remembers, in ns, by group and number.
 Trace = Mapping[str, Mapping[int, int]]
 
-IN_ALL, MOST, LEAST = 16384, 256, 64  # collectives of a group that the head compares, by agent
-RUN = LEAST // 4  # at least so many of these follow one another
+# Collectives of a group that the head compares: of all agents, and of each at most and at least.
+IN_ALL, MOST, LEAST = 16384, 256, 64
+RUN = LEAST // 4  # the shortest run of consecutive ones among these
 
 
 def together(
     traces: Mapping[int, Trace], agents: int = 1, *, on_gpus: bool = False
 ) -> tuple[Arrivals, ...]:
-    """Return the arrivals in each group, at the collectives that all of its ranks remember.
-    `traces` are by rank; with many agents, each one reports fewer. `on_gpus`: they are steps, which
-    stand in for collectives on GPUs.
+    """Return the arrivals in each group, at the collectives that all of its ranks remember. With
+    many `agents`, each reports fewer. `traces` are by rank. `on_gpus`: their numbers are steps,
+    which stand for collectives on GPUs.
     """
     groups = sorted({group for trace in traces.values() for group in trace})
     most = max(LEAST, min(MOST, IN_ALL // agents))
@@ -54,9 +55,8 @@ def _of_group(
 
 
 def _thinned(numbers: set[int], most: int) -> list[int]:
-    """Return consecutive runs of the numbers, which all agents choose alike. A step has several
-    collectives, and a rank that is late to the first one is not late to the others: every second
-    number might leave out the first ones of all steps.
+    """Return runs of consecutive numbers, the same on all agents. With every second number, the
+    first collective of each step might be left out, and a late rank may be late only to that one.
     """
     every, run = 1, most // 4
     while len(numbers) > most:

@@ -1,4 +1,4 @@
-"""The cause for which a straggler is late, as far as its own node can see it."""
+"""The reason why a straggler is late, as far as it is visible on its node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SLOW = 0.9  # share of the others' clock rate
 FAR = 5.0  # multiples of the usual delay to other nodes
 LEAST_FAR = 0.001  # seconds
 
-OUTER = ("throttled", "queued", "blocked")  # such a rank is late by no fault of its program
-SPINS = 0.9  # share of a CPU: ranks that wait for a GPU use as much
+OUTER = ("throttled", "queued", "blocked")  # reasons outside of the rank's program
+SPINS = 0.9  # share of a CPU: a rank that waits for a GPU uses at least this
 UNSEEN = "the cause is not visible on its node: it uses the CPU as the others do"
 WORDS = {
     "throttled": "the CPU quota of its cgroup stops it for {:.0%} of the time",
@@ -31,11 +31,11 @@ UNKNOWN = (
 @value(frozen=True)
 class Cause:
     words: str  # "" if nothing is known
-    outer: bool = False  # other processes, a quota or storage keep it from running
+    outer: bool = False  # other processes, a quota or storage prevent the rank from running
 
 
 def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
-    """Return what a rank of this agent does more than others; with NO_RANK, all of its ranks."""
+    """Return what a rank spends more time on than others; NO_RANK: all ranks of the agent."""
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
     own = {load.rank for load in samples[agent].loads}
     late = own if rank == NO_RANK else own & {rank}
@@ -59,7 +59,7 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
 
 
 def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> Load:
-    """Return by how much the shares of these ranks exceed those of the others."""
+    """Return the excess of the late ranks' shares over the others'."""
 
     def by(name: str) -> float:
         mine = lower_median(getattr(loads[rank], name) for rank in late)
@@ -70,7 +70,7 @@ def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[i
 
 
 def _slowed(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> str:
-    """Return the message that these ranks' CPUs are slower than others'; "" if they are not."""
+    """Return the message that the late ranks' CPUs are slower; "" if they are not."""
     mine, theirs = (lower_median(loads[rank].clock for rank in ranks) for ranks in (late, others))
     return SLOWED.format(mine, theirs) if 0.0 < mine < SLOW * theirs else ""
 
@@ -92,8 +92,8 @@ class FarNode:
 
 
 def far_node(ways: Mapping[str, Mapping[str, float]]) -> FarNode | None:
-    """Return the node that is far from all others. `ways` has the seconds of the round trips from
-    each address to others. Of two nodes, none is known to be at fault.
+    """Return the node that is far from all others. `ways` has the round trips, in seconds, from
+    each address to others. With only two nodes, neither is known to be at fault.
     """
     pairs = [
         (one, other, delay) for one, way in ways.items() for other, delay in way.items() if delay

@@ -1,7 +1,7 @@
 """The offset of the head's clock from an agent's.
 
-An agent knows when it sent a report and when the order that answers it arrived. The head read its
-clock in between: the shorter the round trip, the smaller the error, as in the Network Time Protocol
+An agent knows when it sent a report, and when the order that answers it arrived. The head read its
+clock in between, so the error is at most half of the round trip, as in the Network Time Protocol
 (RFC 5905).
 """
 
@@ -18,16 +18,16 @@ DRIFT = 1e-3  # seconds per second: twice the largest correction of NTP
 @value(frozen=True)
 class Offset:
     seconds: float  # to be added to this agent's time
-    error: float  # seconds; the greatest possible error
+    error: float  # the greatest possible error, in seconds
 
 
 class ClockOffset:
-    """The offset of the agent that this one reports to, usually the head."""
+    """The offset of the clock of the agent that this one reports to, usually the head."""
 
     def __init__(self) -> None:
         self._agent: int | None = None
-        self._sent: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # serial number, when
-        self._known: deque[tuple[Offset, float]] = deque(maxlen=REMEMBERED)  # with when
+        self._sent: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # serial number, when sent
+        self._known: deque[tuple[Offset, float]] = deque(maxlen=REMEMBERED)  # when it was measured
 
     def report_sent(self, serial: int, now: float) -> None:
         self._sent.append((serial, now))
@@ -49,7 +49,7 @@ class ClockOffset:
         if known is not None:
             apart = abs(offset.seconds - known.seconds)
             if apart > offset.error + known.error:
-                self._known.clear()  # one of the machines was suspended, and its clock with it
+                self._known.clear()  # a machine was suspended, and its clock stopped
         self._known.append((offset, now))
 
     def of(self, agent: int, now: float) -> Offset | None:

@@ -2,7 +2,7 @@
 
 All ranks leave a collective at the same time, so their steps take equally long. Only the times at
 which they begin a collective show which rank is slow. A step loses the time by which the last rank
-is late. Lateness carries over from one collective of a step to the next, so the largest one counts.
+is late. A late rank may be late to several collectives of a step, so only the largest delay counts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .medians import lower_median
 
 LEAST = 0.1  # share of the time that is lost
 MOSTLY = 0.7  # share of the lost time that is due to one agent
-PARTS = 5  # of a sample
+PARTS = 5  # into which a sample is divided
 SPREAD = 0.6  # share of the parts in which at least half of LEAST is lost
-LEAST_WANTED = 0.15  # share of the time by which a rank wants a CPU or storage more than others
+LEAST_WANTED = 0.15  # share of the time that a rank needs a CPU or storage more than others
 
 
 @value(frozen=True)
@@ -28,12 +28,12 @@ class Late:
     rank: int  # NO_RANK: several ranks of this agent
     seconds: float  # lost in each step
     pace: float  # seconds for a step
-    on_gpus: bool = False  # only their hosts are known to be late
+    on_gpus: bool = False  # GPUs run the collectives: only the host processes are seen to be late
 
 
 @value(frozen=True)
 class Lateness:
-    steps: int  # that were compared; 0: too little data
+    steps: int  # the steps that were compared; 0: too little data
     late: Late | None  # None: no rank is late
 
 
@@ -45,13 +45,13 @@ class LastArrival:
     group: str
     number: int  # of the collective in its group
     agent: int  # of the last rank
-    rank: int  # NO_RANK: half of this agent's ranks are about as late
-    late: float  # seconds after half of the ranks had begun it
-    on_gpus: bool  # only its host is known to be late
+    rank: int  # the last rank; NO_RANK: half of this agent's ranks are about as late
+    late: float  # seconds after half of all ranks had begun it
+    on_gpus: bool  # as in Late
 
 
 def find(samples: Mapping[int, Sample]) -> Lateness:
-    """Return who is late. `samples` are by agent, of all that take part in the round."""
+    """Find a late rank. `samples` are by agent, of all agents that take part in the round."""
     pace = pace_of(samples)
     if not pace:
         return Lateness(0, None)
@@ -73,7 +73,7 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     begun = last_arrivals[0].at
     worst: dict[int, LastArrival] = {}  # of each step
     for each in last_arrivals:
-        number = int((each.at - begun) / pace + 0.5)  # close collectives count as one
+        number = int((each.at - begun) / pace + 0.5)  # the step of the collective, by its time
         if number not in worst or each.late > worst[number].late:
             worst[number] = each
     if last := max(worst):
@@ -87,18 +87,17 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
     own = [step for step in worst.values() if step.agent == agent]
     rank = _mostly(own)
-    nobody = rank is None or (rank == NO_RANK and len(samples) == 1)
+    is_all = rank == NO_RANK and len(samples) == 1
     late = [step.late if step.agent == agent else 0.0 for _, step in sorted(worst.items())]
-    if not enough or nobody or not _is_spread(late, steps, pace):
+    if rank is None or is_all or not enough or not _is_spread(late, steps, pace):
         return Lateness(steps, None)
-    assert rank is not None, "else it is nobody"
     on_gpus = any(step.on_gpus for step in own if step.late)
     return Lateness(steps, Late(agent, rank, cost / steps, pace, on_gpus=on_gpus))
 
 
 def _watched(last_arrivals: Iterable[LastArrival]) -> float:
-    """Return the seconds in which all collectives are known, in the group with the most such
-    seconds. Agents report runs of consecutive collectives.
+    """Return the seconds that runs of consecutive collectives cover, in the group where they cover
+    the most.
     """
     last: dict[str, LastArrival] = {}
     seconds: dict[str, float] = {}
@@ -111,7 +110,7 @@ def _watched(last_arrivals: Iterable[LastArrival]) -> float:
 
 
 def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
-    """Return whether it is late repeatedly, not only once for a save. `late` is by step."""
+    """Return whether a rank is late throughout, not only once for a save. `late` is by step."""
     parts = min(PARTS, len(late))
     costs = [0.0] * parts
     for i, seconds in enumerate(late):
@@ -121,8 +120,8 @@ def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
 
 
 def _mostly(steps: Iterable[LastArrival]) -> int | None:
-    """Return the rank that causes most of the lateness, NO_RANK if all ranks of the agent do, or
-    None.
+    """Return the rank that causes most of the lateness; NO_RANK if the agent's ranks cause it
+    together; None if no rank causes most.
     """
     costs: dict[int, float] = {}
     for step in steps:
@@ -132,7 +131,7 @@ def _mostly(steps: Iterable[LastArrival]) -> int | None:
 
 
 def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
-    """Yield the last arrival at each collective that all agents with ranks in its group report."""
+    """Yield the last arrival at each collective that all agents of its group report."""
     groups: dict[str, dict[int, Arrivals]] = {}
     for agent, sample in samples.items():
         for arrivals in sample.arrivals:
@@ -168,7 +167,7 @@ def _places(arrivals: Arrivals) -> dict[int, int]:
 
 
 def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
-    """Return who is late without flight records: ranks that wait neither use nor want a CPU."""
+    """Find a late rank without flight records: ranks that wait neither use nor need a CPU."""
     wanted = {
         (agent, load.rank): min(1.0, load.cpu) + load.queued + load.blocked
         for agent, sample in samples.items()
@@ -184,7 +183,7 @@ def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
 
 
 def collectives_a_step(samples: Mapping[int, Sample]) -> float:
-    """Return how many the rank with the most of them has, roughly; 0: not known."""
+    """Estimate the collectives in a step, in the group with the most; 0 if not known."""
     found = [0.0]
     for sample in samples.values():
         for arrivals in sample.arrivals:

@@ -1,4 +1,4 @@
-"""The median, without the 10 ms that it takes to import the standard library's."""
+"""The median, without the module `statistics`, which takes 10 ms to import."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ T = TypeVar("T", int, float)
 
 
 def lower_median(values: Iterable[T]) -> T:
-    """Return the value in the middle, of two the lower one. There is at least one value."""
+    """Return the middle one of the values, or the lower of the two. There is at least one value."""
     found = sorted(values)
     return found[(len(found) - 1) // 2]

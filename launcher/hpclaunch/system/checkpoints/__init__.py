@@ -1,11 +1,11 @@
-"""The search for checkpoints: which there are, which is the newest, and whether it is complete.
-Nothing is ever written. Each format is a file in `formats/`; the nouns are in `candidates.py`.
+"""The search for the newest complete checkpoint. It writes nothing.
+Each format is a file in `formats/`; the types that they share are in `candidates.py`.
 
-All of this but `client.py` runs in a process of its own (`service.py`), since examining a large
-checkpoint takes long, and on a file system that hangs it never ends: neither may stop the agent's
-loop. That process has no site-packages, so only the standard library is used here.
+The agent runs the search in a separate process (`service.py`, used through `client.py`): reading a
+large checkpoint takes long, and a file system may hang, but the agent's loop must not wait. That
+process has no site-packages, so this package needs no library but Python's own.
 """
 
-READS = ("auto", "full")  # the values of --verify with which bytes are read: some, or all
+READS = ("auto", "full")  # values of --verify that read bytes: as many as time allows, or all
 ALL = (0, 1)  # share 0 of 1: everything
-AHEAD = 2.0  # seconds for reading a checkpoint with --verify auto
+AHEAD = 2.0  # seconds of reading for each checkpoint with --verify auto

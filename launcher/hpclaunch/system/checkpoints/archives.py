@@ -1,4 +1,4 @@
-"""Files by torch.save and safetensors: whether one is whole, judged by its structure alone, and
+"""The structure of files by torch.save and safetensors: it shows whether a file is whole, and
 where its parts with a checksum are.
 
 torch.save writes a zip archive without compression, from front to back, with its directory last.
@@ -6,7 +6,7 @@ Its older form is a few pickles and then the storages that they name, without an
 safetensors writes the sizes first, so the size alone shows that a file was cut short.
 
 Every file of a checkpoint is opened here. A hostile file must not use up the time or the memory of
-the search: the limits below apply to how much of it is read at once.
+the search, so the limits below bound how much of it is read at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGEST = 1 << 46  # bytes of a file
 MOST_DIRECTORY = 16 << 20  # bytes: room for about 200,000 tensors
 MOST_HEADER = 64 << 20
 MOST_PICKLE = 1 << 30  # bytes: room for about 4 million parts of tensors
-MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
+MOST_JSON = 4 << 20  # bytes; a longer file is not parsed
 
 CUT = "cut short or still being written"
 EMPTY = "empty"
@@ -57,7 +57,7 @@ _SIZES = {
 
 
 class DamagedError(Exception):
-    """A file or a directory is damaged. The text says in a few words what is wrong."""
+    """A file or a directory is damaged. The text says how, in a few words."""
 
 
 class Window:
@@ -79,7 +79,7 @@ class Window:
         return self.beginning(HEAD)
 
     def beginning(self, most: int, at: int = 0) -> bytes:
-        """Return `most` bytes, or fewer if the window or the file ends before. Raises OSError."""
+        """Return `most` bytes from `at` on, or fewer if the file ends before. Raises OSError."""
         most = min(most, self.length - at)
         data = os.pread(self.fd, most, self.start + at)
         while len(data) < most:  # a file system may return fewer than are there
@@ -94,7 +94,7 @@ class Window:
 
 
 class _WindowStream(io.RawIOBase):
-    """A window as a file that is read from front to back."""
+    """A window as a raw stream."""
 
     def __init__(self, window: Window) -> None:
         self._window, self._at = window, 0
@@ -120,7 +120,7 @@ class _WindowStream(io.RawIOBase):
 
 
 class _BoundedReader(io.BufferedReader):
-    """A buffered window that reserves no memory for more bytes than it has."""
+    """A buffered stream of a window, whose `read` allocates only what the window has left."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(_WindowStream(window), BUFFER)
@@ -162,7 +162,7 @@ def read_whole(path: str, most: int) -> bytes:
 
 
 def check_torch(window: Window) -> bool:
-    """Check a file by torch.save; False for another kind. Raises DamagedError."""
+    """Check a file by torch.save. Return False for one of another kind. Raises DamagedError."""
     head = window.head()
     _not_blank(head)
     if head[:4] == LOCAL:
@@ -179,8 +179,8 @@ def check_torch(window: Window) -> bool:
 
 
 def is_torch(head: bytes) -> bool:
-    """Return whether an archive begins as one of torch's does: with the pickle, or in C++ and for
-    TorchScript with the first tensor.
+    """Return whether an archive begins as torch's do: with the pickle, or with the first tensor if
+    C++ or TorchScript wrote it.
     """
     if len(head) < 30 or head[:4] != LOCAL:
         return False
@@ -226,7 +226,7 @@ def tensors_header(window: Window) -> dict[str, dict[str, list[int]]]:
 def check_json(window: Window) -> None:
     if not window.length:
         raise DamagedError(EMPTY)
-    if window.length > MOST_JSON:  # a long training's log: the brace that closes it is not indented
+    if window.length > MOST_JSON:  # a long training's log, whose last brace is not indented
         if window.read(window.length - HEAD, HEAD).rstrip()[-2:] != b"\n}":
             raise DamagedError(CUT)
         return
@@ -249,8 +249,8 @@ def _not_blank(head: bytes) -> None:
 
 
 def _directory(window: Window) -> tuple[int, int, int]:
-    """Return where the directory begins, its length, and the number of members. Only the records
-    that say so may follow it in the file.
+    """Return the start, the length and the number of members of an archive's directory. Only the
+    records that locate it may follow it in the file. Raises DamagedError.
     """
     size = window.length
     tail = window.read(max(0, size - TAIL), min(size, TAIL))
@@ -304,7 +304,7 @@ def contents(window: Window, member: ZipInfo) -> int:
 
 
 class Pickled(NamedTuple):
-    """The place of the object in a file by torch.save, as a pickle."""
+    """The place of the pickled object in a file by torch.save."""
 
     window: Window
     before: int  # the number of pickles before it in the window
@@ -324,17 +324,17 @@ def pickled(window: Window) -> Pickled:
 
 
 def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
-    """Return these values of the dictionary that torch.save has written. Raises DamagedError."""
+    """Return these fields of a dictionary that torch.save has written. Raises DamagedError."""
     found = pickled(window)
     with _damage_named():
         return pickles.fields(found.window, names, found.before)
 
 
 def fields_of(file: Entry, *names: str) -> dict[str, pickles.Field]:
-    """Return what `fields` finds in a file; nothing if it cannot be read to its end."""
+    """Return what `fields` finds in a file; {} if the file cannot be read or is damaged."""
     try:
         return _fields_of(file.path, file.identity, names)
-    except (OSError, DamagedError):  # not remembered: both may pass
+    except (OSError, DamagedError):  # not cached: the next try may succeed
         return {}
 
 
@@ -348,7 +348,7 @@ def _fields_of(
 
 @contextlib.contextmanager
 def _damage_named() -> Iterator[None]:
-    """Raise DamagedError for a pickle that makes no sense, or was not read to its end."""
+    """Raise DamagedError for the errors of reading a pickle."""
     try:
         yield
     except UnansweredError as e:

@@ -1,4 +1,4 @@
-"""The nouns of this package: a location that may hold a checkpoint, the candidate that a format
+"""The types of this package: a location that may hold a checkpoint, the candidate that a format
 recognises there, and the parts that have to be whole for it to be complete.
 """
 
@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 from .listing import Entry, Folder, Identity
 
 SECOND = 10**9  # nanoseconds
-SLACK = 2 * SECOND  # by which the clocks of the nodes that write one checkpoint may differ
-SETTLED = 10 * SECOND  # after a write: by then its process has written what follows
+SLACK = 2 * SECOND  # allowed difference between the clocks of nodes that write one checkpoint
+SETTLED = 10 * SECOND  # after a write; a process that still runs has finished its save by then
 
 DRAFTS = (".tmp", ".part", ".partial", ".temp")
-COMPLETE = ".complete"  # a script's own seal
+COMPLETE = ".complete"  # a script's own seal: the file that it writes last
 
 # A number in a name is the step of the training if one of these words is before it.
 _WORDS = {
@@ -70,12 +70,12 @@ class RoundPeriod(NamedTuple):
 class Facts:
     """Facts about a directory of checkpoints, from the user and the launcher."""
 
-    exclude: tuple[str, ...] = ()  # patterns of what is no checkpoint
+    exclude: tuple[str, ...] = ()  # patterns of names that are no checkpoints
     complete: str = ""  # pattern of the file that seals a directory; "": the format's own rule
     rounds: tuple[RoundPeriod, ...] = ()  # of this job, the oldest first
 
     def round_at(self, time: int) -> RoundPeriod | None:
-        """Return the round at this time; None before this job, or if it is not known."""
+        """Return the last round that began before this time; None if none is known."""
         before = [r for r in self.rounds if r.begun <= time]
         return before[-1] if before else None
 
@@ -84,8 +84,8 @@ class Facts:
         return None if found is None else found.world
 
     def without_left(self, ranks: Mapping[int, Entry], time: int) -> dict[int, Entry]:
-        """Return the files of the ranks that saved in the round of this time. An earlier round with
-        more ranks may have been torn in the same place, and its files are still there.
+        """Return the files of the ranks that saved in the round of this time. An interrupted save
+        of an earlier round with more ranks may have left its files in the same directory.
         """
         found = self.round_at(time)
         if found is None:
@@ -93,8 +93,8 @@ class Facts:
         return {r: e for r, e in ranks.items() if r < found.world or e.time >= found.begun}
 
     def is_settled(self, time: int) -> bool:
-        """Return whether the process that wrote something at this time has surely written all that
-        was to follow. This is so for files from before this job, since nobody is left to continue.
+        """Return whether a process that wrote at this time has finished its save by now: its round
+        ran for SETTLED after that, or the write is older than this job.
         """
         found = self.round_at(time)
         return found is None or time < found.ended - SETTLED
@@ -119,7 +119,7 @@ class Location:
 
     @cached_property
     def folder(self) -> Folder:
-        """Return the directory that this location is."""
+        """Return this location as a directory."""
         return Folder(self.entry.path)
 
     @property
@@ -131,10 +131,10 @@ class FileKind(Enum):
     """The kinds of files. Each has its own test of whether a file is whole."""
 
     TORCH = "torch"  # written by torch.save
-    ANY = "any"  # written by torch.save, or no archive of torch at all
+    ANY = "any"  # its structure is checked only if torch.save wrote it
     TENSORS = "tensors"  # written by safetensors
     JSON = "json"
-    PIECES = "pieces"  # several archives by torch.save, at `pieces`
+    PIECES = "pieces"  # several archives by torch.save in one file, at `pieces`
 
 
 class Part(NamedTuple):
@@ -142,9 +142,9 @@ class Part(NamedTuple):
 
     entry: Entry
     kind: FileKind
-    label: str  # its path from the checkpoint; "" for a checkpoint that is one file
+    label: str  # its path below the checkpoint; "" for a checkpoint that is one file
     pieces: tuple[tuple[int, int], ...] = ()  # (start, length) in bytes
-    named_by: Identity = ()  # identity of the file that names the pieces, of which there are many
+    named_by: Identity = ()  # of the file that lists the pieces
 
     @classmethod
     def of(cls, entry: Entry, label: str) -> Part:
@@ -174,9 +174,9 @@ class CheckpointCandidate:
     decides: Entry  # the file whose identity and time are the checkpoint's
     step: Step | None = None
     world: int | None = None  # how many ranks saved it, if the format shows it
-    export: str = ""  # why it is no resume point, whatever lies beside it
-    bare: bool | None = False  # only a model: does not count beside others; None: not known
-    # All of the same directory, this one included.
+    export: str = ""  # why it is never resumed from; "" if it may be
+    bare: bool | None = False  # it is a model without an optimizer; None: not known
+    # All candidates in the same directory, this one included.
     beside: Sequence[CheckpointCandidate] = field(default=(), repr=False)
 
     @property
@@ -201,16 +201,16 @@ class CheckpointCandidate:
 
     @property
     def mark(self) -> str:
-        """Return a text that identifies this save, the same on every node. The path is not enough,
-        since it may be used again; the number of the device is left out, since nodes differ in it.
+        """Return a text that identifies this save, the same on every node. A later save may have
+        the same path. The device's number is left out, since it differs between nodes.
         """
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
 
     def files_of_ranks(self, names: re.Pattern[str], name: str) -> dict[int, Entry]:
-        """Return the file of every rank that took part in this save, and note the number of ranks.
-        Raises IncompleteError if a rank has none. `names` matches the files' names, with the rank
-        as its group; `name` has {} for the rank.
+        """Return the file of every rank that took part in this save, and set `world`. Raises
+        IncompleteError if a rank has none. `names` matches the files' names, with the rank as its
+        group; `name` has {} for the rank.
         """
         files, facts = self.folder.files, self.facts
         saved = {int(m[1]): files[each] for each in files if (m := names.fullmatch(each))}
@@ -220,7 +220,7 @@ class CheckpointCandidate:
 
 
 class Format(Protocol):
-    """One way to save. Its methods read only a little."""
+    """A format of checkpoints. Its methods read only a little."""
 
     name: str
     load: str  # how a script loads HPCLAUNCH_CHECKPOINT
@@ -251,8 +251,8 @@ def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:
 
 
 def none_newer(parts: Iterable[Part], seal: Entry, slack: int = SLACK) -> None:
-    """Raise IncompleteError for a file that is newer than the seal, which is written last: it
-    belongs to a later save in the same place that was not finished.
+    """Raise IncompleteError if a part is newer than the seal, which is written last: the part is
+    of a later save in the same place that was not finished.
     """
     latest = seal.time + slack
     for part in parts:
@@ -265,11 +265,10 @@ def none_newer(parts: Iterable[Part], seal: Entry, slack: int = SLACK) -> None:
 
 
 def all_ranks(found: Iterable[int], world: int | None, name: str) -> int:
-    """Return how many ranks have saved. Raises IncompleteError if one has not; `name`, with {} for
-    the rank, is the file that it lacks.
+    """Return how many ranks have saved. Raises IncompleteError if one has not: a rank of `world`,
+    or below the highest that has saved. `name` is the file that it lacks, with {} for the rank.
 
-    Without a known `world`, every rank up to the highest one has to have saved. A rank above the
-    world of the launcher was started by the script itself.
+    A script may start more ranks than `world`, which is the launcher's.
     """
     ranks = set(found)
     count = max(ranks, default=-1) + 1

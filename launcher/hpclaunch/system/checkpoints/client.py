@@ -1,6 +1,6 @@
 """The agent's client of the process that searches for checkpoints (`service.py`).
 
-Nothing that only that process needs is imported here.
+It imports the messages only, and not the search.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PATIENCE = 5.0  # seconds after which a process that has not begun a search coun
 
 
 class CheckpointServiceClient(Helper):
-    """Requests out, replies in. The descriptor is readable for a reply, and at the end."""
+    """A client that sends requests and returns the replies."""
 
-    has_children = True  # confinement.py
+    has_children = True  # see confinement.py
     kind = ProcessKind.CHECKPOINTS
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
@@ -33,37 +33,39 @@ class CheckpointServiceClient(Helper):
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
-        self._reads = False  # it examines a checkpoint, which may take long
-        self.deadline = math.inf  # without a reply by then, it hangs: start another
+        self._looks = 0  # pending looks, which may take long
+        self.deadline = math.inf  # without a reply by then, the process counts as hung
 
     def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
-        if not self._reads:  # otherwise this request may have to wait
-            self.deadline = time.monotonic() + PATIENCE
-        self.send(Search(number, rounds, dict(avoid)))
+        self._ask(Search(number, rounds, dict(avoid)))
 
     def look(self, number: int, look: Look, *, local: bool = False) -> None:
-        """Have the head's checkpoint examined. `local`: this node has its own file of that name."""
-        self.deadline = time.monotonic() + PATIENCE
-        self._reads = True
+        """Request a look at the head's checkpoint. `local`: this node has its own of that name."""
         size = -1 if local else look.size
         share = ALL if local and look.share[1] else look.share
-        self.send(LookAt(number, look.path, size, look.time, share, look.rounds))
+        self._ask(LookAt(number, look.path, size, look.time, share, look.rounds))
+        self._looks += 1
+
+    def _ask(self, request: Search | LookAt) -> None:
+        if not self._looks:  # else the request has to wait for the end of a look
+            self.deadline = time.monotonic() + PATIENCE
+        self.send(request)
 
     def suggest(self, arguments: Iterable[str], since: int) -> None:
-        """Ask for a suggestion for --checkpoint-dir. Without one there is no reply."""
+        """Ask for a suggestion for --checkpoint-dir."""
         self.send(Suggest(tuple(arguments), since))
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
         self.send(Watch(on, rounds))
 
     def replies(self) -> list[Reply]:
-        """Return the replies that are there. Call this when the descriptor is readable."""
+        """Return the replies that have arrived. Call this when the descriptor is readable."""
         found = [decode(REPLIES, reply) for reply in self.receive()]
-        self._reads = self._reads and not any(isinstance(reply, Looked) for reply in found)
+        self._looks -= sum(isinstance(reply, Looked) for reply in found)
         if found:
             self.deadline = math.inf
         return found
 
     def close(self) -> None:
-        """End the process, and a search that is still running."""
+        """Kill the process, even during a search."""
         self.abandon()

@@ -1,7 +1,7 @@
 """A short-lived child process for reading a pickle, with limits on time and memory.
 
-The standard library's unpickler is quick, but its objects have no limit: a few bytes can claim a
-memo of gigabytes, or a key whose hash takes years. A thread could not be stopped while that lasts.
+The standard library's unpickler is quick, but has no limits: a few bytes can claim a memo of
+gigabytes, or a key whose hash takes years. A thread that does this cannot be stopped.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from hpclaunch.system.shared.prctl import die_with
 
 # The limits grow with the size of the pickle, up to these.
 MOST_SECONDS = 120  # of a CPU
-MOST_MEMORY = 4 << 30  # bytes, beyond what this process has
-MOST_ANSWER = 256 << 20  # bytes: a child may have read more than this process has room for
+MOST_MEMORY = 4 << 30  # bytes, beyond what this process uses
+MOST_ANSWER = 256 << 20  # bytes that this process takes from a child
 TOO_MUCH = "its pickle takes too much time or memory"
 
 T = TypeVar("T")
 
-_starting = threading.Lock()  # a child that inherits another's pipe would keep it open
+_starting = threading.Lock()  # otherwise a child might inherit another's pipe and keep it open
 
 
 class UnansweredError(Exception):
-    """The child gave no answer, and might give one at another time. The text says why."""
+    """The child gave no answer; another try may get one. The text says why."""
 
 
 def confined(size: int, work: Callable[[], T]) -> T:
-    """Return what `work` returns in a child, of types that marshal knows. `size`: the bytes that it
-    reads. Raise ValueError and OSError as `work` does, and UnansweredError."""
+    """Run `work` in a child, and return its result, of types that marshal knows. `size` is the
+    number of bytes that it reads. Raises UnansweredError, and ValueError and OSError of `work`."""
     parent = os.getpid()
     with _starting:
         reading, writing = os.pipe()
@@ -100,7 +100,7 @@ def _answer(size: int, work: Callable[[], Any]) -> bytes:
 
 
 def _limit(size: int) -> None:
-    gc.disable()  # nothing is left of this process soon
+    gc.disable()  # the process ends soon
     used = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     memory, seconds = (256 << 20) + 16 * size, 10 + size // (8 << 20)
     for kind, most in (

@@ -1,7 +1,4 @@
-"""The search: which checkpoints are below a directory, which is the newest, and which is complete.
-
-Nothing is ever changed.
-"""
+"""The search: which checkpoints are below a directory, in which order, and which are complete."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import pairwise, takewhile
 from typing import NamedTuple
@@ -35,7 +32,7 @@ from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
-PAUSE = 120.0  # seconds; of files that were written further apart, the older ones were there before
+PAUSE = 120.0  # seconds; files that are older than the rest by more were there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
 
 
@@ -43,8 +40,8 @@ class ExaminedCheckpoint(NamedTuple):
     """A candidate, and whether it can be resumed from."""
 
     candidate: CheckpointCandidate
-    rule: str  # decided its position in the order
-    lacks: str | None  # why it is not to be used; None if it is complete
+    rule: str  # what decided its place in the order
+    lacks: str | None  # why it cannot be used; None if it is complete
     quiet: bool  # not worth a line to the user as long as there is another checkpoint
     parts: tuple[Part, ...]  # of a complete one
     size: int  # bytes
@@ -88,7 +85,7 @@ def examine(
     """Yield all candidates, in the order in which they would be chosen.
 
     With `opens`, files are opened to see whether they are whole; otherwise it is enough that none
-    is missing. `avoid` maps the checksums of the marks of those not to be chosen to the reasons.
+    is missing. `avoid` has the reasons not to choose a checkpoint, by the checksum of its mark.
     """
     ordered = in_order(list(candidates(where, facts)))
     fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
@@ -117,7 +114,7 @@ def look_at(
 def _judged(
     candidate: CheckpointCandidate, rule: str, memory: Memory, *, opens: bool
 ) -> ExaminedCheckpoint | None:
-    """Return what a candidate lacks; None if rotation has deleted it meanwhile."""
+    """Return the candidate and what it lacks; None if it was deleted meanwhile."""
     try:
         parts = tuple(candidate.format.parts(candidate))
         lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
@@ -152,7 +149,7 @@ def roots(where: str) -> list[str]:
 
 
 def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0) -> Iterator[str]:
-    """Yield the directories below `base` that match. The insides of checkpoints are left out."""
+    """Yield the directories below `base` that match the patterns. `**` enters no checkpoint."""
     if depth > DEEPEST:
         return
     if not names:
@@ -199,23 +196,27 @@ def _is_checkpoint(path: str) -> bool:
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     """Yield the candidates in the directories that a path or a pattern stands for."""
     searched = set(roots(where))
-    refused = 0
+    refused = None
+    is_any_listed = False
     for path in searched:
         try:
             found = _in(path, facts)
         except FileNotFoundError:  # deleted meanwhile
             continue
-        except PermissionError:  # a pattern may also stand for somebody else's
-            refused += 1
-            if refused == len(searched):
+        except OSError as e:  # a pattern may match directories of other users, or of data
+            if e.errno not in (errno.EACCES, errno.EPERM, errno.EFBIG):
                 raise
+            refused = e
             continue
-        # A searched directory of no known format may just be where the checkpoints are.
+        is_any_listed = True
+        # A searched directory of no known format contains the checkpoints, and is none itself.
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
+    if refused is not None and not is_any_listed:
+        raise refused
 
 
 def _in(path: str, facts: Facts) -> list[CheckpointCandidate]:
-    """Return the candidates in a directory, and the directory itself if a script saves into it."""
+    """Return the candidates in a directory, and the directory itself if it is one."""
     root = Folder(path)
     found: list[CheckpointCandidate] = []
     own = Location(entry_at(path), Folder(os.path.dirname(path)), facts)
@@ -237,7 +238,7 @@ def _in(path: str, facts: Facts) -> list[CheckpointCandidate]:
 
 
 def _entries(root: Folder) -> list[Entry]:
-    """Return what is in a directory, with the links last."""
+    """Return the entries of a directory, links last."""
     root.files.look()
     root.folders.look()
     entries = [*root.files.values(), *root.folders.values()]
@@ -245,8 +246,8 @@ def _entries(root: Folder) -> list[Entry]:
 
 
 def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate | None:
-    """Return the candidate at a location, if there is one. `known`: a directory has to be of a real
-    format; it is not enough that it contains files that look saved.
+    """Return the candidate at a location, if there is one. With `known`, a directory must have a
+    known format: files that look saved are not enough.
     """
     formats = OF_DIRECTORIES if place.entry.is_folder else OF_FILES
     if place.facts.complete and place.entry.is_folder:
@@ -263,12 +264,10 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
     return None
 
 
-def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
-    """Return the names that are there, if none of them is a checkpoint."""
-    if found:
-        return []
+def others(places: Iterable[str]) -> list[str]:
+    """Return the names of all files in these directories, except hidden ones."""
     names: list[str] = []
-    for path in roots(where):
+    for path in places:
         with contextlib.suppress(OSError):
             names += sorted(name for name in os.listdir(path) if not name.startswith("."))
     return names
@@ -284,16 +283,16 @@ def _is_draft(name: str) -> bool:
 def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, str]]:
     """Sort candidates, the newest first, each with the rule that decided its position.
 
-    In one directory, a higher step is newer than a lower one, whatever their times are: a copy may
-    not have kept them. So a checkpoint counts as saved no earlier than those with lower steps.
-    Otherwise the time decides, since steps of different runs cannot be compared.
+    In one directory, a higher step is newer, whatever the times are: a copy may not have kept them.
+    So a checkpoint counts as saved no earlier than those with lower steps. Between directories the
+    time decides, since steps of different runs cannot be compared.
     """
     groups: dict[tuple[str, str], list[CheckpointCandidate]] = defaultdict(list)
     for candidate in found:
         if candidate.step is not None:
             groups[candidate.place.root.path, candidate.step.unit].append(candidate)
     times = {id(candidate): candidate.time for candidate in found}
-    ahead: dict[int, CheckpointCandidate] = {}  # one with a lower step that was saved later
+    ahead: dict[int, CheckpointCandidate] = {}  # by id: one with a lower step but a later time
     for group in groups.values():
         group.sort(key=lambda c: (_value(c.step), c.time))
         latest = group[0]

@@ -1,7 +1,7 @@
 """The contents of a directory, listed once and then used many times.
 
-Only names, sizes and times are read, and a file's size and time only when they are needed: on a
-parallel file system each costs a message to a server and back.
+The size and time of a file are read only when they are needed: on a parallel file system, each
+`stat` is a round trip to a server.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeVar
 
 from .archives import DamagedError
 
-SLOW = 1e-4  # seconds for one look at a file: where it takes longer, several run at once
-PROBE = 32  # looks that are timed first
-AT_ONCE = 16
+SLOW = 1e-4  # seconds; if a stat takes longer, several run at once
+PROBE = 32  # calls that are timed first
+AT_ONCE = 16  # threads
 MOST_ENTRIES = 1 << 20  # entries of a directory
 MOST_FOLDERS, DEEPEST = 20_000, 32  # directories of a tree, and levels of them
 
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
     @property
     def time(self) -> int:
-        """Return when it was last written, in nanoseconds."""
+        """Return the time of the last write, in nanoseconds."""
         return self.stat.st_mtime_ns
 
     @property
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Return what changes when the file is written again, even if its time is then set back."""
+        """Return a key that changes when the file is rewritten, even if its mtime is set back."""
         s = self.stat
         return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
@@ -83,7 +83,7 @@ class Entries(Mapping[str, Entry]):
         return self._seen[name]
 
     def look(self) -> Mapping[str, Entry]:
-        """Read all of them, several at once where that is slow. Vanished ones are left out."""
+        """Return all entries that still exist, read in threads if the file system is slow."""
         todo = [entry for name, entry in self._listed.items() if name not in self._seen]
         for _ in of_each(self._try, todo, SLOW):
             pass
@@ -125,7 +125,7 @@ class Folder:
         return self._folders[name]
 
     def tree(self) -> Iterator[tuple[str, Folder]]:
-        """Yield (relative path, directory) for this directory, "", and all below it, "a/b/".
+        """Yield (relative path, directory): "" for this directory, "a/b/" for one below it.
 
         Links are not followed. Raises OSError, and DamagedError if there are too many directories.
         """
@@ -144,8 +144,8 @@ class Folder:
 
 
 def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
-    """Return the result of `ask`. False for a link in a circle, or to where this user has no
-    access: it is like a link without a target. May raise OSError for anything else.
+    """Return the result of `ask`; False for a link that cannot be followed, such as a circular
+    one. Raises OSError for any other entry.
     """
     try:
         return ask()
@@ -156,11 +156,8 @@ def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
 
 
 def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
-    """Yield the results of `work`, in the order of the items; in threads if an item takes over
-    `slow` seconds.
-
-    The median of the first items decides: a single one that had to wait for a CPU says nothing
-    about the file system, and threads would only make it slower.
+    """Yield the results of `work` in the order of the items. Threads run it if the median of the
+    first items takes over `slow` seconds: a single one may only have waited for a CPU.
     """
     took = []
     for item in items[:PROBE]:

@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 from hpclaunch.system.shared.disk import DiskSeen
 from hpclaunch.worker.messages import Kinds, Message, by_op
 
-RoundTimes: TypeAlias = tuple[tuple[int | None, ...], ...]  # begun, ended (ns) and world size
+RoundTimes: TypeAlias = tuple[tuple[int | None, ...], ...]  # start and end (ns), world size
 
 
 class Search(Message):
@@ -20,19 +20,19 @@ class Search(Message):
 
     id: int
     rounds: RoundTimes
-    avoid: dict[int, str]  # times of saves that are passed over, and why
+    avoid: dict[int, str]  # why not to choose a checkpoint, by the checksum of its `identity`
 
 
 class LookAt(Message):
-    """Find out whether a checkpoint that another node has found is the same here, and read its
-    bytes, or a share of them, for some seconds. Answered by Begun, and then by Looked.
+    """Check that this node sees the checkpoint that the head has chosen, and read its bytes, or a
+    share of them. Answered by Begun, and then by Looked.
     """
 
     id: int
     path: str
-    size: int  # negative: this node has a file of its own, of any size
+    size: int  # negative: any, since this node has a file of its own
     time: int
-    share: tuple[int, ...]  # (k, n): the k-th of n
+    share: tuple[int, ...]  # (k, n): read the k-th of n shares; n = 0: none
     rounds: RoundTimes
 
 
@@ -40,11 +40,11 @@ class Suggest(Message):
     """Find a suggestion for --checkpoint-dir. Answered by Suggested."""
 
     arguments: tuple[str, ...]
-    since: int
+    since: int  # ns; older checkpoints do not count
 
 
 class Watch(Message):
-    """Begin or stop to search from time to time, and to read new checkpoints."""
+    """Start or stop searching periodically and reading new checkpoints."""
 
     on: bool
     rounds: RoundTimes
@@ -64,14 +64,14 @@ class FoundCheckpoint(Message):
     format: str
     step: int | None
     unit: str | None
-    rule: str  # decided its position in the order
-    identity: str  # differs for every save
+    rule: str  # what decided its place in the order
+    identity: str  # its mark, which differs for every save
     time: int
     size: int
-    took: float  # seconds, at least; 0 for a single file
-    is_read: bool  # every byte was read, or none is to be
+    took: float  # seconds that the save took at least; 0 for a single file
+    is_read: bool  # every byte was read, or --verify reads none
     world: int | None
-    lacks: str | None  # why it is not to be used
+    lacks: str | None  # why it cannot be used; None if it is complete
     quiet: bool  # not worth a line to the user as long as there is another checkpoint
 
 
@@ -81,7 +81,7 @@ class Searched(Message):
     id: int
     found: tuple[FoundCheckpoint, ...]
     disk: DiskSeen
-    others: tuple[str, ...]  # if there is no checkpoint: the names that are there instead
+    others: tuple[str, ...]  # the names of other files, if there is no checkpoint
 
 
 class Failed(Message):
@@ -91,8 +91,8 @@ class Failed(Message):
 
 class Looked(Message):
     id: int
-    missing: str  # why it is not here, or not the same
-    damage: str  # what is wrong with its bytes
+    missing: str  # why this node does not see it, or sees another one; "" if it sees it
+    damage: str  # what is wrong with its bytes; "" if nothing is
 
 
 class Suggested(Message):

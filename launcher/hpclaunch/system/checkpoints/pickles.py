@@ -56,13 +56,13 @@ def _ignore(_: object) -> None:
 
 
 def _inert(name: str = "Inert", on_state: Callable[[Any], None] = _ignore) -> _InertType:
-    """Return an inert class, all of whose instances are itself. `on_state` gets the state of each
-    of them: nearly always the dictionary of its attributes."""
+    """Return an inert class that also stands for its instances. `on_state` is called with the state
+    of each: nearly always the dictionary of its attributes."""
     return _InertType(name, (), {"__new__": _itself, "__setstate__": staticmethod(on_state)})
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler of one pickle, after which the stream is left."""
+    """An unpickler of one pickle, which leaves the stream just after it."""
 
     def __init__(self, stream: BinaryIO, inert: _InertType | None = None) -> None:
         super().__init__(stream, encoding="latin1")
@@ -75,7 +75,7 @@ class _Reader(pickle.Unpickler):
         return self._inert
 
     def load(self) -> Any:
-        """Return the object of the next pickle. Raises ValueError if that is not whole."""
+        """Return the object of the next pickle. Raises ValueError if the pickle is not whole."""
         try:
             return super().load()
         except _SENSELESS as e:
@@ -83,9 +83,9 @@ class _Reader(pickle.Unpickler):
 
 
 def pieces(window: Window) -> Pieces:
-    """Return the files that metadata of torch.distributed.checkpoint name, and in each of them a
-    piece for each part of a tensor: an object with a relative_path, an offset and a length
-    (_StorageInfo in torch's checkpoint/filesystem.py). Raises ValueError if they are not whole.
+    """Return the files that metadata of torch.distributed.checkpoint name, and the parts of tensors
+    in each. The metadata have a _StorageInfo (torch's checkpoint/filesystem.py) for each part.
+    Raises ValueError if the metadata are not whole.
     """
     return confined(window.length, lambda: _pieces(window.stream()))
 
@@ -107,15 +107,15 @@ def _pieces(stream: BinaryIO) -> Pieces:
             if (count := count + 1) > MOST_PARTS:
                 raise ValueError(f"more than {MOST_PARTS} parts of tensors")
             found[name].append((start, length))
-        state.clear()  # there may be millions, and the unpickler keeps them to its end
+        state.clear()  # there may be millions, and the unpickler keeps them until it ends
 
     _Reader(stream, _inert(on_state=note)).load()
     return dict(found)
 
 
 def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str, Field]:
-    """Return the values that a dictionary has under these names, as far as it has them. `before`:
-    the number of pickles before that of the dictionary. Raises ValueError for anything but pickles.
+    """Return the values of `names` in a pickled dictionary, without those that it lacks. `before`
+    is the number of pickles before it. Raises ValueError for anything but pickles.
     """
 
     def read() -> dict[str, Field]:
@@ -131,7 +131,7 @@ def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str,
 
 
 def _plain(value: object) -> Field:
-    """Return None, a bool, a small number or a list of these as it is; else an ellipsis."""
+    """Return None, a bool, a small int or a short list of ints as it is; else an ellipsis."""
     if value is None or type(value) is bool:
         return value
     if type(value) is int and abs(value) < LARGEST_NUMBER:
@@ -142,16 +142,16 @@ def _plain(value: object) -> Field:
 
 
 class Storage(NamedTuple):
-    """The numbers of a tensor in torch's older form."""
+    """The storage of a tensor in torch's older form."""
 
     kind: str  # the name of its class; "" if it is not known
-    numbers: int
+    numbers: int  # how many it has
 
 
 def storages(window: Window) -> tuple[list[Storage], int]:
-    """Return the storages in a file in torch's older form, in their order, and where they begin.
-    The file has five pickles before: a magic number, a version, the system's sizes, the object, the
-    keys of its storages. Raises ValueError if these are not whole."""
+    """Return the storages in a file in torch's older form, in order, and where the first begins.
+    Five pickles come before it: a magic number, a version, facts about the system, the object,
+    and the keys of its storages. Raises ValueError if they are not whole."""
 
     def read() -> tuple[list[tuple[str, int]], int]:
         stream = window.stream()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from zipfile import ZIP_STORED
 
-from . import archives
+from . import ALL, archives
 from .archives import DamagedError, Window
 from .candidates import FileKind, Part
 from .listing import SLOW, Identity, of_each
@@ -23,7 +23,7 @@ from .listing import SLOW, Identity, of_each
 CHUNK = 4 << 20
 BATCH = 64 << 20
 READERS = 8  # threads, since a parallel file system is slow for a single one
-MANY = 4  # files per node, from which on each node reads whole files
+MANY = 4  # files per node; with so many or more, each node reads whole files
 KEPT = 1 << 18  # files that are remembered
 
 
@@ -36,10 +36,10 @@ class Span(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of reading. A checkpoint with something `wrong` is not to be used."""
+    """The result of reading. A checkpoint with something `wrong` cannot be used."""
 
     wrong: str  # "label: what is wrong", or ""
-    is_lasting: bool  # what is wrong: the file was not written again meanwhile
+    is_lasting: bool  # the damage stays: the file was read, and not rewritten meanwhile
     is_complete: bool  # there was time to read everything, and nothing is wrong
 
 
@@ -47,9 +47,9 @@ class Memory:
     """The results so far: what is whole, and what is damaged. Safe for several threads."""
 
     def __init__(self) -> None:
-        self._built: set[Identity] = set()  # by their structure
-        self._read: dict[Identity, set[int]] = {}  # where the spans begin that were read
-        self._damage: dict[str, str] = {}  # damage that reading has found, by mark of a checkpoint
+        self._built: set[Identity] = set()  # files whose structure is whole
+        self._read: dict[Identity, set[int]] = {}  # the starts of the batches that were read
+        self._damage: dict[str, str] = {}  # damage that reading has found, by a checkpoint's mark
 
     def is_built(self, part: Part) -> bool:
         return part.identity in self._built
@@ -68,7 +68,7 @@ class Memory:
         self._damage[mark] = wrong
 
     def _forget(self) -> None:
-        """Limit the memory that this takes: a job may save for weeks."""
+        """Limit the memory that this takes, since a job may save for weeks."""
         if len(self._built) > KEPT:
             self._built.clear()
         if len(self._read) > KEPT:
@@ -140,10 +140,10 @@ def _has_changed(part: Part) -> bool:
 
 
 class CheckpointReading:
-    """Reads every byte of the parts of a checkpoint, as far as there is time, in several threads.
+    """A reading of all bytes of a checkpoint, as many as time allows, in several threads.
 
     Progress is remembered: another reading of the same parts continues from there. `share` is
-    (k, n): of the n nodes that read, this is the k-th, and it reads its share of the spans.
+    (k, n): this node is the k-th of n nodes, each of which reads its share of the bytes.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class CheckpointReading:
         memory: Memory,
         *,
         until: float = float("inf"),  # on the monotonic clock
-        is_asked: Callable[[], bool] = lambda: False,  # whether there is a request: then time is up
-        share: tuple[int, int] = (0, 1),
+        is_asked: Callable[[], bool] = lambda: False,  # a request has arrived, so reading ends
+        share: tuple[int, int] = ALL,
     ) -> None:
         self._parts = list(parts)
         self._memory = memory
@@ -188,10 +188,10 @@ class CheckpointReading:
         return self._stop.is_set()
 
     def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
-        """Yield spans of one file to be read together. Of many files, each node opens its own."""
+        """Yield the batches that this node reads. If there are many files, it reads whole ones."""
         parts, share, number = self._parts, self._share, 0
         if len(parts) >= MANY * share[1]:
-            parts, share = parts[share[0] :: share[1]], (0, 1)
+            parts, share = parts[share[0] :: share[1]], ALL
         for part in parts:
             try:
                 for batch in _batches(spans_of(part)):
@@ -211,7 +211,7 @@ class CheckpointReading:
             self._fail(part, e)
 
     def _verify(self, part: Part, batch: list[Span]) -> bool:
-        """Return False if there was no time to read all of it."""
+        """Verify a batch. Return False if time was up before its end. Raises DamagedError."""
         with _opened(part) as window:
             for start, length, checksum in batch:
                 crc, at = 0, start
@@ -227,15 +227,17 @@ class CheckpointReading:
         return True
 
     def _fail(self, part: Part, error: Exception) -> None:
-        words = f"unreadable ({error})" if isinstance(error, OSError) else str(error)
+        may_pass = isinstance(error, OSError)  # a file system that was away for a moment
+        words = f"unreadable ({error})" if may_pass else str(error)
         if not self._wrong:
-            self._wrong, self._is_lasting = part.says(words), not _has_changed(part)
+            self._wrong = part.says(words)
+            self._is_lasting = not may_pass and not _has_changed(part)
         self._stop.set()
 
 
 def spans_of(part: Part) -> Iterator[Span]:
-    """Yield the spans of a file: those with checksums of their own if it has any, otherwise all of
-    it. Raises DamagedError. Take them one by one: a file may name more than there is time for."""
+    """Yield the spans of a file: those with checksums if it has any, otherwise equal pieces of it.
+    Raises DamagedError. Take them one by one: a file may name more than there is time for."""
     with _opened(part) as window:
         pieces = part.pieces if part.kind == FileKind.PIECES else ((0, window.length),)
         for start, length in pieces:

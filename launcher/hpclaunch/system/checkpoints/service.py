@@ -1,7 +1,8 @@
 """The process that searches for checkpoints. It remembers what it has verified. Its agent ends it
 when it has been idle for a while, and starts another for the next request.
 
-A request (`messages.py`) interrupts whatever it is doing unasked. Standard library only.
+A request (`messages.py`) interrupts reading, except a look with --verify full. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from hpclaunch.worker.messages import decode, never
 
 from . import AHEAD, ALL, READS, messages
 from .candidates import SECOND, Facts, RoundPeriod
-from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
+from .finding import NOTHING, ExaminedCheckpoint, examine, look_at, others, roots, search
 from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
-PERIOD = 10.0  # seconds between two searches that nobody has asked for, at least
-SHARE = 0.01  # of the time that these searches may take
+PERIOD = 10.0  # least seconds between two periodic searches
+SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
+
+
+def _never() -> bool:
+    return False
 
 
 class CheckpointService:
@@ -38,9 +43,8 @@ class CheckpointService:
         self.exclude, self.complete, self.verify = exclude, complete, verify
         self.opens = verify != "off"
         self.memory = Memory()
-        self._known: dict[str, ExaminedCheckpoint] = {}  # complete checkpoints, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
-        self._whole: set[str] = set()  # marks of the checkpoints of which every byte was read
+        self._whole: set[str] = set()  # marks of checkpoints whose every byte was read
         self._rounds: messages.RoundTimes = ()
         self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
@@ -52,12 +56,14 @@ class CheckpointService:
         """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
-        found = search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
-        self._known |= {f.candidate.path: f for f in found if f.lacks is None}
-        return found
+        return search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
+
+    def examine(self) -> Iterator[ExaminedCheckpoint]:
+        """Yield what `finding.examine` yields, without any knowledge of rounds. Raises OSError."""
+        return examine(self.where, self._facts(()), self.memory, opens=self.opens)
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
-        """Begin or stop searching without being asked."""
+        """Start or stop the periodic searches."""
         self.watches, self._rounds = on, rounds
 
     def _facts(self, rounds: messages.RoundTimes) -> Facts:
@@ -68,11 +74,11 @@ class CheckpointService:
         return Facts(self.exclude, self.complete, known)
 
     def is_read(self, found: ExaminedCheckpoint) -> bool:
-        """Return whether all of it was read, or none of it is to be read."""
+        """Return whether every byte was read, or --verify reads none."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
     def look_at(self, asked: messages.LookAt, is_asked: Callable[[], bool]) -> tuple[str, str]:
-        """Return why it is missing or differs here, and the damage to its bytes; "" for nothing."""
+        """Return the fields `missing` and `damage` of the answer."""
         path, facts, (k, n) = asked.path, self._facts(asked.rounds), asked.share
         try:
             found = look_at(self.where, path, facts, self.memory, opens=self.opens)
@@ -90,15 +96,17 @@ class CheckpointService:
             return f"there is another one of that name, of {found.size} bytes", ""
         if not n or self.is_read(found):
             return "", ""
-        self._known[path] = found
         must_read = self.verify == "full"
-        return "", self.read(path, _never if must_read else is_asked, share=(k, n)).wrong
+        return "", self.read(found, _never if must_read else is_asked, share=(k, n)).wrong
 
     def read(
-        self, path: str, is_asked: Callable[[], bool], *, share: tuple[int, int] = ALL
+        self,
+        found: ExaminedCheckpoint,
+        is_asked: Callable[[], bool] = _never,
+        *,
+        share: tuple[int, int] = ALL,
     ) -> Outcome:
-        """Read a checkpoint that a search has found complete, as far as there is time."""
-        found = self._known[path]
+        """Read a checkpoint that a search has found complete, as much as time allows."""
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
@@ -117,18 +125,14 @@ class CheckpointService:
         """Search, and read the newest checkpoint before anybody needs it."""
         began = time.monotonic()
         try:
-            newest = self.search(self._rounds, self._avoid)[-1:]
+            last = self.search(self._rounds, self._avoid)[-1:]
         except OSError:
-            return  # a request gets the error as its answer
+            return  # the answer to the next request reports it
         finally:
             self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
-        for found in newest:
+        for found in last:
             if found.lacks is None and self.verify in READS:
-                self.read(found.candidate.path, is_asked)
-
-
-def _never() -> bool:
-    return False
+                self.read(found, is_asked)
 
 
 def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundCheckpoint:
@@ -155,7 +159,7 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
-    os.nice(NICE)  # it also works while the workers compute
+    os.nice(NICE)  # it also runs while the workers compute
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 
@@ -183,13 +187,17 @@ def _replies(
             yield messages.Begun(number)
             try:
                 found = server.search(rounds, avoid)
+                if found and not os.path.isdir(server.where):  # a pattern may take long to match
+                    places = [os.path.dirname(found[-1].candidate.path)]
+                else:
+                    places = roots(server.where)
             except OSError as e:
                 yield messages.Failed(number, str(e))
                 return
-            first = next(iter(roots(server.where)), server.where)
-            room = disk.look(Path(first))
+            room = disk.look(Path(next(iter(places), server.where)))
             shown = tuple(seen(f, is_read=server.is_read(f)) for f in found[-MOST:])
-            yield messages.Searched(number, shown, room, tuple(others(server.where, found)))
+            rest = () if found else tuple(others(places))
+            yield messages.Searched(number, shown, room, rest)
         case messages.LookAt(id=number):
             yield messages.Begun(number)
             yield messages.Looked(number, *server.look_at(request, is_asked))

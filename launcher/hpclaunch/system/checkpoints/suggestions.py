@@ -1,4 +1,4 @@
-"""Suggestions for --checkpoint-dir to a launch without it: where scripts save by default."""
+"""Suggestions for --checkpoint-dir: where scripts save by default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def patterns(arguments: Iterable[str]) -> list[str]:
 
 
 def newest(places: Iterable[str], since: int) -> tuple[str, ExaminedCheckpoint] | None:
-    """Return the newest checkpoint since then (in ns), after the first pattern that finds it."""
+    """Return (pattern, checkpoint) for the newest complete one that was saved since then (ns)."""
     best: tuple[str, ExaminedCheckpoint] | None = None
     for place in places:
         try:

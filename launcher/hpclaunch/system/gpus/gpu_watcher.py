@@ -1,13 +1,13 @@
 """The GPU watcher: the process that reads NVML while the job runs.
 
-NVML can hang when a GPU falls off the bus, and the agent must not hang with it: so NVML is read
-here. There is one such process per agent, without torch or a CUDA context. Its client is in
+NVML can hang when a GPU falls off the bus, and the agent must not hang with it: so this process
+reads NVML. There is one per agent, without torch or a CUDA context. Its client is in
 `gpu_watcher_client.py`; `system/shared/helper.py` starts it with AGENT (the agent's pid), PERIOD
 and [[UUID, NAME], ...].
 
 A check (`watcher_messages.py`) is answered once, with all that is wrong before the round begins.
-News between checks is sent without a round. The process lives as long as its agent: it ends at the
-end of the socket, or if a call never returns, by its parent-death signal.
+News between checks is sent without a round. The process ends when the agent closes the socket or
+ends, by its parent-death signal if a call of NVML never returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import select
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpclaunch.core.health.findings import Finding, Grade
@@ -46,11 +46,8 @@ from .watcher_messages import (
     AskUse,
     Check,
     Found,
-    FoundProblem,
     Reply,
-    ReportedXid,
     Request,
-    SeenUse,
     Used,
 )
 
@@ -106,7 +103,7 @@ class Gpus:
         return Target(uuid, name, handle, whole, model, nvml.nvmlDeviceGetGpuInstanceId(handle))
 
     def read(self, dead: Collection[int] | None) -> list[GpuReading]:
-        """Read all GPUs. `dead` are workers that have ended; None while others run."""
+        """Read all GPUs. `dead` are the pids of workers that have ended; None while workers run."""
         readings = [GpuReading(name, lost=why) for name, why in self.missing.items()]
         found = [(target, self._read(target, dead)) for target in self.targets]
         for target, reading in found:
@@ -160,7 +157,7 @@ class Gpus:
         )
 
     def read_again(self, readings: list[GpuReading], dead: Collection[int]) -> list[GpuReading]:
-        """Read again what changes within moments of a worker's end."""
+        """Read again the processes and the memory, which change soon after a worker's end."""
         targets = {target.name: target for target in self.targets}
         return [r if r.lost else self._read_memory(r, targets[r.name], dead) for r in readings]
 
@@ -256,7 +253,7 @@ class Gpus:
 
 
 def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
-    """Return a process of a GPU. Of one in another pid namespace, only its pid is known."""
+    """Return a process on a GPU. Only its pid is known if it is in another pid namespace."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/comm", "rb") as f:
@@ -272,7 +269,7 @@ def _address(handle: Any) -> int | None:
 
 
 class GpuWatcher:
-    """The process: requests in, findings out."""
+    """The GPU watcher: it answers requests, and reports news."""
 
     def __init__(
         self, channel: AgentChannel, wanted: list[tuple[str, str]], period: float, nvml: Any
@@ -344,7 +341,7 @@ class GpuWatcher:
         use: list[GpuUse] = []
         with contextlib.suppress(Lost):
             use = [] if self.gpus is None else self.gpus.use()
-        self.send(Used(tuple(SeenUse(**asdict(each)) for each in use)))
+        self.send(Used(tuple(use)))
 
     def look(self) -> None:
         """Look for news while the workers run."""
@@ -381,7 +378,7 @@ class GpuWatcher:
             self.report(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Return our recent processes on this GPU. A broken GPU is not asked: it may hang."""
+        """Return our recent processes on this GPU. A broken GPU is not read: it may hang."""
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:
@@ -390,8 +387,7 @@ class GpuWatcher:
         return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
 
     def report(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
-        problems = tuple(FoundProblem(**asdict(f)) for f in findings)
-        self.send(Found(of, problems, tuple(ReportedXid(**asdict(x)) for x in xids)))
+        self.send(Found(of, tuple(findings), tuple(xids)))
 
     def send(self, reply: Reply) -> None:
         with contextlib.suppress(AgentGoneError):  # run() sees it too

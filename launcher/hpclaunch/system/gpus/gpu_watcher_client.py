@@ -37,8 +37,8 @@ class GpuReport:
 
 
 class GpuWatcherClient(Helper):
-    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf at
-    `next_deadline` or once the watcher is gone. `lost` is set when it can no longer answer.
+    """A client that sends checks and returns reports. Every check is answered: by the watcher, or
+    by this client at `next_deadline` or once the watcher is gone, and then `lost` is set.
     """
 
     kind = ProcessKind.GPUS
@@ -56,52 +56,59 @@ class GpuWatcherClient(Helper):
         self._round: int | None = None  # of the check that waits for its answer
         self._deadline = math.inf
         self._use_asked = False
+        self._use_deadline = math.inf
         self._limit = INIT_LIMIT  # for the first answer, since it initialises NVML
 
     def successor(self) -> GpuWatcherClient:
         return GpuWatcherClient(self.gpus, self.period)
 
     def next_deadline(self) -> float:
-        return self._deadline
+        return min(self._deadline, self._use_deadline)
 
     def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
         """Ask for all that is wrong before a round begins, while no worker of ours is running.
 
-        `dead` are the pids of the last round's workers, until whose memory is free the answer
-        waits.
+        `dead` are the pids of the last round's workers. The answer waits for their memory.
         """
         self._round, self._deadline = round, time.monotonic() + self._limit
         self.send(Check(round, tuple(sorted(dead))))
 
     def ask_use(self) -> None:
-        """Ask how the GPUs are used. A report has the answer, unless NVML hangs."""
+        """Ask how the GPUs are used. A report has the answer, or a warning that NVML hangs. Until
+        then, do not ask again.
+        """
         if not self._use_asked:
-            self._use_asked = True
+            self._use_asked, self._use_deadline = True, time.monotonic() + self._limit
             self.send(AskUse())
 
     def reports(self) -> Iterator[GpuReport]:
-        """Yield the reports that are there. Call this when the descriptor is readable."""
+        """Yield the reports that have arrived. Call this when the descriptor is readable."""
         for reply in self.receive():
             match decode(REPLIES, reply):
                 case Used(use=use):
-                    self._use_asked = False
-                    yield GpuReport(use=tuple(GpuUse(**each.fields()) for each in use))
-                case Found(round=number, findings=problems, xids=xids):
+                    self._use_asked, self._use_deadline = False, math.inf
+                    yield GpuReport(use=use)
+                case Found(round=number, findings=findings, xids=xids):
                     if number is not None and number == self._round:
                         self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
-                    found = (Finding(p.check, p.found, Grade(p.grade), p.advice) for p in problems)
-                    seen = (XidSeen(x.uuid, x.name, x.number, x.pids) for x in xids)
-                    yield GpuReport(tuple(found), number, tuple(seen))
+                    yield GpuReport(findings, number, xids)
+        if self.lost:
+            self._use_deadline = math.inf
         if self.lost and self._round is not None:
             why = "the process that reads NVML has ended: the GPUs of this host were not checked"
             yield self._answer(Finding("NVML", why, Grade.WARN))
 
     def expire(self) -> GpuReport:
-        """Return the answer that NVML hangs. Call this at `next_deadline`."""
-        self.lost = True
-        self._process.kill()
+        """Return the answer that NVML hangs, and kill the watcher if a check has waited for it.
+        Workers may still run well, so otherwise it is a warning. Call this at `next_deadline`.
+        """
         found = f"does not answer within {self._limit:.0f} s"
         advice = "most likely a GPU fell off the bus: look at dmesg, and reboot the node"
+        if self._use_deadline < self._deadline:
+            self._use_deadline = math.inf
+            return GpuReport((Finding("NVML", found, Grade.WARN, advice),), use=())
+        self.lost, self._use_deadline = True, math.inf
+        self._process.kill()
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 
     def _answer(self, finding: Finding) -> GpuReport:

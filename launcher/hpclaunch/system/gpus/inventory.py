@@ -27,9 +27,9 @@ class GpuSurvey:
 
     gpus: tuple[Gpu, ...] = ()  # of this task, in the order in which its programs see them
     wrong: str = ""  # what is wrong with CUDA_VISIBLE_DEVICES, for the user
-    broken: str = ""  # the driver, or a GPU, is there and does not answer as it should
+    broken: str = ""  # what is wrong with the driver, or with a GPU
     driver: str = ""
-    cuda: str = ""  # the newest that the driver can run: "12.4"
+    cuda: str = ""  # the newest version that the driver can run: "12.4"
     models: str = ""  # "4 x NVIDIA H100, driver 550.54"
 
 
@@ -39,10 +39,9 @@ def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
 
     NVML stays open as long as this process lives. Without persistence mode the driver initialises a
     GPU when the first process opens it, and releases it when the last one closes it
-    (https://docs.nvidia.com/deploy/driver-persistence): 1 to 3 s, which the process that watches
-    the GPUs, the first worker, and the workers of the next round would wait for again. The price:
-    as long as the agent lives, its GPUs stay initialised, and nobody can reset them or unload the
-    driver.
+    (https://docs.nvidia.com/deploy/driver-persistence). This takes 1 to 3 s, for which the GPU
+    watcher, the first worker, and the workers of the next round would wait again. The price: as
+    long as the agent lives, nobody can reset its GPUs or unload the driver.
     """
     try:
         nvml.nvmlInit()
@@ -60,7 +59,7 @@ class PhysicalGpu:
     """A whole GPU, and the instances that it is divided into where MIG is enabled."""
 
     whole: Gpu
-    instances: tuple[Gpu, ...] | None = None  # their `entry` is the name by drivers before 470
+    instances: tuple[Gpu, ...] | None = None  # `entry` is the name that drivers before 470 use
 
     def usable(self, entry: str) -> list[Gpu]:
         """Return what `entry` selects if it is this GPU. An instance is named by its UUID only."""

@@ -7,10 +7,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import stat
-import struct
-import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,25 +21,34 @@ from ...worker.messages import decode
 from ...worker.mps_messages import EVENTS, Event
 from ...worker.processes import user_name
 from ..shared.helper import Helper, numbers
+from . import foreign_mps
 
-ANSWER_LIMIT = 3.0  # seconds for an answer of a daemon that is not ours
 CLOSE_LIMIT = 30.0  # seconds until all daemons have ended; usually it is less than one
 FIRST_LOOK = 1.0  # seconds
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
-PEER = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
 LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
 
 
 def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
-    """Return the MPS support of this node; `cuda` is the driver's version of it, from NVML."""
+    """Return the MPS support of this node; `cuda` is the CUDA version of the driver. This waits for
+    a daemon that is not ours.
+    """
+    here, pipes = installed(environ, cuda)
+    if not pipes:
+        return here
+    answer = foreign_mps.ask(here.control, pipes)
+    return replace(here, foreign=answer.foreign, refused=answer.refused)
+
+
+def installed(environ: Mapping[str, str], cuda: tuple[int, int]) -> tuple[MpsSupport, str]:
+    """Return the MPS support of this node without other daemons, and the pipe directory of such a
+    daemon, or "". `foreign_mps.ask` finds out whether it can be used.
+    """
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
+    is_there = control and _is_socket(f"{pipes}/control")
     here = MpsSupport(control, cuda=cuda, connections=environ.get(CONNECTIONS, ""))
-    if not control or not _is_socket(f"{pipes}/control"):
-        return here
-    if stranger := _stranger(pipes):
-        return replace(here, refused=f"the MPS daemon at {pipes} is not used: {stranger}")
-    return replace(here, foreign=pipes if _answers(control, pipes) else "")
+    return here, pipes if is_there else ""
 
 
 def _is_socket(path: str) -> bool:
@@ -52,48 +58,8 @@ def _is_socket(path: str) -> bool:
         return False
 
 
-def _stranger(pipes: str) -> str:
-    """Return which part of a daemon belongs to another user than root and this one; "" if none
-    does. A stranger's daemon could give the workers whatever it likes.
-    """
-    try:
-        found = {path: os.stat(path).st_uid for path in (pipes, f"{pipes}/control")}
-    except OSError:  # it has just ended
-        return ""
-    for what, uid in found.items():
-        if uid not in (0, os.geteuid()):
-            return f"{what} belongs to {user_name(uid)}"
-    listener = _listener(f"{pipes}/control")
-    if listener is None or listener in (0, os.geteuid()):
-        return ""
-    return f"its process belongs to {user_name(listener)}"
-
-
-def _listener(path: str) -> int | None:
-    """Return the user of the process that listens; None if nobody does, or that is not known."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(ANSWER_LIMIT)
-        try:
-            connection.connect(path)
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-        except OSError:
-            return None
-    return int(PEER.unpack(peer)[1])
-
-
-def _answers(control: str, pipes: str) -> bool:
-    try:
-        asked = subprocess.run(
-            [control], input=b"get_server_list\n", env={**os.environ, PIPES: pipes},
-            capture_output=True, timeout=ANSWER_LIMIT, check=False,
-        )  # fmt: skip
-    except (subprocess.TimeoutExpired, OSError):
-        return False
-    return asked.returncode == 0
-
-
 def stale(environ: Mapping[str, str]) -> bool:
-    """Return whether a killed keeper has left files on this node: a new one removes them."""
+    """Return whether a killed keeper has left files on this node, which a new one removes."""
     return any(
         _abandoned(path) for place in _places(environ) for path in Path(place).glob(f"{_prefix()}*")
     )
@@ -130,7 +96,7 @@ def _short(name: str) -> str:
 
 
 class MpsKeeperClient(Helper):
-    """Requests out, events in. Once the keeper is lost, its daemons are gone too."""
+    """A client that sends requests and returns events. The daemons die with the keeper."""
 
     has_children = True
     kind = ProcessKind.MPS
@@ -151,11 +117,11 @@ class MpsKeeperClient(Helper):
         return MpsKeeperClient(job, control, handled, first_look=first_look)
 
     def hear(self) -> list[Event]:
-        """Return the events that are there; call it when the descriptor is readable."""
+        """Return the events that have arrived. Call this when the descriptor is readable."""
         return [decode(EVENTS, raw) for raw in self.receive()]
 
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
-        """Make all daemons fit for a round. Answered by "ready" or "failed" with its number.
+        """Prepare all daemons for a round. Answered by Ready, Failed or Occupied, with its number.
 
         No worker of an earlier round may be left on this node.
         """
@@ -163,7 +129,7 @@ class MpsKeeperClient(Helper):
         self.send(messages.Prepare(number, described, foreign))
 
     def watch(self, workers: Mapping[int, int]) -> None:
-        """Watch the workers that should be clients: their pids, by rank. Each leads its session."""
+        """Watch the workers, which should be clients: pids by rank. Each leads a session."""
         self.send(messages.Watch({**workers}))
 
     def close(self) -> None:

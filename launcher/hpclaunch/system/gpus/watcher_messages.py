@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
+from hpclaunch.core.health.findings import Finding
+from hpclaunch.core.health.gpu_rules import XidSeen
+from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
@@ -18,44 +21,16 @@ class AskUse(Message):
     """Find out how the GPUs are used. Answered by Used."""
 
 
-class FoundProblem(Message):
-    """The fields of a Finding (core/health/findings.py)."""
-
-    check: str
-    found: str
-    grade: str
-    advice: str
-
-
-class ReportedXid(Message):
-    """The fields of an XidSeen (core/health/gpu_rules.py)."""
-
-    uuid: str
-    name: str
-    number: int
-    pids: tuple[int, ...]
-
-
 class Found(Message):
-    """The answer to a check; without a round, news: Xids at once, the rest when it is read."""
+    """The answer to a check; without a round, news: Xids at once, other findings periodically."""
 
     round: int | None
-    findings: tuple[FoundProblem, ...]
-    xids: tuple[ReportedXid, ...]
-
-
-class SeenUse(Message):
-    """The fields of a GpuUse (core/protocol/model.py)."""
-
-    busy: float | None
-    used: int
-    total: int
-    temperature: int
-    power: float
+    findings: tuple[Finding, ...]
+    xids: tuple[XidSeen, ...]
 
 
 class Used(Message):
-    use: tuple[SeenUse, ...]  # none where a GPU is lost, or NVML cannot be read
+    use: tuple[GpuUse, ...]  # none where a GPU is lost, or NVML cannot be read
 
 
 Request: TypeAlias = Check | AskUse

@@ -1,1 +1,1 @@
-"""Hosts: which ones take part, with Slurm or without, and the state that this one is in."""
+"""Hosts: which ones take part, with Slurm or without, and the state of this one."""

@@ -38,9 +38,9 @@ _IN_BYTES = ("locked memory", "core")
 
 
 def own_name(host: str, *, several: bool) -> Finding:
-    """Check what the host's name resolves to: programs take it for their own address."""
+    """Check the addresses of the host's name, which programs take for their own."""
     check = "host name"
-    advice = "mend /etc/hosts on this host, or the name service"
+    advice = "fix /etc/hosts on this host, or the name service"
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def shared_memory() -> Finding:
 
 
 def limits(agents: int, workers: int) -> Finding:
-    """Check the limits of a launcher to which `agents` connect and which starts so many workers."""
+    """Check the limits for a launcher that starts `workers` in a job of so many `agents`."""
     found, wrong, advice, grade = [], [], [], Grade.OK
     for name, number in _LIMITS.items():
         soft = resource.getrlimit(number)[0]
@@ -138,7 +138,7 @@ def limits(agents: int, workers: int) -> Finding:
         wrong.append("InfiniBand needs unlimited locked memory")
         advice.append("ulimit -l unlimited; or ask for LimitMEMLOCK=infinity of slurmd")
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        wrong.append("address space limited, of which CUDA takes a lot")
+        wrong.append("address space limited, but CUDA reserves a lot of it")
         advice.append("ulimit -v unlimited")
     if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
         wrong.append("CPU time limited")
@@ -149,7 +149,7 @@ def limits(agents: int, workers: int) -> Finding:
 
 
 def cpus(workers: int) -> Finding:
-    """Check the CPUs of this task, for so many workers (one per GPU)."""
+    """Check the CPUs of this task for its workers (one per GPU)."""
     mine, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{mine} of this host's {all_of_them}"
     advice = "#SBATCH --cpus-per-task=N, and from Slurm 22.05 to 23.02 srun --cpus-per-task=N too"
@@ -163,7 +163,7 @@ def cpus(workers: int) -> Finding:
 
 
 def memory(workers: int, limit: int | None) -> Finding:
-    """Check the memory for so many workers. `limit` is the job's memory limit, if it has one."""
+    """Check the memory for the workers. `limit` is the job's memory limit, if it has one."""
     try:
         machine = psutil.virtual_memory()
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 
 import msgspec
@@ -10,8 +11,9 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.protocol.values import value
 
 OLDEST = (2, 4)
-# Begins a program for `python -c` that imports nothing from the working directory, in which others
-# may write.
+KILL_LIMIT = 1.0  # seconds until a killed process has ended
+# The beginning of a program for `python -c`: others may write in the working directory, so nothing
+# is imported from there.
 WITHOUT_CWD = "import sys; sys.path = [*filter(None, sys.path)]\n"
 _QUESTION = """
 import json, platform
@@ -36,14 +38,14 @@ class Torch:
     cuda: str  # "" for a build for CPUs only
     gpus: int
     distributed: bool
-    nccl: str  # its version, "" without
+    nccl: str  # its version; "" if torch has none
 
 
 class Question:
-    """The process starts at once, so that other checks can run meanwhile; `answer` waits for it."""
+    """A process that imports torch while other checks run. `answer` waits for it."""
 
     def __init__(self, python: str) -> None:
-        """OSError when there is no such interpreter."""
+        """Start the process. Raises OSError if there is no such interpreter."""
         self.python = python
         self._process = subprocess.Popen(
             [python, "-c", WITHOUT_CWD + _QUESTION],
@@ -55,12 +57,14 @@ class Question:
         )
 
     def answer(self, limit: float) -> tuple[Finding, Torch | None]:
-        with self._process as process:
-            try:
-                out, err = process.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return self._slow(limit), None
+        process = self._process
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system may hold it
+                process.communicate(timeout=KILL_LIMIT)
+            return self._slow(limit), None
         try:
             torch = msgspec.json.decode(out.strip().rpartition("\n")[2], type=Torch)
         except msgspec.MsgspecError:
@@ -97,5 +101,5 @@ def _judge(torch: Torch, python: str) -> Finding:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13)"""
+    """Return the first two numbers of a version: (2, 13) for 2.13.0+cpu."""
     return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())

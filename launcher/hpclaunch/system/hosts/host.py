@@ -21,9 +21,9 @@ UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
 def read(workers: int, *, logs: Disk | None, first: bool, several: bool) -> Host:
-    """Read the state of this host. `logs` is the disk of the log directory, which only another
-    process may read, since that can take long. `first`: nothing of ours runs yet. `several`: there
-    are other hosts, whose clocks matter.
+    """Read the state of this host. `logs` is the disk of the log directory, which another process
+    has read, since that can take long. `first`: no worker has run yet. `several`: there are other
+    hosts, whose clocks matter.
     """
     available, limit = _available(), memory_limit()
     return Host(
@@ -38,7 +38,7 @@ def read(workers: int, *, logs: Disk | None, first: bool, several: bool) -> Host
 
 
 def load() -> float | None:
-    """Return how many processes wanted a CPU in the last minute, without those that have ended.
+    """Return the load average of the last minute, or the number of runnable threads if lower.
 
     A job script that unpacks its data with every core leaves a high average behind.
     """

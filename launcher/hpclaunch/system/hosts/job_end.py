@@ -1,8 +1,8 @@
 """The end of a job according to `scontrol`, which may take long, or hang: only errands use this.
 
-Without an answer of Slurm's, as in containers that lack `scontrol`, the end is what
-SLURM_JOB_END_TIME said when the job began. A step may have a time limit of its own (`srun --time`):
-the end is the earlier of both. Standard library only.
+If Slurm never answers, as in containers that lack `scontrol`, the end is SLURM_JOB_END_TIME, as it
+was when the job began. If the step has a time limit of its own (`srun --time`), the earlier end
+counts. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def find(asked: FindJobEnd) -> JobEndFound:
         step_end = end_of_step(shown("step", asked.step), step_end)
     drained = () if before is None else before.draining
     at, found = ask(fields, asked.end, asked.restarts, step_end)
-    # If Slurm has answered before, that answer still counts. A job that was over before this one
-    # began is an earlier one, whose variables are left in the shell.
+    # If Slurm does not answer now, its last answer still counts. An end before the launch is that
+    # of an earlier job, whose variables are left in the shell.
     if (has_answered and not fields) or (at is not None and at < asked.since):
         at = None
     return JobEndFound(
@@ -48,9 +48,9 @@ def ask(
 ) -> tuple[float | None, dict[str, Any]]:
     """Return when the job ends (None if that is not known), and further fields of a JobEndFound.
 
-    `fields` are Slurm's of the job, {} if it does not answer. `end` counts if they do not name the
-    end, unless the job has no time limit. `restarts` is how often the job was started again before
-    this run. `step_end` counts if it is earlier. Times are in seconds since 1970.
+    `fields` describe the job; {} if Slurm does not answer. If they lack its end, and it has a time
+    limit, `end` counts. `restarts` is how often the job was started again before this run.
+    `step_end` counts if it is earlier. Times are in seconds since 1970.
     """
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
@@ -67,7 +67,7 @@ def ask(
         state = JobState.PREEMPTED
         partition = shown("partition", fields.get("Partition", ""))
         again = bool(may_requeue) and partition.get("PreemptMode") != "CANCEL"
-        if at is None:  # of a job without a time limit, Slurm does not show it
+        if at is None:  # Slurm does not show it for a job without a time limit
             at = preempted_at + float(_digits(partition.get("GraceTime", "")) or 0)
     elif at is None:
         endless = fields.get("TimeLimit") == "UNLIMITED"
@@ -79,12 +79,12 @@ def ask(
 
 
 def end_of_step(fields: dict[str, str], before: float) -> float:
-    """Return when a step reaches its time limit, or infinity; `before` without an answer."""
+    """Return when a step reaches its time limit, or infinity; `before` if Slurm does not answer."""
     began, limit = seconds(fields.get("StartTime", "")), fields.get("TimeLimit", "")
     if began is None:
         return before
     found = re.fullmatch(r"(?:(\d{1,9})-)?(\d\d?):(\d\d):(\d\d)", limit)
-    if found is None:  # UNLIMITED, or Partition_Limit, which is that of the job
+    if found is None:  # UNLIMITED, or Partition_Limit, which the end of the job includes
         return math.inf
     days, hours, minutes, rest = (int(number or 0) for number in found.groups())
     return began + ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -55,8 +55,8 @@ def _allocation(
 
 
 def own_address(named: str, *, loopback: bool = False) -> str:
-    """Return the address of this machine for `named`, which is an address, a name or an interface.
-    "" if there is none; loopback addresses count only with `loopback`.
+    """Return the address of this machine that `named`, an address, a name or an interface, stands
+    for; "" if there is none. Loopback addresses count only with `loopback`.
     """
     found = _local(named) or _addresses_on(named)
     usable = [a for a in found if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
@@ -93,7 +93,7 @@ def _addresses_on(interface: str) -> list[str]:
 
 def claim(what: str) -> socket.socket | None:
     """Return a socket that holds a claim while it is open; None if another process of the user on
-    this machine holds it. A name that another user has taken is passed over for the next one.
+    this machine holds it. If another user has taken a name, the next one is tried.
     """
     for number in range(CLAIMS):
         s = socket.socket(socket.AF_UNIX)
@@ -111,8 +111,8 @@ def claim(what: str) -> socket.socket | None:
 
 
 def scope(held: socket.socket) -> str:
-    """Return the place of a claim, which only one living process can hold at a time: this network
-    namespace, the user and the number of the name. "" if the system grants no claims.
+    """Return what identifies a claim: the boot, the network namespace, the user and the number of
+    the name. Only one living process can hold it. "" if it is not known.
     """
     name = held.getsockname()
     if not name:

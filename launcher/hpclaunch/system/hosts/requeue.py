@@ -17,12 +17,12 @@ class RefusedError(Exception):
 
 
 def is_possible() -> bool:
-    """Return whether this host has the command. Containers often lack it."""
+    """Return whether this host has `scontrol`. Containers often lack it."""
     return shutil.which("scontrol") is not None
 
 
 def name_of(job: str, environ: Mapping[str, str]) -> str:
-    """Return the name of this job for Slurm: an element's id may be that of its whole array."""
+    """Return the job's id, or ARRAY_TASK for an element: its id may be that of the whole array."""
     array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
     return f"{array}_{task}" if array and task else job
 
@@ -38,7 +38,7 @@ def requeue(job: str, environ: Mapping[str, str]) -> None:
     try:
         _run("scontrol", "requeue", job)
     except RefusedError:
-        if not _was_requeued(shown("job", job), environ):  # meanwhile
+        if not _was_requeued(shown("job", job), environ):  # nobody else has done it
             raise
 
 
@@ -48,15 +48,15 @@ def _was_requeued(fields: Mapping[str, str], environ: Mapping[str, str]) -> bool
 
 
 def release_others(environ: Mapping[str, str]) -> None:
-    """Have Slurm send SIGTERM to all agents of this step, which then may leave."""
+    """Have Slurm send SIGTERM to all agents of this step, so that they leave early."""
     step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
     if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        with contextlib.suppress(RefusedError):  # then they leave later
+        with contextlib.suppress(RefusedError):  # they leave later by themselves
             _run("scancel", "--signal=TERM", step)
 
 
 def cancel_rest(array: str) -> None:
-    """Cancel the elements that have not begun. Raises RefusedError."""
+    """Cancel the elements of an array that are still pending. Raises RefusedError."""
     _run("scancel", "--state=PENDING", array)
 
 

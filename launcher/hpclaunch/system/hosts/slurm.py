@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import reprlib
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -16,10 +13,9 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
-from ..shared import runs, slurm_steps
+from ..shared import runs, scontrol, slurm_steps
 from ..shared.step_membership import own_step
 
-LIMIT = 10.0  # seconds for scontrol
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
@@ -37,9 +33,8 @@ def allocation(
 ) -> Allocation:
     """Return the allocation that the environment of a step describes.
 
-    Outside of a step, `unique` becomes part of the name of this launch.
-    `run_id` is the user's; it distinguishes launches in one step. With `alone`, other tasks of the
-    step and other nodes of the job are ignored.
+    `unique` distinguishes launches outside of a step, and the user's `run_id` those in one step.
+    With `alone`, other tasks of the step and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
     if job and not alone:
@@ -61,8 +56,8 @@ def _alone(name: str, unique: str) -> Allocation:
 
 
 def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
-    """Return whether hpclaunch was typed in the shell of `srun --pty`. UsageError if the step has
-    several nodes.
+    """Return whether hpclaunch was typed in the shell of `srun --pty`. Raises UsageError if the
+    step has several nodes.
 
     Only the first task of such a step has a terminal; the shells of the others end at once. An
     interactive shell runs each command in a process group of its own; srun and scripts do not.
@@ -92,16 +87,14 @@ def _check_job(environ: Mapping[str, str]) -> None:
 
 
 def step_without_variables() -> str:
-    """Return the step of which this process is a task although it has no variables of Slurm; "" if
-    it is none.
-    """
+    """Return the step whose task this process is by its cgroup and parents; "" if it is none."""
     mine = own_step()
     return "" if mine is None or not mine.step.isdecimal() else f"{mine.job}.{mine.step}"
 
 
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
-    """Raise UsageError if this shell is not on the only node of the job: without srun, a shell is
-    on one node, and one of salloc may be on none.
+    """Raise UsageError if this shell is not on the only node of the job. Without srun, a shell is
+    on one node only, and salloc's may be on a login node.
     """
     nodes, components = environ.get("SLURM_JOB_NUM_NODES", "1"), len(_components(environ))
     srun = f"srun --het-group=0-{components - 1}" if components else "srun"
@@ -179,8 +172,8 @@ def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:
     """Return whether Slurm would end this step when it finds a node down.
 
-    Only the srun that has started the step shows this, by the lack of --no-kill, and it is visible
-    only where it runs: on the first node, for a batch script.
+    Only the srun that has started the step shows this, by the lack of --no-kill. It is visible only
+    where it runs, which is the first node for a batch script.
     """
     found = False
     for process in Path("/proc").glob("[0-9]*"):
@@ -193,9 +186,11 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
         except OSError:
             continue  # it has ended, or is another user's
         ours = os.fsencode(f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}") in theirs
-        if not ours or not any(name in word for word in words for name in LAUNCHERS):
+        launchers = [i for i, word in enumerate(words) if any(name in word for name in LAUNCHERS)]
+        if not ours or not launchers:
             continue
-        asked = {b"--no-kill", b"-k"} & set(words)
+        # Those of the script may have other meanings.
+        asked = {b"--no-kill", b"-k"} & set(words[: launchers[-1]])
         if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):
             return False
         found = True
@@ -218,15 +213,11 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 def expand(nodelist: str) -> list[str]:
     """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError.
 
-    Slurm itself expands it, where there is `scontrol`: inside most containers there is none.
+    `scontrol` expands it, where there is one: most containers lack it.
     """
     hosts = _expand_here(nodelist)
-    if len(hosts) > 1 and shutil.which("scontrol"):
-        command = ["scontrol", "show", "hostnames", nodelist]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            shown = subprocess.run(command, capture_output=True, timeout=LIMIT, check=True)
-            return os.fsdecode(shown.stdout).split()
-    return hosts
+    shown = scontrol.said("hostnames", nodelist).split() if len(hosts) > 1 else []
+    return shown or hosts
 
 
 def _expand_here(nodelist: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Files to which an agent appends lines as long as it lives. The log service writes them: a file
-system that hangs costs lines, never time.
+"""Files to which an agent appends lines as long as it lives. The log service writes them: a hanging
+file system may lose lines, but never delays the agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AppendedLines:
     def __init__(self, directory: Path | None, name: str, on_gap: Callable[[int], None]) -> None:
         self._directory, self._name, self._on_gap = directory, name, on_gap
         self._waiting = bytearray()
-        self._lost = 0
+        self._lost = 0  # since the last gap that was noted
 
     def add(self, line: bytes) -> None:
         """Write a line, which ends with a newline."""
@@ -38,7 +38,7 @@ class AppendedLines:
             self._waiting += line
 
     def flush(self, service: LogServiceClient) -> None:
-        """Give the log service what it takes without a wait. Call this at the end of each turn."""
+        """Send what the log service accepts at once. Call this at the end of each loop turn."""
         while self._waiting and not service.wanting:
             end = self._waiting.find(b"\n", CHUNK) + 1 or len(self._waiting)
             if not self._send(service, end):
@@ -46,7 +46,7 @@ class AppendedLines:
         self._note_gap()
 
     def finish(self, service: LogServiceClient) -> None:
-        """Give the log service the rest, however much that is. Close the service after this."""
+        """Send the log service all remaining lines. Close the service after this."""
         while self._waiting:
             self._send(service, len(self._waiting), is_last=True)
             self._note_gap()
@@ -63,4 +63,5 @@ class AppendedLines:
         is_accepted = service.append(self._directory, self._name, text, is_last=is_last)
         if is_accepted:
             del self._waiting[:end]
+            self._lost += service.unwritten.pop(self._name, 0)
         return is_accepted

@@ -1,11 +1,10 @@
 """The console: the agent's standard output or error, written without ever waiting.
 
-While srun is stopped, a terminal paused or a pipe full, text is held back up to a limit; `wanting`
-and `flush` are for the time when there is room again. Text for a console that is gone (srun died)
-is dropped.
+Text is held back while srun is stopped, a terminal is paused or a pipe is full. While `wanting`,
+call `flush` when the descriptor is writable. If the console is gone (srun died), text is dropped.
 
 A terminal may have a live line below all else, which says what the job waits for. Other text takes
-its place. Once a worker has written something, it is not shown again during that wait.
+its place. Once a worker writes something, the live line stays hidden until that wait is over.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Console:
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
             self.gone = False
-        except OSError:  # started with it closed
+        except OSError:  # the descriptor was closed at the start
             self.gone = True
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
@@ -75,7 +74,7 @@ class Console:
             self.flush()
 
     def flush(self, timeout: float = 0) -> None:
-        """Write what the console takes; wait at most `timeout` seconds for it to take any."""
+        """Write what the console accepts. Wait at most `timeout` seconds each time it is full."""
         while self._held and not self.gone:
             if self._may_block and not self._poll.poll(timeout * 1000):
                 return

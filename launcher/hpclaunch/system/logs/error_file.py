@@ -1,8 +1,8 @@
 """TORCHELASTIC_ERROR_FILE: the exception that ended a worker.
 
-As in torchrun, a worker writes its exception to an error file of its own, and the launcher copies
-that of the first failure to the file that the launcher was given itself, for example by torchx.
-Where the message is too long for a worker's last lines, its beginning is taken from there as well.
+As with torchrun, each worker writes its exception to an error file of its own. The launcher copies
+that of the first failure to its own TORCHELASTIC_ERROR_FILE, which torchx sets, for example. If a
+message is too long for a worker's last lines, its beginning is read from the error file.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
 def with_beginning(last: str, file: Path) -> str:
     """Return the last lines of a worker's `file`, with the beginning of its exception.
 
-    An exception that names hundreds of parameters, for example, begins before its last lines. Then
-    its first line and where it was raised come first, and fewer of the last lines follow.
+    A long exception, such as one that names hundreds of parameters, begins before the last lines.
+    Then its innermost frames and its first line are shown before the last LAST_LINES lines.
     """
     error = (_read(file.with_suffix(".error.json")) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
@@ -55,7 +55,7 @@ def with_beginning(last: str, file: Path) -> str:
     if not lines:
         return last
     if lines[0] in last:
-        # In a file of both streams, output may follow: the exception is the last line all the same.
+        # In a file of both streams, other output may follow: repeat the exception's last line.
         is_last = file.suffix == ".err" or last.endswith(lines[-1])
         return last if is_last else f"{last}\n{lines[-1]}"
     more = error.get("extraInfo") if isinstance(error, dict) else None
@@ -67,9 +67,7 @@ def with_beginning(last: str, file: Path) -> str:
 
 
 def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
-    """Return the error that a failed worker has left, with its exit code, which a worker that was
-    killed cannot have written.
-    """
+    """Return a failed worker's error, with its exit code, which a killed worker cannot write."""
     error = _read(logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json")
     if error is not None and isinstance(error.get("message"), dict):
         error["message"]["errorCode"] = -failure.signal or failure.code

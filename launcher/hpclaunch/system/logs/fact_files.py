@@ -29,7 +29,6 @@ from hpclaunch.worker import private_files
 
 from ..shared import bounded_json, packing
 from .appended_lines import AppendedLines, name_of
-from .log_client import LogServiceClient
 from .log_directory import matching
 
 FORMAT = 3
@@ -39,7 +38,7 @@ KINDS: dict[str, type[facts.Fact]] = {kind.__name__: kind for kind in get_args(f
 
 
 class FactFile:
-    """The file of one agent. Without a directory there is none."""
+    """The facts file of one agent. Without a directory, facts are dropped."""
 
     def __init__(
         self, directory: Path | None, label: str, launch: str, host: str, incarnation: str
@@ -51,7 +50,7 @@ class FactFile:
             "host": host,
             "incarnation": incarnation,
         }
-        self._lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
+        self.lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
 
     def record(self, fact: facts.Fact, at: float) -> None:
         """Write a fact that was recorded at this time, in seconds since the epoch."""
@@ -60,20 +59,12 @@ class FactFile:
             self._line(title)
         self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)}, at)
 
-    def flush(self, service: LogServiceClient) -> None:
-        """Give the log service what it takes without a wait. Call this at the end of each turn."""
-        self._lines.flush(service)
-
-    def finish(self, service: LogServiceClient) -> None:
-        """Give the log service the rest, however much that is. Close the service after this."""
-        self._lines.finish(service)
-
     def _note_gap(self, lost: int) -> None:
         self._line({"lost": lost})
 
     def _line(self, value: dict[str, Any], at: float | None = None) -> None:
         at = round(time.time(), 3) if at is None else at
-        self._lines.add(packing.to_json({"time": at, **value}) + b"\n")
+        self.lines.add(packing.to_json({"time": at, **value}) + b"\n")
 
 
 @value(frozen=True)
@@ -165,8 +156,8 @@ def _chosen(
 
 
 def _without_repeats(lines: Iterable[tuple[bytes, dict[str, Any]]]) -> list[bytes]:
-    """Leave out each SeatUse between two equal ones, without which a ledger is the same: a job of
-    two weeks records 4 MB of them.
+    """Leave out each SeatUse between two equal ones: it changes no ledger, and a job of two weeks
+    records 4 MB of them.
     """
     found: list[bytes] = []
     before, repeats = None, 0
@@ -182,5 +173,5 @@ def _without_repeats(lines: Iterable[tuple[bytes, dict[str, Any]]]) -> list[byte
 
 
 def of_lines(text: str) -> list[AgentFacts]:
-    """Return the facts in such lines."""
+    """Return the facts in the text that `lines_of` returns."""
     return _runs(text.encode().splitlines())

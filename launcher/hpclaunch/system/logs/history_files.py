@@ -1,6 +1,6 @@
-"""The histories: `history-AGENT-TIME.jsonl` in the log directory, one of each agent.
+"""The histories: `history-AGENT-TIME.jsonl` in the log directory, one for each start of an agent.
 
-The first line says whose it is, and each other one is a moment. Lines are only ever appended; the
+The first line names the agent, and each other line is a moment. Lines are only ever appended; the
 last one may be cut off.
 """
 
@@ -33,15 +33,11 @@ class HistoryTitle:
 
 
 def title(launch: str, index: int, host: str) -> str:
-    return _line(HistoryTitle(FORMAT, __version__, launch, index, host))
+    return line(HistoryTitle(FORMAT, __version__, launch, index, host))
 
 
-def line(moment: AgentMoment) -> str:
-    return _line(moment)
-
-
-def _line(value: object) -> str:
-    return packing.pack(value).decode() + "\n"
+def line(moment: AgentMoment | HistoryTitle) -> str:
+    return packing.pack(moment).decode() + "\n"
 
 
 def read(directory: Path) -> list[AgentHistory]:

@@ -1,7 +1,7 @@
 """Writes the index of the workers' output (`output_index.py`), for the log service.
 
-Nothing here raises OSError: without an index, only times are missing. What cannot be written now is
-written later, with the later time.
+Nothing here raises OSError: without an index, only times are missing. Lines that cannot be written
+are joined, and written later with the time of the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .log_directory import size
 from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, written
 
 REST = 0.05  # seconds for which a file that has grown is not watched
-BURST = 10  # lines of a file in quick succession, after as many seconds without any
+BURST = 10  # lines of a file in quick succession; each PERIOD allows one more
 
 
 @dataclass(slots=True)
@@ -32,16 +32,16 @@ class _Followed:
     size: int
     news: list[FileGrowth] = field(default_factory=list)  # not written yet
     allowance: float = BURST  # lines
-    allowed_at: float = 0.0  # the time of this allowance
-    look_at: float = math.inf  # when to look at it, if inotify does not watch it
+    allowed_at: float = 0.0  # when `allowance` was computed
+    look_at: float = math.inf  # when to check it, if inotify does not watch it
 
 
 class IndexWriter:
     """The writer of one round's index, until `close`. `fileno` is readable when a file has grown;
     call `wake` then, and at `next_deadline`.
 
-    A file that grows all the time costs one look a second: inotify reports its growth once, and the
-    watch is added again later.
+    A file that grows all the time is checked about once a second: inotify reports its growth once,
+    and the watch is added again later.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class IndexWriter:
         self._inotify = Inotify()
         self._fd: int | None = None
         self._write_at = math.inf
-        self._look_at = math.inf  # the first time that a file is to be looked at
+        self._look_at = math.inf  # the earliest `look_at` of a file
         self._is_torn = False  # the last line has no end
         with contextlib.suppress(OSError):
             self._fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            self._is_torn = os.fstat(self._fd).st_size > 0  # by an agent that was killed, perhaps
+            self._is_torn = os.fstat(self._fd).st_size > 0  # perhaps: an agent may have been killed
         self._begun: IndexBegun | None = IndexBegun(self._now(), launch, host)
         self._write([])
 
     def follow(self, path: Path, now: float) -> None:
-        """Record the growth of this file, which exists, from now on."""
+        """Record the growth of an existing file from now on."""
         file = _Followed(path, size(path), allowed_at=now)
         self._files[path] = file
         self._watch(file, now)
@@ -77,11 +77,11 @@ class IndexWriter:
         return min(self._write_at, self._look_at)
 
     def wake(self, now: float) -> None:
-        if now >= self._write_at:  # first, since what is found now has a later time
+        if now >= self._write_at:  # before new growth, which has a later time, is found
             self._write_news()
         for watch in self._inotify.read():
             file = self._watches.pop(watch, None)
-            if file is None:  # a watch that is over, since its file has grown
+            if file is None:  # the kernel's notice that a one-shot watch is over
                 continue
             self._look(file, now)
             pause = REST if file.allowance >= 1 else PERIOD
@@ -146,7 +146,7 @@ class IndexWriter:
             file.news = _joined(file.news)
 
     def _write(self, lines: Sequence[IndexLine]) -> bool:
-        """Write lines. Return False if there is no room for them."""
+        """Write lines, if there is an index. Return False if the write failed."""
         if self._fd is None:
             return True
         begun = [] if self._begun is None else [self._begun]
@@ -167,8 +167,8 @@ class IndexWriter:
 
 
 def _joined(news: Sequence[FileGrowth]) -> list[FileGrowth]:
-    """Return the news of a file with its growths as one. If it was emptied, that is first, and
-    earlier growths are left out.
+    """Join the growths of a file into one. If the file was emptied, keep only that line and what
+    followed.
     """
     begin = max((at for at, growth in enumerate(news, start=1) if not growth.length), default=0)
     emptied, growths = news[:begin][-1:], news[begin:]

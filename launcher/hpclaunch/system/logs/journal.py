@@ -25,6 +25,7 @@ from typing import Any
 
 from hpclaunch import __version__
 from hpclaunch.core.control import Control
+from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Record, Send
 from hpclaunch.core.protocol.events import Event, Received, Tick
 from hpclaunch.core.protocol.messages import Message
@@ -49,8 +50,8 @@ class Recorder:
         self._event: tuple[Event, dict[str, float]] | None = None  # its effects are not known yet
         self._position: dict[str, Any] = {}
 
-    def began(self, made: Mapping[str, Any], now: float | None = None) -> None:
-        """Record how the core was made: the arguments of `Control`."""
+    def began(self, made: AgentStart, now: float | None = None) -> None:
+        """Record how the core was made."""
         self.note("core", {"format": FORMAT, "version": __version__, "made": made}, now)
 
     def event(self, event: Event, now: float) -> None:
@@ -61,7 +62,7 @@ class Recorder:
         """Record the effects of the last event. `control` is the core after it."""
         assert self._event is not None, "effects follow an event"
         event, at = self._event
-        # All are asked, since each remembers what is new.
+        # Every one is checked, since each check remembers the message.
         is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]
         if WHOLE or any(is_new):
             self._line(at, entry("event", event))
@@ -73,7 +74,7 @@ class Recorder:
             self._line(at, {"note": "position", "with": position})
 
     def add_failed_event(self) -> None:
-        """Record the event in which the core failed, if it did: there are no effects of it."""
+        """Record an event without effects, if the core failed while it handled one."""
         if self._event is not None:
             event, at = self._event
             self._line(at, entry("event", event))
@@ -110,17 +111,13 @@ class Journal(Recorder):
     """The journal of an agent, in a file of its log directory."""
 
     def __init__(self, directory: Path | None, label: str) -> None:
-        self._lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
-        super().__init__(self._lines.add)
-
-    def flush(self, service: LogServiceClient) -> None:
-        """Give the log service what it takes without a wait. Call this at the end of each turn."""
-        self._lines.flush(service)
+        self.lines = AppendedLines(directory, name_of("journal", label), self._note_gap)
+        super().__init__(self.lines.add)
 
     def finish(self, service: LogServiceClient) -> None:
-        """Give the log service the rest, however much that is. Close the service after this."""
+        """Send the log service all remaining lines. Close the service after this."""
         self.add_failed_event()
-        self._lines.finish(service)
+        self.lines.finish(service)
 
     def _note_gap(self, lost: int) -> None:
         self.note("gap", {"lines": lost})

@@ -9,6 +9,7 @@ import contextlib
 import json
 import select
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from . import messages
 
 MOST = 1 << 20  # bytes that wait for the process; messages beyond that are dropped and counted
 END_LIMIT = 60.0  # seconds without a sign of life at the end; a file system may stall for long
-NOTED = 5.0  # seconds after which the user sees what is waited for
+NOTED = 5.0  # seconds after which the user sees what the agent waits for
 
 
 class LogServiceClient(Helper):
-    """Requests out, replies in. Nothing here waits for the process, until the end."""
+    """The agent's end of the log service. Only `close` waits for the process."""
 
     kind = ProcessKind.LOGS
 
@@ -33,38 +34,47 @@ class LogServiceClient(Helper):
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
+        self._kept: dict[tuple[str, ...], messages.Keep] = {}  # by files; sent after `_waiting`
         self._is_cut = False  # whether `_waiting` begins in the middle of a request
         self._unsaid = 0  # lines that were dropped
+        self.unwritten: Counter[str] = Counter()  # lines that could not be appended, by file
 
     def successor(self) -> LogServiceClient:
-        """Return a new client, which sends the requests that this one could not."""
+        """Return a new client, which sends the requests and counts the lines that this one could
+        not.
+        """
         another = LogServiceClient()
+        another._unsaid, another.unwritten = self._unsaid, self.unwritten
         begin = self._waiting.find(b"\n") + 1 if self._is_cut else 0
-        another._waiting += self._waiting[begin:]
+        another._waiting += self._waiting[begin:] + b"".join(map(_line, self._kept.values()))
         return another
 
     def send(self, request: Message) -> None:
-        self._waiting += json.dumps(request.encoded()).encode() + b"\n"
+        self._waiting += _line(request)
         self.flush()
 
     def replies(self) -> list[messages.Reply]:
         """Return the replies that are there. Call this when the descriptor is readable."""
         try:
-            return [decode(messages.REPLIES, reply) for reply in self.receive()]
+            replies = [decode(messages.REPLIES, reply) for reply in self.receive()]
         except BlockingIOError:  # the descriptor was writable only
             return []
+        for reply in replies:
+            if isinstance(reply, messages.Lost):
+                self.unwritten[reply.name] += reply.lines
+        return replies
 
     @property
     def wanting(self) -> bool:
-        """Call `flush` when the descriptor is writable."""
+        """Return whether requests wait: then call `flush` when the descriptor is writable."""
         return bool(self._waiting) and not self.lost
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):  # it takes nothing for now, or is gone: see receive()
+        with contextlib.suppress(OSError):  # its buffer is full, or it is gone: see receive()
             self._send()
 
     def dropped(self) -> int:
-        """Return once, when lines are accepted again, how many were dropped."""
+        """Return the number of dropped lines, once, when all requests are sent; 0 until then."""
         if self._waiting:
             return 0
         lines, self._unsaid = self._unsaid, 0
@@ -75,6 +85,8 @@ class LogServiceClient(Helper):
             sent = self._socket.send(self._waiting)
             self._is_cut = self._waiting[sent - 1 : sent] != b"\n"
             del self._waiting[:sent]
+            if self._kept and not self._waiting:
+                self._waiting += _line(self._kept.pop(next(iter(self._kept))))
 
     def say(self, text: str) -> None:
         if len(self._waiting) > MOST:
@@ -88,7 +100,14 @@ class LogServiceClient(Helper):
             self.send(messages.Live(text))
 
     def keep(self, directory: Path, files: Mapping[str, str]) -> None:
-        self.send(messages.Keep(str(directory), dict(files)))
+        """Write these texts to files. While the process accepts nothing, only the newest texts of
+        the same files wait.
+        """
+        request = messages.Keep(str(directory), dict(files))
+        if self._waiting:
+            self._kept[(request.directory, *files)] = request
+        else:
+            self.send(request)
 
     def append(self, directory: Path, name: str, text: str, *, is_last: bool = False) -> bool:
         """Write these lines to the end of a file there; False if they are not accepted, because the
@@ -109,8 +128,8 @@ class LogServiceClient(Helper):
         self.send(messages.Finish())
 
     def close(self) -> list[messages.Complaint]:
-        """End the process once everything is shown, nobody reads it, or the file system hangs.
-        Return what could not be written at the end.
+        """Wait until the process has shown everything and ended. Abandon it after END_LIMIT without
+        a sign of life. Return what it could not write.
         """
         complaints: list[messages.Complaint] = []
         try:
@@ -118,7 +137,7 @@ class LogServiceClient(Helper):
                 with contextlib.suppress(BlockingIOError):
                     self._send()
             self._socket.shutdown(socket.SHUT_WR)
-            while self._is_alive(select.POLLIN):  # it shows what is left, and reports that
+            while self._is_alive(select.POLLIN):  # meanwhile it sends Draining
                 replies = [decode(messages.REPLIES, reply) for reply in self._lines.receive()]
                 complaints += [r for r in replies if isinstance(r, messages.Complaint)]
         except EOFError:
@@ -134,3 +153,7 @@ class LogServiceClient(Helper):
             if not self._is_ready(event, END_LIMIT - NOTED):
                 raise TimeoutError
         return True
+
+
+def _line(request: Message) -> bytes:
+    return json.dumps(request.encoded()).encode() + b"\n"

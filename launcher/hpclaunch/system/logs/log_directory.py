@@ -3,7 +3,7 @@
     DIR/round-0/rank-3.out    .err    .error.json
 
 Workers write to their files themselves: a dead agent loses no line, and a stalled console stops no
-worker. Nobody else can read the files, and what others have put in their place is refused.
+worker. Only the user can read the files. A file that another user has put there is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpclaunch.worker import private_files
 LOCK = "launch.lock"
 STATUS = "status.json"  # a snapshot of the job, which its head writes now and then
 FIRST = "first-agent"  # exists while the first agent of a launch lives, or if it was killed
-LONGEST = 1 << 16  # bytes of it, or of a lock
+LONGEST = 1 << 16  # bytes read of FIRST, or of a lock
 MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
@@ -35,9 +35,9 @@ _ROUND = re.compile(r"round-(\d{1,6})")
 EVIDENCE = "evidence"  # of a hang, in the directory of a round
 # The end of a launch's name: the --rdzv-id, which may differ in each run, and the run's number.
 _NUMBERED = re.compile(r"(_\w+)?(\.r\d+)?(-\d+)?$")
-_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this form
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and all other CSI escape sequences
 
-_held: list[int] = []  # the locks, for as long as this process lives
+_held: list[int] = []  # descriptors of locks, kept until this process ends
 
 
 INDEXES = re.compile(r"index-agent-[\w.-]+\.txt")  # in the directory of a round
@@ -60,15 +60,15 @@ def matching(directory: Path, names: re.Pattern[str]) -> list[Path]:
 
 
 class LogDirectory:
-    """Created private to the user; files in it are appended to, never overwritten."""
+    """A log directory, created private to the user. Earlier output in it is never overwritten."""
 
     def __init__(self, path: Path, launch: str, again: str = "") -> None:
-        """`launch` is its name. `again`: the same if it continues another run; "" otherwise."""
+        """`launch` is the launch's name; so is `again` if it continues an earlier run, else ""."""
         self.path, self.launch = path.absolute(), launch
         self._substitute: Path | None = None
         self.first_round = _next_round(self.path, again) if again else 0
         with _refused(path):
-            # A directory that exists keeps its mode; what we put into it is private.
+            # A directory that exists keeps its mode; new files in it are private.
             private_files.make_directory(self.path)
             if not again:
                 private_files.make_directory(self.round(0))
@@ -81,7 +81,7 @@ class LogDirectory:
         return self.path / f"round-{number}"
 
     def was_begun(self, launch: str) -> bool:
-        """Record the first agent of this launch. Return whether an earlier one was killed."""
+        """Record that the first agent of this launch runs. Return whether it was killed before."""
         try:
             fd = private_files.open_file(self.first, os.O_RDWR | os.O_CREAT)
         except OSError:
@@ -136,9 +136,9 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 def default(name: str, *, alone: bool) -> Path:
-    """Return the log directory of a launch without --log-dir; `name` is the launch's.
+    """Return the log directory of the launch `name`, which has no --log-dir.
 
-    Several launches on one machine may have the same name, and get a directory each.
+    With `alone`, several launches may have the same name, and each gets its own directory.
     """
     above = of_all_launches()
     path = above / name
@@ -158,8 +158,8 @@ def default(name: str, *, alone: bool) -> Path:
 def of_all_launches() -> Path:
     """Return the directory above the log directories of launches without --log-dir.
 
-    It is below the working directory. If another user has one there, or a link to one of this
-    user's, this user's has another name.
+    It is in the working directory. If the usual name there belongs to another user, even as a link
+    to a directory of this user, the name gets this user's id.
     """
     usual = Path("hpclaunch-logs")
     try:
@@ -179,8 +179,8 @@ def jobs_of(launch: str) -> tuple[str, str]:
 
 
 def _next_round(path: Path, launch: str) -> int:
-    """Return the number after the highest round of earlier runs. These have used `path` as well, or
-    a directory beside it whose name differs in the number of the run.
+    """Return the number after the highest round of earlier runs. Their directory is also `path`, or
+    is beside it with a name that differs only in the number of the run.
     """
     alike = re.compile(re.escape(_NUMBERED.sub("", launch)) + _NUMBERED.pattern)
     found = []
@@ -206,11 +206,10 @@ def rounds(directory: Path) -> dict[int, Path]:
 
 
 def unused(path: Path, name: str, launch: str) -> tuple[Path, str]:
-    """Return `path`, or while other launches use it, a directory in it with the `name` of this one;
-    and the name that the first agent of this launch had: without Slurm, each has another.
+    """Return a directory that no other launch uses: `path`, or one in it called `name`. Return also
+    the `name` of the launch's first agent: without Slurm, each agent has another.
 
-    The directory is in use as long as one of the launch's agents lives. They have the same
-    `launch`.
+    The directory is in use as long as one of the launch's agents lives. All have the same `launch`.
     """
     found = path
     for number in range(1, MOST):
@@ -225,8 +224,8 @@ def unused(path: Path, name: str, launch: str) -> tuple[Path, str]:
 
 
 def _lock(path: Path, launch: str, name: str) -> str | None:
-    """Return the name of the launch that holds a directory; None if that is another launch. On a
-    file system without locks, it is always this one.
+    """Lock a directory for this launch. Return the `name` of its first agent; None if another
+    launch holds the lock. On a file system without locks, return `name`.
     """
     try:
         fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT)
@@ -240,7 +239,7 @@ def _lock(path: Path, launch: str, name: str) -> str | None:
         else:  # no running launch holds it
             os.ftruncate(fd, 0)
             os.pwrite(fd, os.fsencode(f"{name}\n{launch}"), 0)
-        # Wait for an agent that is just writing. Another launch may have been faster, so read it.
+        # Wait for an agent that is just writing. The file shows whether another launch was faster.
         fcntl.flock(fd, fcntl.LOCK_SH)
         called, _, has_it = os.fsdecode(os.pread(fd, LONGEST, 0)).partition("\n")
         if has_it != launch:
@@ -281,8 +280,8 @@ def size(path: Path) -> int:
 
 
 def tail(files: Iterable[tuple[Path, int]]) -> str:
-    """Return the last lines of the first file that has any, without colours. Each file has its size
-    at the start of the round: earlier bytes are by another launch.
+    """Return the last lines of the first file that has any, without colours. Each file comes with
+    its size at the start of the round: earlier bytes are from another launch.
     """
     for path, begin in files:
         text = _COLOURS.sub("", _end(path, begin).decode(errors="replace")).strip("\n")

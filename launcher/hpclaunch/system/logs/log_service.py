@@ -1,11 +1,11 @@
 """The process that reads and writes an agent's log files, and shows them to the user.
 
-A log directory on a shared file system may stall for any time: only this process waits for it. The
-agent's messages to the user go the same way, after all output that the workers have written before;
-nothing waits for a console.
+A log directory on a shared file system may stall for any time: only this process waits for it. It
+also shows the agent's messages, after all earlier output of the workers. A slow console delays
+neither the agent nor the workers.
 
-`messages.py` has the requests. When the agent is gone, in order or not, this process shows what is
-left and ends.
+`messages.py` defines the requests. When the agent has exited or was killed, this process shows the
+remaining output and exits.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
-ROOM = 5.0  # seconds between two looks whether a file system is full
-STALLED = 10.0  # seconds to wait at the end for a console that takes nothing
+ROOM = 5.0  # seconds between two checks for a full file system
+STALLED = 10.0  # seconds to wait at the end for a console that accepts nothing
 
 
 class LogService:
@@ -42,14 +42,16 @@ class LogService:
         self._channel = channel
         self.mirror = Mirror()
         self.consoles = consoles()
-        self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
-        self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
+        self._duplicates: dict[str, Duplicates] = {}  # by path, while lines are copied to them
+        self._begins: dict[Path, int] = {}  # the sizes of the round's files at its start
+        self._prepared = 0  # the id of the round's request
         self._directory = ""  # of the round
-        self._room_at = math.inf  # when to look whether it is full
-        self._full = False  # and the user knows
+        self._room_at = math.inf  # when to check whether its disk is full
+        self._full = False  # the disk was full at the last check
         self._index: IndexWriter | None = None  # of the round
-        self._appended: dict[Path, int] = {}  # the descriptors of files of lines
-        self._unkept: set[str] = set()  # why texts could not be kept, as the user knows
+        self._appended: dict[Path, int] = {}  # open descriptors, for requests to append
+        self._lost: dict[Path, int] = {}  # lines of these files, which could not be appended
+        self._unwritten: dict[str, str] = {}  # reasons for failed writes, until they succeed
 
     def run(self) -> None:
         """Serve requests until the agent is gone."""
@@ -76,7 +78,7 @@ class LogService:
             self.drain()
 
     def _wait(self) -> set[int]:
-        """Wait until something is to be done, and return the descriptors that are ready."""
+        """Wait for a descriptor or a deadline, and return the descriptors that are ready."""
         poll = select.poll()
         index = self._index
         followers = [self.mirror.fileno(), -1 if index is None else index.fileno()]
@@ -122,22 +124,25 @@ class LogService:
     def _reply(self, reply: messages.Reply) -> None:
         self._channel.send(reply.encoded())
 
+    def _report(self, reply: messages.Complaint | messages.Lost) -> None:
+        with contextlib.suppress(AgentGoneError):  # the remaining output is still shown
+            self._reply(reply)
+
     def _complain(self, kind: str, what: str, why: str = "") -> None:
-        with contextlib.suppress(AgentGoneError):  # what is left is shown all the same
-            self._reply(messages.Complaint(kind, what, why))
+        self._report(messages.Complaint(kind, what, why))
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         try:
-            self.follow(request)
+            if request.id != self._prepared:  # a successor may get it twice
+                self.follow(request)
         except OSError as e:
             why, file = e.strerror or str(e), os.fsdecode(e.filename or request.directory)
             return messages.Refused(request.id, why, file, e.errno in FULL)
+        self._prepared = request.id
         return messages.Prepared(request.id)
 
     def follow(self, request: messages.Prepare) -> None:
-        """Make a round's directory and files, and show from now on what is written to these. The
-        output of the last round is shown by now. Raises OSError.
-        """
+        """Make a round's directory and files, and show new output in them. Raises OSError."""
         directory, streams, index = request.directory, request.streams, request.index
         above = Path(directory).parent
         if above.exists():
@@ -145,7 +150,7 @@ class LogService:
         private_files.make_directory(directory)
         for error in request.errors:  # left by an earlier launch, not by a worker of this round
             Path(error).unlink(missing_ok=True)
-        open_file_limit.raise_to(2 * len(streams))  # the last round's may be open
+        open_file_limit.raise_to(2 * len(streams))  # the previous round's may still be open
         files = [Path(stream.path) for stream in streams] + [Path(request.store)]
         self._begins = {file: size(file) for file in files}
         self.mirror.forget()
@@ -176,25 +181,26 @@ class LogService:
         try:
             private_files.make_directory(directory)
             for name, text in files.items():
-                file = Path(directory) / name
-                new = Path(directory) / f"{name}.new"  # nobody reads half a file
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with open(private_files.open_file(new, flags), "wb") as f:
-                    f.write(text.encode(errors="surrogateescape"))
-                os.replace(new, file)
+                _replace(Path(directory) / name, text.encode(errors="surrogateescape"))
+            self._unwritten.pop(f"{directory}/{', '.join(files)}", None)
         except OSError as e:
             self._complain_of_files(e, directory, ", ".join(files))
 
     def _append(self, directory: str, name: str, text: str) -> None:
-        """Write whole lines to the end of a file, which stays open until that fails."""
-        path = Path(directory) / name
+        """Append whole lines to a file, which stays open until a write fails. Report the number of
+        lost lines once it can be written again.
+        """
+        path, data = Path(directory) / name, text.encode(errors="surrogateescape")
         try:
             if path not in self._appended:
                 self._appended[path] = _open_to_append(path)
-            data = text.encode(errors="surrogateescape")
-            while data:  # a disk that is nearly full takes a part, and the next write fails
+            while data:  # a nearly full disk accepts a part, and the next write fails
                 data = data[os.write(self._appended[path], data) :]
+            self._unwritten.pop(str(path), None)
+            if lost := self._lost.pop(path, 0):
+                self._report(messages.Lost(name, lost))
         except OSError as e:
+            self._lost[path] = self._lost.get(path, 0) + data.count(b"\n")
             self._stop_appending(path)
             self._complain_of_files(e, directory, name)
 
@@ -205,8 +211,9 @@ class LogService:
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
-        if why not in self._unkept:  # some files are written again and again
-            self._unkept.add(why)
+        is_new = why not in self._unwritten.values()  # some files are written again and again
+        self._unwritten[f"{directory}/{names}"] = why
+        if is_new:
             self._complain("files", names, why)
 
     def _read_facts(self, directory: str, launch: str, kinds: Collection[str]) -> None:
@@ -231,7 +238,7 @@ class LogService:
         self._room_at = math.inf
 
     def _look_for_room(self) -> None:
-        """Say once that the disk is full: workers do not notice (`site/_hpclaunch_output.py`)."""
+        """Report a full disk once: workers do not notice it (`site/_hpclaunch_output.py`)."""
         try:
             found = os.statvfs(self._directory)
         except OSError:
@@ -244,7 +251,7 @@ class LogService:
     # Duplicates
 
     def _release(self) -> None:
-        """Close the duplicates of rounds that are shown completely: each restart opens two more."""
+        """Close the duplicate files of completely shown rounds: each restart opens two more."""
         for path, duplicates in list(self._duplicates.items()):
             if not self.mirror.feeds(duplicates):
                 duplicates.close()
@@ -263,26 +270,22 @@ class LogService:
     # The end
 
     def drain(self) -> None:
-        """Show everything, as long as the consoles take it: every line is in the files."""
+        """Show the remaining output, until no console has accepted any for STALLED seconds."""
         self.consoles[2].set_live(b"")
         self.consoles[2].draw()
         if self._index is not None:
             self._index.finish(time.monotonic())
-        while True:
-            self.mirror.finish(time.monotonic())
-            wanting = [console for console in self.consoles.values() if console.wanting]
-            if not wanting:
+        self.mirror.finish(time.monotonic())
+        while wanting := {each.fd: each for each in self.consoles.values() if each.wanting}:
+            ready = select.select([], wanting, [], STALLED)[1]
+            if not ready:
                 break
-            for console in wanting:
-                held = console.room
-                console.flush(STALLED)
-                if console.wanting and console.room == held:
-                    return
+            for fd in ready:
+                wanting[fd].flush()
             with contextlib.suppress(AgentGoneError):
                 self._reply(messages.Draining())
+            self.mirror.finish(time.monotonic())
         self._complain_of_duplicates()
-        for console in self.consoles.values():
-            console.flush(STALLED)
 
     def close(self) -> None:
         self.mirror.close()
@@ -294,9 +297,23 @@ class LogService:
             self._stop_appending(path)
 
 
+def _replace(file: Path, data: bytes) -> None:
+    """Replace a file, so that nobody reads half of it. Raises OSError, and leaves the old one."""
+    new = file.with_name(f"{file.name}.new")
+    fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with open(fd, "wb") as f:
+            f.write(data)
+        os.replace(new, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
 def _open_to_append(path: Path) -> int:
-    """Return a descriptor of a file for whole lines. If its last line was cut off, such as by a
-    full disk, that line is ended. Raises OSError.
+    """Open a file to append whole lines. If its last line was cut off, for example by a full disk,
+    end that line first. Raises OSError.
     """
     private_files.make_directory(path.parent)
     fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)

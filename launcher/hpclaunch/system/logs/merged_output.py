@@ -2,10 +2,10 @@
 
 The indexes (`output_index.py`) say when which bytes were written. They are read in order, and the
 bytes piece by piece, so that little is in memory however large the files are. Bytes that no index
-mentions are shown, too: in the middle of a file together with the next ones, at its end with the
-time of its last change, and for a file without an index at the end of its round.
+mentions are shown, too. In the middle of a file they have the time of the next ones, and at its end
+that of its last change. A file without an index comes at the end of its round.
 
-Nothing here waits. To follow a job, ask again for what is new.
+Nothing here waits. To follow a job, call `JobOutput.look` and `lines` again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .output_index import EMPTIED, JOINED, PERIOD, FileGrowth, IndexBegun, Index
 CHUNK = 1 << 16  # bytes read at once; a longer line is split
 LONGEST = 4096  # bytes of a line of an index
 MOST_OPEN = 200  # files
-UNDATED = 1 << 20  # bytes at the end of a file without times that may be recent
+UNDATED = 1 << 20  # bytes at the end of a recently changed file that are shown without times
 ALL = 1 << 62  # bytes
 FILES = re.compile(r"rank-(\d{1,9})\.(?:out|err)")
 
@@ -39,7 +39,7 @@ class OutputLine:
     time: float  # seconds since the epoch
     dated: bool  # the time is known
     round: Path  # its directory
-    begun: IndexBegun | None  # the begin of its index; None without an index
+    begun: IndexBegun | None  # the first line of its index; None without an index
     rank: int
     text: bytes
 
@@ -74,8 +74,16 @@ def merged(streams: Iterable[tuple[float, Iterator[OutputLine]]]) -> Iterator[Ou
                 heapq.heapreplace(heap, (following.time, own, following, stream))
 
 
+def _changed(path: Path) -> float:
+    """Return when a file last changed; 0 if it is not there."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
 class _OpenFiles:
-    """Files to be read, of which those that were read last stay open."""
+    """A cache of open files."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[Path, int] = OrderedDict()
@@ -109,8 +117,8 @@ class _OpenFiles:
 
 @dataclass(slots=True)
 class _WorkerFile:
-    """One stream of one worker in a round, read up to the byte `offset`. None: what was written
-    before the first growth is not wanted.
+    """One stream of one worker in a round, read up to the byte `offset`. If that is None, bytes
+    before the first growth are skipped.
     """
 
     path: Path
@@ -152,23 +160,16 @@ class _WorkerFile:
 
     def rest(self, *, final: bool) -> Iterator[OutputLine]:
         """Yield the lines that no index mentions. `final`: nothing more will be written."""
-        changed, dated = self.changed, self.begun is not None
+        changed, dated = _changed(self.path), self.begun is not None
         yield from self._read(ALL, changed, dated=dated)
         if final and self.unfinished:
             text, self.unfinished = self.unfinished, b""
             yield self._line(text, changed, dated=dated)
 
     def skip_to_the_last(self, since: float) -> None:
-        """Skip a file of which no index has anything since then, except for a recent end."""
+        """Skip a file that no index mentions after `since`; if it has changed, keep its end."""
         end = size(self.path)
-        self.offset = max(0, end - UNDATED) if self.changed >= since else end
-
-    @property
-    def changed(self) -> float:
-        try:
-            return os.stat(self.path).st_mtime
-        except OSError:
-            return 0.0
+        self.offset = max(0, end - UNDATED) if _changed(self.path) >= since else end
 
     def _read(
         self, end: int, time: float, pace: float = 0.0, *, dated: bool = True
@@ -231,15 +232,12 @@ class _OutputIndex:
                 high = middle
         self._position = low
 
-    def everything(self) -> Iterator[IndexLine]:
-        """Yield all lines from the first one on, whatever was read before."""
-        return self._from(0)
-
     def emptied(self) -> Iterator[IndexLine]:
         """Yield the lines after this position that say that a file was emptied."""
-        return self._from(self._position, EMPTIED)
+        return self.everything(self._position, EMPTIED)
 
-    def _from(self, position: int, ending: bytes = b"") -> Iterator[IndexLine]:
+    def everything(self, position: int = 0, ending: bytes = b"") -> Iterator[IndexLine]:
+        """Yield all lines with this end from a byte on, whatever was read before."""
         lines, length = self._parsed(position, ending)
         while length:
             yield from lines
@@ -252,7 +250,7 @@ class _OutputIndex:
         """Yield what is new. `file_of` finds the file of a name; None for an unwanted one."""
         more = True
         while True:
-            # The index may mention the earlier one of two lines later, by less than a period.
+            # An earlier line of output may come later in the index: read two periods ahead.
             while more and (not self._heap or self._read_until <= self._heap[0][0] + 2 * PERIOD):
                 more = self._take(file_of, since)
             if not self._heap:
@@ -290,7 +288,7 @@ class _OutputIndex:
         return True
 
     def _parsed(self, position: int, ending: bytes = b"") -> tuple[list[IndexLine], int]:
-        """Return the whole lines from there on with this end, and the bytes that were read."""
+        """Return the whole lines from there on with this end, and the number of bytes read."""
         data = self._files.read(self._path, position, CHUNK)
         end = data.rfind(b"\n") + 1
         found = (parse(line) for line in data[:end].splitlines() if line.endswith(ending))
@@ -311,7 +309,7 @@ class _Round:
         self.nodes: set[str] = set()  # all that have an index
 
     def begin(self) -> float:
-        """Return a time before which it has no line."""
+        """Return a time before which the round has no line."""
         if self._indexes:
             return min(index.begun.time for index in self._indexes.values())
         names = self._names()
@@ -319,16 +317,16 @@ class _Round:
         if indexes:
             return min(_OutputIndex(path, self._opened).begun.time for path in indexes)
         paths = [self._directory / name for name in names if FILES.fullmatch(name)]
-        return min((path.lstat().st_mtime for path in paths if path.exists()), default=0.0)
+        return min(filter(None, map(_changed, paths)), default=0.0)
 
     @property
     def begun_last(self) -> float:
-        """Return when it was begun last, as far as its indexes were read; 0 without an index."""
+        """Return the latest start in its indexes, as far as they were read; 0 without an index."""
         return max((index.begun.time for index in self._indexes.values()), default=0.0)
 
     @property
     def index_size(self) -> int:
-        """Return the bytes of its first index. There may be many; most launches write to this."""
+        """Return the size of its first index, to which most of the launches there have written."""
         return next((index.size for index in self._indexes.values()), 0)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
@@ -342,7 +340,7 @@ class _Round:
         if since > -math.inf:
             self._find_offsets(chosen)
         files = [file for file in self._files.values() if not node or file.begun is not None]
-        for file in sorted(files, key=lambda f: (f.changed if f.begun else 0.0, f.order)):
+        for file in sorted(files, key=lambda f: (_changed(f.path) if f.begun else 0.0, f.order)):
             yield from file.rest(final=final)
 
     def _names(self) -> list[str]:
@@ -362,8 +360,8 @@ class _Round:
                 self._add(name)
 
     def _holds_both_streams(self, name: str, streams: Collection[str]) -> bool:
-        """Return whether a file of standard output holds standard error as well: there is no other
-        file for that, although all files of a rank are made before it writes anything.
+        """Return whether a file of standard output holds standard error as well: it has content,
+        and no file for that exists, although a rank's files are made before it writes anything.
         """
         has_errors = name.replace(".out", ".err") in streams
         return not has_errors and size(self._directory / name) > 0
@@ -394,9 +392,10 @@ class _Round:
                 file.emptied = max(file.emptied, line.time)
 
     def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
-        """Find where to begin in the files of which no index has shown anything since then."""
+        """Find where to begin in files that the indexes do not mention after the wanted time."""
         since = self._wanted.since
-        changed = {n: f for n, f in self._files.items() if f.offset is None and f.changed >= since}
+        unknown = {name: file for name, file in self._files.items() if file.offset is None}
+        changed = {name: file for name, file in unknown.items() if _changed(file.path) >= since}
         for index in indexes if changed else ():
             begun = index.begun
             for line in index.everything():
@@ -404,7 +403,7 @@ class _Round:
                     begun = line
                 elif isinstance(line, FileGrowth) and (file := changed.get(line.name)):
                     file.begun, file.offset = begun, line.begin + line.length
-        for file in self._files.values():
+        for file in unknown.values():
             if file.offset is None:
                 file.skip_to_the_last(since)
 
@@ -427,7 +426,7 @@ class JobOutput:
 
     @property
     def refused(self) -> OSError | None:
-        """Return why a file cannot be read, if there is one."""
+        """Return why a file could not be read; None if all could."""
         return self._opened.refused
 
     def look(self, directories: Iterable[Path]) -> None:

@@ -1,6 +1,6 @@
 """Requests of an agent to its log service (`log_service.py`), and the replies.
 
-A reply has the `id` of the request that it answers.
+The reply to a request with an `id` has the same `id`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class TapTo(Message):
     to: int | str
     prefix: str
     needles: tuple[str, ...] = ()
-    at_once: bool = False  # also lines without an end
+    at_once: bool = False  # do not wait for the end of a line
 
 
 class StreamFile(Message):
@@ -55,7 +55,7 @@ class ReadTail(Message):
 
 
 class LookAtDisk(Message):
-    """Find out how much room there is for a directory. Answered by Disk."""
+    """Find the free space for a directory. Answered by Disk."""
 
     id: int
     directory: str
@@ -77,7 +77,7 @@ class Append(Message):
 
 
 class ReadFacts(Message):
-    """Read facts of these kinds of a launch. Answered by Facts, if they can be read."""
+    """Read a launch's facts of these kinds. Answered by Facts, if they can be read."""
 
     directory: str
     launch: str
@@ -91,7 +91,7 @@ class Say(Message):
 
 
 class Live(Message):
-    """Show below all else on a terminal what the job waits for, until a worker writes something."""
+    """Show a live line on a terminal, until a worker writes something."""
 
     text: str
 
@@ -101,7 +101,7 @@ class Remove(Message):
 
 
 class Finish(Message):
-    """The workers of the round are gone: show the rest."""
+    """Show the rest of the round's output: its workers have exited."""
 
 
 class Prepared(Message):
@@ -114,7 +114,7 @@ class Refused(Message):
     id: int
     why: str
     file: str
-    full: bool  # because the disk is full
+    full: bool  # the file system is full, read-only or broken
 
 
 class Tail(Message):
@@ -132,13 +132,20 @@ class Facts(Message):
 
 
 class Complaint(Message):
-    """Something could not be written: the fields of a LogTrouble (`core/protocol/node_facts.py`).
-    It answers no request.
+    """A failed write, which answers no request: the fields of a LogTrouble
+    (`core/protocol/node_facts.py`).
     """
 
     kind: str
     what: str
     why: str = ""
+
+
+class Lost(Message):
+    """Lines for this file could not be written. It can be written again."""
+
+    name: str
+    lines: int
 
 
 class Draining(Message):
@@ -148,6 +155,6 @@ class Draining(Message):
 Request: TypeAlias = (
     Prepare | ReadTail | LookAtDisk | Keep | Append | ReadFacts | Say | Live | Remove | Finish
 )
-Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Draining
+Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Lost | Draining
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -1,9 +1,9 @@
-"""The mirror: copies what the workers write to their files to where the user looks.
+"""The mirror: copies the workers' output from their files to the console.
 
-It follows the files of this agent's workers and passes what is new in each to the file's taps. The
-console gets whole lines where possible, so that two workers' lines are not mixed up; the file of
+It follows the files of this agent's workers and passes new data in each to the file's taps. The
+console gets whole lines where possible, so that lines of two workers do not mix. The file of
 duplicates gets the lines with certain words. A file is read only as fast as its slowest sink takes
-it: a slow console loses nothing, and no worker waits.
+data: a slow console loses nothing, and no worker waits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hpclaunch.system.shared.inotify import MODIFY, Inotify
 from hpclaunch.worker import private_files
 
 CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
-SHARE = 1 << 20  # bytes of one file at a time: the agent has other things to do
+SHARE = 1 << 20  # bytes of one file before it is another file's turn
 PARTIAL = 0.1  # seconds after which an unfinished line is shown
-WITHOUT_INOTIFY = 0.2  # seconds between two looks if the kernel grants no more watches
+WITHOUT_INOTIFY = 0.2  # seconds between two reads of files without an inotify watch
 OVERFLOW = -1  # the kernel has dropped events
 
 
 class Sink(Protocol):
-    """The target of a copy. `write` takes everything, and is not called without `room`."""
+    """The target of a copy. `write` accepts everything; call it only while there is `room`."""
 
     @property
     def room(self) -> int: ...
@@ -45,7 +45,7 @@ class Tap:
 
 
 class Duplicates:
-    """A file for duplicated lines. A full disk ends it, never the job."""
+    """A file of duplicated lines. After a failed write, such as on a full disk, it drops them."""
 
     room = CHUNK
 
@@ -65,7 +65,7 @@ class Duplicates:
                 self._give_up(e)
 
     def complaint(self) -> str:
-        """Return once why nothing is written any longer, otherwise ""."""
+        """Return the reason why writing stopped, once; otherwise ""."""
         complaint, self._complaint = self._complaint, ""
         return complaint
 
@@ -82,12 +82,12 @@ class Duplicates:
 
 @dataclass(slots=True)
 class _Way:
-    """The way from a file to one tap. `partial` is an unfinished line, held back since `since`."""
+    """The state of copying a file to one tap. `partial` is a line held back since `since`."""
 
     tap: Tap
     partial: bytes = b""
     since: float = math.inf
-    last: bytes = b"\n"  # the last byte shown after a prefix
+    last: bytes = b"\n"  # the last byte written with a prefix
 
     @property
     def due(self) -> float:
@@ -164,9 +164,9 @@ class _Stream:
 class Mirror:
     """Follows files; `fileno` is readable when one has grown."""
 
-    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; negative without one
+    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; without one, negative
     _inotify: Inotify = field(default_factory=Inotify)
-    _look_at: float = math.inf
+    _look_at: float = math.inf  # when to read files without a watch
 
     def fileno(self) -> int:
         """Return the descriptor; -1 without inotify."""
@@ -182,7 +182,7 @@ class Mirror:
             return
         os.lseek(fd, 0, os.SEEK_END)
         try:
-            here = f"/proc/self/fd/{fd}"  # whatever is at the path by now
+            here = f"/proc/self/fd/{fd}"  # the path may name another file by now
             key = self._inotify.add_watch(here, MODIFY)
         except OSError:
             key, self._look_at = -fd - 1, 0.0
@@ -237,13 +237,13 @@ class Mirror:
             for way in stream.ways:
                 way.take(data, now)
         if stream.behind:
-            return  # the rest of its last line may be there to be read
+            return  # the rest of its last line may still be unread
         for way in stream.ways:
             if now >= way.due:
                 way.flush()
 
     def finish(self, now: float) -> None:
-        """Show the rest: the workers are gone. What the console does not take is in the files."""
+        """Show the rest, as far as the console accepts it. The workers must be gone."""
         for stream in self._streams.values():
             stream.behind = True
         self.wake(now)
@@ -266,6 +266,8 @@ class Mirror:
                 continue
             stream.flush()
             del self._streams[key]
-            with contextlib.suppress(OSError):  # it has none, or the file was removed
+            with contextlib.suppress(OSError):  # it has no watch, or the file was removed
                 self._inotify.rm_watch(key)
             os.close(stream.fd)
+        if all(key >= 0 for key in self._streams):
+            self._look_at = math.inf

@@ -8,10 +8,10 @@ grew: one index for each agent and round, `index-agent-AGENT.txt`. Its lines are
     1764025034.520 0.000 rank-3.out 4711 520
     1764025099.004 0.000 rank-3.out 0 0
 
-The second line says that 520 bytes from byte 4711 on were written within the last 0.000 seconds.
-The third line says that the file was emptied.
+The second line says that 520 bytes from byte 4711 on were written at this time, or up to 0.000
+seconds before. The third line says that the file was emptied.
 
-Some lines may be missing, torn, or repeated. Bytes that no index mentions just have no time.
+Some lines may be missing, torn, or repeated. Bytes that no index mentions have no time.
 """
 
 from __future__ import annotations

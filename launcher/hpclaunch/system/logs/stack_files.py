@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from hpclaunch.core.hangs.tracebacks import HangStacks
@@ -18,9 +20,8 @@ MOST_BYTES = 16_000  # of a file
 
 
 def read(directory: Path, faulty: Collection[tuple[int, int]]) -> list[HangStacks]:
-    """Return the stacks of all rounds that have readable ones. `faulty` are rounds, perhaps of
-    several launches, with their ranks at fault: these are first. Raises OSError for the directory
-    itself.
+    """Return the stacks of all rounds that have readable ones. `faulty` has (round, rank) for each
+    rank at fault, whose stacks come first. Raises OSError for the directory itself.
     """
     found = []
     for number, path in sorted(rounds(directory).items()):
@@ -29,13 +30,20 @@ def read(directory: Path, faulty: Collection[tuple[int, int]]) -> list[HangStack
             matches = filter(None, map(STACKS.fullmatch, os.listdir(where)))
             ranks = sorted(((number, int(m[1])) not in faulty, int(m[1]), m[0]) for m in matches)
             names = [name for _, _, name in ranks]
-            files = tuple((name, _text(where / name)) for name in names[:MOST_FILES])
+            files = tuple(islice(_texts(where, names), MOST_FILES))
             if files:
-                written = os.lstat(where / names[0]).st_mtime
+                written = os.lstat(where / files[0][0]).st_mtime
                 found.append(HangStacks(number, written, str(where), files))
         except OSError:
             continue
     return found
+
+
+def _texts(where: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of the files that can be read."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield name, _text(where / name)
 
 
 def _text(file: Path) -> str:

@@ -1,5 +1,5 @@
-"""The snapshot of a job that its head writes into the log directory now and then, and at the end:
-for whoever cannot ask it.
+"""The job snapshot that the head writes into the log directory now and then, and at the end, for
+users who cannot reach the head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Death notices: signed answers with which the host of an agent says that it is dead.
+"""Death notices: signed answers with which an agent's own host confirms that the agent is dead.
 
 Each agent leaves a notice with its fork server, and a secret that is derived for that notice. Once
 the agent is dead and its workers are killed, the fork server listens where the agent did, and
@@ -65,15 +65,15 @@ def proves_death(
 
 
 def release_word(key: bytes, agent: int) -> str:
-    """Return the word with which a restarted agent has the notice of its predecessor taken down."""
+    """Return the word that takes down the notice of a restarted agent's predecessor."""
     import hmac
 
     return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
-    """Have the notice of an earlier agent in this place taken down, since a new agent is alive.
-    Returns once nobody serves it any longer.
+    """Take down the notice of an earlier agent in this place, since a new agent is alive.
+    Returns once nobody serves it any longer, or a reply takes longer than RELEASE_LIMIT.
     """
     for port in ports:
         with contextlib.suppress(OSError), socket.socket() as s:
@@ -156,7 +156,7 @@ class _Inquiry:
     ) -> None:
         self.looks = looks  # when to try again; after the last time the inquiry is dropped
         self.is_dead = False
-        self.number = 0  # of the last question after it
+        self.number = 0  # of the last request for it
         self._key, self._agent, self.incarnation = key, agent, incarnation
         self._targets, self._question = targets, new_question()
         self._ends: dict[int, socket.socket] = {}

@@ -1,7 +1,7 @@
 """The running launches of this user, here or in Slurm's jobs, and the user's requests to them.
 
-In a Slurm job a short step asks, beside the job's own steps: first on one node, where the head
-usually is, then on the node that this one names, and only if necessary on all of them.
+A short step, which overlaps the job's own steps, asks the agents of a Slurm job: on one node, where
+the head usually is; if no agent is there, on all nodes; then on the node of the head.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class FoundLaunches:
 
     which: str
     launches: Sequence[LaunchSnapshot]
-    step: Sequence[str] = ()  # how a command line begins that runs on the node of their head
+    step: Sequence[str] = ()  # the beginning of a command line that runs on their head's node
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -64,18 +65,23 @@ class FoundLaunches:
         return self.launches[0]
 
     def request(self, request: Request) -> list[str]:
-        """Send a request to each launch. Returns why each refuses it; "" for one that does it."""
+        """Send a request to each launch. Return why each refuses it; "" for one that grants it.
+        Raises NoLaunchError if they cannot be asked.
+        """
         if not self.step:
             return view_client.request(request.value, self.which)
-        done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
+        with _started():
+            done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
         return [json.loads(answer) for answer in Answers().read(done.lines) if answer]
 
     def watch(self, pause: float) -> LaunchStream:
-        return LaunchStream([*self.step, *_reader(self.which, LOOK, pause)], self.env or None)
+        """Return a stream of snapshots, one every `pause` seconds. Raises NoLaunchError."""
+        with _started():
+            return LaunchStream([*self.step, *_reader(self.which, LOOK, pause)], self.env or None)
 
 
 class LaunchStream:
-    """Snapshots again and again, by a process of its own. It is `over` once none of the launches is
+    """A stream of snapshots from a process of its own. It is `over` once none of the launches is
     led from that node: they have ended, or another agent leads.
     """
 
@@ -90,7 +96,7 @@ class LaunchStream:
         )
         self._text = b""
         self._answers = Answers()
-        self._said: list[bytes] = []  # since the last complete look
+        self._said: list[bytes] = []  # answers since the last complete look
 
     def __enter__(self) -> LaunchStream:
         return self
@@ -134,9 +140,10 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         raise unseen(f"no launch {which} is led from this machine")
     env = slurm_steps.environment(environ)
     try:
-        jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
-    except OSError as e:
-        raise unseen(f"cannot look at job {which}: {e.strerror}: {e.filename}") from e
+        with _started():
+            jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
+    except NoLaunchError as e:
+        raise unseen(f"cannot look at job {which}: {e}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
     if not running:
         state = f"it is {jobs[0].state}" if jobs else "it is over"
@@ -145,7 +152,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         raise no_launch(f"cannot look at job {which}: {complaint or state}")
     if len(running) > 1:
         numbers = ", ".join(job.id for job in running)
-        raise NoLaunchError(f"job {which} has several that run: {numbers}")
+        raise NoLaunchError(f"job {which} has several running elements, name one: {numbers}")
     try:
         return _in_job(running[0], running[0].id if which == number else which, env)
     except NoLaunchError as e:
@@ -153,7 +160,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
 
 
 def all_launches(environ: Mapping[str, str]) -> LaunchList:
-    """Return this user's launches: those that are led from this machine, and those of all jobs."""
+    """Return this user's launches: those led from this machine, and those of all Slurm jobs."""
     here, others = _known(data for _, data in view_client.looked_patiently(""))
     launches = {launch.name: launch for launch in here}
     env = slurm_steps.environment(environ)
@@ -196,7 +203,7 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
         if complaint:
             raise UnreachableError(_first_error(complaint))
         raise NoLaunchError("no hpclaunch runs in it")
-    head = next(filter(None, heads), "")  # some may not know of it
+    head = next(filter(None, heads), "")  # some agents may not know it
     if not head:
         raise UnreachableError("it has no head at the moment: ask again later")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={head}")
@@ -213,8 +220,18 @@ def _look(
     step: Sequence[str], which: str, env: Mapping[str, str]
 ) -> tuple[list[LaunchSnapshot], str]:
     """Return the launches that a step finds, and its complaint."""
-    done = slurm_steps.run([*step, *_reader(which, LOOK)], env)
+    with _started():
+        done = slurm_steps.run([*step, *_reader(which, LOOK)], env)
     return [_read(answer) for answer in Answers().read(done.lines) if answer], done.complaint
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    """Raise UnreachableError if a command cannot be started: it is missing, or no process is left."""
+    try:
+        yield
+    except OSError as e:
+        raise UnreachableError(": ".join(filter(None, (e.strerror, e.filename)))) from e
 
 
 def _first_error(complaint: str) -> str:

@@ -1,4 +1,4 @@
-"""Tests whether another host can be reached, and if not, why, by connections to its ports."""
+"""Finds out, by connections to its ports, why another host cannot be reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 128  # connections at once; enough for every port at every address of a h
 SHOWN = 4  # addresses or ports named in a sentence
 
 _REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}
-_ELSEWHERE = {  # the packet never left, or a router or firewall sent it back
+_ELSEWHERE = {  # the packet never left, or a router or firewall rejected it
     errno.ENETUNREACH,
     errno.EHOSTUNREACH,
     errno.ENETDOWN,

@@ -29,7 +29,7 @@ def resolve(host: str, *, loopback: bool = False) -> list[str]:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError as e:
         raise OSError(f"no address for {host}: {e.strerror}") from e
-    except ValueError as e:  # not even the resolver takes it
+    except ValueError as e:  # it cannot be encoded for the resolver
         raise OSError(f"no address for {host}: it is no host name") from e
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
     usable = [a for a in addresses if not _is_loopback(a)]
@@ -48,7 +48,7 @@ def resolve_node(host: str) -> list[str]:
         if addresses := resolve(host):
             return addresses
         why = OSError(
-            f"{host} resolves to loopback here, which is no address for others: mend /etc/hosts on "
+            f"{host} resolves to loopback here, which is no address for others: fix /etc/hosts on "
             "this host, or the name service"
         )
     except OSError as e:
@@ -60,7 +60,7 @@ def resolve_node(host: str) -> list[str]:
 
 
 def resolve_patiently(host: str, attempts: int = ATTEMPTS, *, loopback: bool = False) -> list[str]:
-    """Return the addresses of a node of Slurm or, with `loopback`, of any machine, also this one.
+    """Return the addresses of a Slurm node or, with `loopback`, of any machine, including this one.
     Raises OSError, which says why there is none.
 
     The look-up is repeated, since a name server that a thousand tasks ask at once may not answer.
@@ -96,7 +96,7 @@ def begin_connection(address: str, port: int) -> tuple[socket.socket | None, int
 
 
 def reserve_port() -> socket.socket:
-    """Return a socket that has a port of its own, at which nobody listens."""
+    """Return a socket that is bound to a free port, and does not listen."""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind(("", 0))

@@ -27,7 +27,7 @@ def secret_path(environ: Mapping[str, str]) -> Path:
     if path := environ.get(VARIABLE):
         return Path(path)
     state = environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # its specification says to ignore it
+    if not os.path.isabs(state):  # the XDG specification says to ignore such a path
         state = os.path.expanduser("~/.local/state")
     if not os.path.isabs(state):
         raise UsageError(

@@ -1,6 +1,6 @@
 """Asks the agents of this user on this machine (`view_socket.py`).
 
-`main` does so within a job on one of its nodes, where Python has nothing but its own library.
+`main` does so on a node of a job, with nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
-    """Do as `looked`, once the agents have collected what they need only for viewers."""
+    """Return what `looked` does, once the agents have collected the data that only viewers need."""
     found = looked(which)
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit and not all(_is_complete(data) for _, data in found):
@@ -137,7 +137,7 @@ def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
 
 
 def _is_complete(data: bytes) -> bool:
-    """Return whether an answer has all; one of a member or another version never has more."""
+    """Return whether an answer is complete, as one of a member or another version always is."""
     job = unpacked(data)["job"]
     try:
         lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])
@@ -148,7 +148,7 @@ def _is_complete(data: bytes) -> bool:
 
 def request(word: str, which: str | int) -> list[str]:
     """Send a request to all launches that are led from here and have this name or pid. Return why
-    each refuses it; "" for one that does it.
+    each refuses it; "" for one that grants it.
     """
     leading = [name for name, data in looked(which) if unpacked(data)["job"] is not None]
     return [data.decode(errors="replace") for data in ask(word.encode(), leading).values()]

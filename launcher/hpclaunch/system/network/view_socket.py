@@ -1,15 +1,15 @@
-"""The socket at which an agent answers questions about its job, to its own user on its own machine.
+"""The socket at which an agent answers questions of its user, on its machine, about its job.
 
-It has no file (`unix(7)`, abstract), and a name that begins with the user's number, so that
-`view_client.py` finds it. The kernel says who has sent a question; other users' are dropped.
-A question is one datagram with one end of a connection. The answer is sent there, as a file in
-memory. So nothing here waits, no client keeps anything of the agent's open, and a late answer
-reaches nobody else: a client has no name that others could take.
+It is an abstract Unix socket (`unix(7)`), whose name begins with the user's id so that
+`view_client.py` finds it. The kernel reports who sent a question; those of other users are dropped.
+A question is one datagram that carries one end of a socket pair. The answer is sent there, as a
+file in memory. So the agent never waits, a client keeps none of its resources open, and a late
+answer reaches nobody else.
 
-    a question                    its answer
-    look                          the file has a LaunchSnapshot
-    ledger                        the file has a Launch; "" if the agent does not lead
-    stop, restart, notice         the file has why not: "" if it is done
+    question                      content of the answer's file
+    look                          a LaunchSnapshot
+    ledger                        a Launch; "" if the agent does not lead
+    stop, restart, notice         the reason for a refusal; "" if the request is granted
 
 The socket's buffer throttles clients: it holds few datagrams, and the agent reads some at a time.
 """
@@ -34,15 +34,15 @@ LARGEST = 1 << 26  # bytes of an answer; that of ten thousand workers has about 
 
 
 def name_of(user: int) -> bytes:
-    """Return how the names of the sockets of this user's agents begin."""
+    """Return the prefix of the names of this user's sockets."""
     return f"hpclaunch/{user}/".encode()
 
 
 def receive_own(end: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Return a message of this user's, of at most so many bytes, with its descriptors; (b"", [])
-    for a message of another user. Raises OSError if there is none.
+    """Return a message of at most `most` bytes, with its descriptors; (b"", []) if another user
+    has sent it. Raises OSError if there is none.
 
-    Another user's descriptors never reach this process: the kernel closes them, for lack of room.
+    The kernel closes another user's descriptors, since there is no room for them here.
     """
     space = socket.CMSG_SPACE(_CREDENTIALS.size)
     _, ancillary, _, _ = end.recvmsg(1, space, socket.MSG_PEEK)
@@ -97,7 +97,8 @@ class ViewSocket:
         return questions
 
     def answer(self, end: socket.socket, file: int) -> None:
-        """Send the file with this descriptor. A client that does not take it gets none."""
+        """Send the file with this descriptor. A client that does not take it gets none, and with -1
+        in its place nobody does."""
         with end, contextlib.suppress(OSError):
             socket.send_fds(end, [b"."], [file], socket.MSG_DONTWAIT)
 

@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, PlaceGiven, R
 
 from ..shared import packing
 
-VERSION = 20
+VERSION = 21
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint", "place"]
@@ -48,8 +48,8 @@ def hello() -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message. Raises WireError for bytes that `encode` of this version could not have
-    written, and VersionError if only the version differs.
+    """Return the message. Raises VersionError if another version has sent it, and WireError if it
+    is not a message.
     """
     if len(data) > MAX_BYTES:
         raise WireError(f"a message of {len(data)} bytes, over the limit of {MAX_BYTES}")

@@ -2,16 +2,16 @@
 
 Only a holder of this job step's keys completes a handshake. So agents also find each other
 without configuration: an agent listens on the first free one of a few ports, which derive from the
-secret and its index. The others try all of these ports, and only one answers with the right key.
-Whatever listens on the other ports is never spoken to.
+secret and its index. The others try all of these ports, and only one answers with the right key. No
+message is sent to the other ports.
 
 Every agent listens, since any may have to replace a lost head; each also connects to its head.
 
 An agent's routing id is its index. An agent without one (`index` None) has a random name, and gets
 a number beyond those of all places until the first head gives it a place. Where a member tries
-several addresses of a head, each connection has an id of its own, such as 3/1: of two with the same
-id the later one replaces the other, and if both arrive at the same moment, libzmq 4.3.5 sometimes
-never reads from the one that is kept.
+several addresses of a head, each connection has an id of its own, such as 3/1. Of two with the same
+id, the later one would replace the other. If both arrived at the same moment, libzmq 4.3.5 would
+sometimes never read from the one that is kept.
 
 Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
 and are sent again (`core/protocol/messages.py`). This module does not interpret them.
@@ -39,7 +39,7 @@ PORTS = range(20000, 32000)
 CANDIDATES = 8
 NO_PLACE = b"?"  # begins the routing id of an agent without an index
 ADDRESS = b"/"  # in a routing id, before the number of the head's address, from the second one on
-MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
+MAPPED = "::ffff:"  # begins an IPv4 address of an IPv6 socket
 LINGER = 2000  # milliseconds for the last messages
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
@@ -151,7 +151,7 @@ class Channel(ABC):
         self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
         self._connection_of: dict[int, int] = {}  # and back
         self._refusals = refusals
-        self.refused = 0  # handshakes that failed: with somebody without the job's keys
+        self.refused = 0  # failed handshakes: the other side does not have the job's keys
         self.reached = False  # a handshake has succeeded
 
     @property
@@ -200,7 +200,7 @@ class Channel(ABC):
         return Arrived(sender, frame.bytes, address)
 
     def close(self) -> None:
-        """Close it. Returns once the last messages are sent, or LINGER has passed."""
+        """Close it. With its own context, wait up to LINGER until the last messages are sent."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()
@@ -224,8 +224,8 @@ class HeadChannel(Channel):
         self.agents = agents
         self.keys = keys
         self._numbers: dict[bytes, int] = {}  # name -> number, of those without an index
-        # Agent -> routing id of its last message. It may just have dropped this connection: then
-        # what is sent to it is lost, until it reports again.
+        # Agent -> routing id of its last message. If the agent has just dropped that connection,
+        # messages to it are lost until it reports again.
         self._heard_on: dict[int, bytes] = {}
         self.zap = self.context.socket(zmq.REP)
         self.zap.linger = 0

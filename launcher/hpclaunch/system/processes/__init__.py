@@ -1,1 +1,1 @@
-"""Processes: the fork server's client, signals to the agent, and CPU affinity."""
+"""Processes: the fork server's client, stacks, commands, signals to the agent, and CPU affinity."""

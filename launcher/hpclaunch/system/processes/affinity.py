@@ -10,7 +10,7 @@ from hpclaunch.core.placement.binding import Cpu
 from hpclaunch.core.protocol import ranges
 
 SYSTEM = Path("/sys/devices/system")
-_DATA = ("Data", "Unified")  # the caches that are not for instructions only
+_DATA = ("Data", "Unified")  # the types of caches that contain data
 
 
 def available() -> tuple[int, ...]:

@@ -23,9 +23,9 @@ MOST = 4  # processes that py-spy reads at a time
 
 
 def stacks(py_spy: str, pids: Sequence[int], until: float) -> tuple[str, ...]:
-    """Return what py-spy says of each process, the first ones first; "" where the time was over.
+    """Return py-spy's output for each process, in this order; "" where the time was over.
 
-    py-spy reads large libraries, and each process is stopped meanwhile.
+    py-spy stops each process while it reads large libraries.
     """
 
     def stack_of(pid: int) -> str:
@@ -60,7 +60,7 @@ def notify(
         die_with(me)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # A command need not read.
+    # The event is in a file: writing to a pipe would block if the command does not read it.
     with _file(json.dumps(event).encode() + b"\n") as event_file, _file() as errors:
         shell = ["/bin/sh", "-c", command]
         try:

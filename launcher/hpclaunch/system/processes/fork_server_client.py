@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from signal import SIGTERM
 from typing import Any
 
 from ...core.protocol.process_kinds import ProcessKind
@@ -17,7 +16,7 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 
 class ForkServerClient(Helper):
-    """Commands out, events in."""
+    """A client that sends commands and receives events."""
 
     has_children = True
     kind = ProcessKind.FORK_SERVER
@@ -47,9 +46,8 @@ class ForkServerClient(Helper):
     ) -> None:
         """Start the template, `now` or on the first connection to a store.
 
-        `own` are variables that differ between workers: a module that depends on one of them when
-        it is imported cannot be imported for all. The first successor of the template does these
-        `steps`.
+        `own` are variables that differ between workers: the template imports no module that reads
+        one of them on import. The first successor of the template performs the `steps`.
         """
         self.send(
             messages.Prepare(
@@ -61,9 +59,6 @@ class ForkServerClient(Helper):
                 steps=[messages.Step(*step) for step in steps],
             )
         )
-
-    def listen(self, *, loopback: bool) -> None:
-        self.send(messages.Listen(loopback))
 
     def start(
         self,
@@ -104,50 +99,6 @@ class ForkServerClient(Helper):
                 pipes=pipes,
             )
         )
-
-    def resize(self, size: tuple[int, int]) -> None:
-        """Set the size of the workers' terminals: (rows, columns)."""
-        self.send(messages.Resize(size))
-
-    def keep(self, until: float) -> None:
-        """Extend the lease of the workers: they may run until then."""
-        self.send(messages.Keep(until))
-
-    def query(self, kind: str, number: int) -> None:
-        """Ask the workers a question. Answered by "answer"."""
-        self.send(messages.Query(kind, number))
-
-    def await_stillness(self, seconds: Sequence[float]) -> None:
-        """Report "progress" at once when nothing has moved for one of these times."""
-        self.send(messages.AwaitStillness([*seconds]))
-
-    def signal(self, signum: int) -> None:
-        self.send(messages.Signal(signum))
-
-    def offer(self, number: int, step: int, signum: int) -> None:
-        """Offer a notice, for which workers wait at its step. Answered by "offered"."""
-        self.send(messages.Offer(number, step, signum))
-
-    def withdraw(self) -> None:
-        """Withdraw the notice that was offered."""
-        self.send(messages.Withdraw())
-
-    def give(self, number: int) -> None:
-        """Give the notice that was offered. Answered by "taken"."""
-        self.send(messages.Give(number))
-
-    def stop(self, signum: int = SIGTERM) -> None:
-        self.send(messages.Stop(signum))
-
-    def kill_idle(self) -> None:
-        self.send(messages.KillIdle())
-
-    def kill(self) -> None:
-        self.send(messages.Kill())
-
-    def signal_left(self, signum: int) -> None:
-        """Send a signal to everything that the workers, which have all ended, have left behind."""
-        self.send(messages.SignalLeft(signum))
 
     def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
         """Have the fork server post a death notice, should this process die before `close`.

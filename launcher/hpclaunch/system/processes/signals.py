@@ -26,14 +26,14 @@ class Signals:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a helper has ended, or was stopped
 
     def ignore(self) -> None:
-        """Ignore all signals: after the verdict nothing may change the exit code, not even the
-        interpreter's own end.
+        """Ignore all signals: after the verdict nothing may change the exit code, not even a signal
+        while the interpreter exits.
 
         Slurm may end the step as soon as the first agent leaves (KillOnBadExit).
         """
         for signum in self._all:
             signal.signal(signum, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would interrupt Context.term()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its handler would interrupt Context.term()
 
     def close(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -51,7 +51,7 @@ class Signals:
 
 
 def wait_for_end(seconds: float) -> None:
-    """Wait so long for a signal to end. Call it after `Signals.ignore`."""
-    # A signal that is ignored is not seen unless it is blocked.
+    """Wait up to so many seconds for one of END_SIGNALS. Call this after `Signals.ignore`."""
+    # sigtimedwait() returns an ignored signal only if it is blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     signal.sigtimedwait(END_SIGNALS, seconds)

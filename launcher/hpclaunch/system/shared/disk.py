@@ -1,4 +1,4 @@
-"""The room on the disk that a directory is on, or would be made on.
+"""The free space on the disk of a directory, which may not exist yet.
 
 Standard library only.
 """
@@ -22,7 +22,7 @@ class DiskSeen(Message):
 
 
 def look(directory: Path) -> DiskSeen:
-    """Return what is found. May hang, if the file system does."""
+    """Return the free space. This hangs if the file system does."""
     there = directory.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent

@@ -21,8 +21,8 @@ class FindJobEnd(Message):
     end: str  # SLURM_JOB_END_TIME, or ""
     restarts: str  # SLURM_RESTART_COUNT, or ""
     nodes: str  # which of these are drained? "" for none
-    since: float  # a job that was over by then, in seconds since 1970, is an earlier one
-    before: JobEndFound | None  # the last answer, which counts in part while Slurm is silent
+    since: float  # seconds since 1970; a job that had ended by then is an earlier one
+    before: JobEndFound | None  # the last answer, of which a part is used if Slurm is silent
 
 
 class JobEndFound(Message):
@@ -36,7 +36,7 @@ class JobEndFound(Message):
     draining: tuple[str, ...]
     endless: bool
     began: float | None  # when the job began, in seconds since 1970
-    has_answered: bool  # Slurm has, by now
+    has_answered: bool  # Slurm has answered at least once
     step_end: float  # when the step reaches its own time limit, in seconds since 1970; or infinite
 
 
@@ -83,6 +83,23 @@ class Stacks(Message):
     texts: tuple[str, ...]  # for each pid; "" where the time was over
 
 
+class AskMps(Message):
+    """Ask an MPS daemon that is not ours whether workers can use it. Answered by MpsAnswered."""
+
+    limit = 10.0  # seconds; longer than it has for its two answers
+    number: int
+    control: str  # the path of nvidia-cuda-mps-control
+    pipes: str  # the daemon's directory
+
+
+class MpsAnswered(Message):
+    """The fields of a DaemonAnswer (system/gpus/foreign_mps.py)."""
+
+    number: int
+    foreign: str
+    refused: str
+
+
 class Notify(Message):
     """Run the user's command with an event on its standard input. Answered by Notified."""
 
@@ -103,7 +120,7 @@ class Failed(Message):
     number: int
 
 
-Errand: TypeAlias = FindJobEnd | Resolve | Explain | ReadStacks | Notify
-Answer: TypeAlias = JobEndFound | Resolved | Explained | Stacks | Notified
+Errand: TypeAlias = FindJobEnd | Resolve | Explain | ReadStacks | AskMps | Notify
+Answer: TypeAlias = JobEndFound | Resolved | Explained | Stacks | MpsAnswered | Notified
 ERRANDS: Kinds[Errand] = by_op(get_args(Errand))
 ANSWERS: Kinds[Answer | Failed] = by_op([*get_args(Answer), Failed])

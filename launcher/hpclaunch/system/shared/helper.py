@@ -5,10 +5,10 @@
 calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment,
 except for the encoding of names, which have to be the same text at both ends, and for the PATHS of
 this package and of the libraries that it needs. FD is the process's end of the socket, BLOCKED the
-signals that the user had blocked ("12,25"). All signals are blocked when it begins: one for the
-agent must not end it.
+signals that the user had blocked ("12,25"). All signals are blocked when it begins: a signal that
+is meant for the agent must not end it.
 
-main gets another number for FD: the agent's may be too high for select(), and for the user's limit
+main gets a lower number for FD: the agent's may be too high for select(), and for the user's limit
 of open files.
 """
 
@@ -54,10 +54,10 @@ _own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes t
 
 
 class Helper:
-    """Requests out, replies in.
+    """A helper process, and the agent's end of the socket to it.
 
-    `lost` is set once the process is gone, and `survivors` if something that it had started cannot
-    be killed then.
+    `lost` is set once the process is gone, and `survivors` if it, or something that it had started,
+    cannot be killed then.
     """
 
     has_children = False  # they become ours when it is gone, and are killed
@@ -72,7 +72,7 @@ class Helper:
         stdout: int | None = None,
     ) -> None:
         adopt_orphans()  # of the helper, should it be killed
-        self._older = children()  # of this process; also the user's, from before its exec
+        self._older = children()  # of this process, also from before it became an agent by exec
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._lines = JsonLines(ours)
@@ -130,7 +130,9 @@ class Helper:
         _own[pid] = None
 
     def end(self, limit: float) -> None:
-        """Close the socket, at which it ends; after `limit` seconds kill it and all below it."""
+        """Close the socket, which ends the process; after `limit` seconds kill it and all below.
+        Give up soon, since it may hang in a driver.
+        """
         self._lines.close()
         if not self._ends_within(limit):
             self._process.kill()
@@ -138,7 +140,7 @@ class Helper:
         self._leave()
 
     def abandon(self) -> None:
-        """Kill it at once, and all below it. One that hangs in a driver is not waited for."""
+        """Kill the process and all below it. Give up soon, since it may hang in a driver."""
         limit = time.monotonic() + ABANDON_LIMIT
         below = descendants((), self._process.pid) if self.has_children else set()
         self._process.kill()
@@ -148,7 +150,7 @@ class Helper:
             if below:
                 self._end_children(lambda: below & self._orphans(), limit)
 
-    # Waits outside the agent's loop. Helpers that are stopped continue.
+    # Waits outside the agent's loop. Meanwhile, they continue helpers that were stopped.
 
     def _is_ready(self, event: int, limit: float) -> bool:
         """Wait for POLLIN or POLLOUT of the socket."""
@@ -177,9 +179,13 @@ class Helper:
         _own.pop(self._process.pid, None)
 
     def _end_orphans(self) -> None:
-        """Kill what is left after its death: its children died with it, and theirs are ours now."""
-        self._process.wait()
-        self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
+        """Kill what is left: the process's children died with it, and theirs were adopted here."""
+        try:
+            self._process.wait(GONE_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.survivors = True
+        else:
+            self._end_children(self._orphans, time.monotonic() + GONE_LIMIT)
 
     def _orphans(self) -> set[int]:
         return descendants({*_own, *self._older})
@@ -188,7 +194,8 @@ class Helper:
         """Kill and reap children of ours until none is found or the time `limit` is reached."""
         while (left := find()) and time.monotonic() < limit:
             for pid in left:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                # One that has gained another user's rights (setuid) cannot be killed.
+                with contextlib.suppress(ProcessLookupError, ChildProcessError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(AGAIN)
@@ -221,7 +228,7 @@ def _say_that_it_continues(kind: ProcessKind) -> None:
 
 
 def say_now(text: str) -> None:
-    """Say something without the log service, if the console takes it at once."""
+    """Write a message to standard error without the log service, unless that would block."""
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"hpclaunch: {text}\n".encode(errors="replace"))

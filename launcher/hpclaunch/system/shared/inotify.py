@@ -19,7 +19,7 @@ _ROOM = 1 << 16  # bytes that are read at once; the kernel splits no event
 
 
 class Inotify:
-    """Watches by number. Where the kernel grants none, `fileno` is -1, and each is refused."""
+    """Watches by number. Without inotify, `fileno` is -1, and `add_watch` raises OSError."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

@@ -15,7 +15,7 @@ _USERS = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_to(needed: int) -> float:
-    """Allow `needed` files and some to spare, up to the hard limit, which is returned."""
+    """Allow `needed` files and some to spare, up to the hard limit. Return that limit."""
     soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in _USERS)
     wanted = min(needed + SPARE, hard)
     if soft < wanted:

@@ -25,7 +25,7 @@ def to_json(value: object) -> bytes:
 
 
 def pack(value: object) -> bytes:
-    """Return JSON for `unpack`: of msgspec, or a string with the standard library's."""
+    """Return JSON for `unpack`: msgspec's, or the standard library's in a string."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

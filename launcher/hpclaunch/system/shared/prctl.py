@@ -15,14 +15,13 @@ _prctl = ctypes.CDLL(None).prctl  # found now: a child that has just been forked
 
 
 def adopt_orphans() -> None:
-    """Make processes below this one whose parents die its own children."""
+    """Have this process adopt each of its descendants whose parent dies."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> bool:
-    """Have this process get the signal when its parent ends, or the thread that has started it,
-    however that happens. Return False if the parent has ended already, since then there is no
-    signal.
+    """Have this process get the signal when its parent, or the thread that has started it, ends in
+    any way. Return False if the parent has already ended: then there is no signal.
     """
     _prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent

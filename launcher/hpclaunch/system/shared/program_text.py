@@ -50,7 +50,7 @@ def parse(text: bytes) -> ast.Module | None:
     """Return the syntax tree of a text; None if it is not one of Python, or too large."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns the user, when it runs it
+            warnings.simplefilter("ignore")  # Python shows them when it runs the program
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -63,8 +63,8 @@ def first_change(tree: ast.Module, environ: Mapping[str, str]) -> tuple[str, int
 
 
 def installed_imports(tree: ast.Module) -> tuple[tuple[str, str, str], ...]:
-    """Return the imports of installed modules that a script does in any case, as steps: ("import",
-    module, origin), with the origin "" for a module of a package, or ("from", module, name).
+    """Return the unconditional imports of installed modules in a script, as steps: ("import",
+    module, origin), with the origin "" for a submodule, or ("from", module, name).
     """
     steps = []
     for name, taken in first_imports.first_imports(tree):

@@ -16,7 +16,7 @@ def before(environ: Mapping[str, str]) -> int:
 
 
 def elements_before(environ: Mapping[str, str]) -> int:
-    """Return how many elements of its array are before this one."""
+    """Return how far the index of this element of an array is from the lowest one."""
     first = _number(environ.get("SLURM_ARRAY_TASK_MIN", ""))
     return max(0, _number(environ.get("SLURM_ARRAY_TASK_ID", "")) - first)
 

@@ -38,8 +38,8 @@ def said(*words: str) -> str:
 def fields_of(text: str) -> dict[str, str]:
     """Return the fields of the first line: a heterogeneous job has several.
 
-    The name of a job, before its user, and its command, comment and the like, at the end, are words
-    of the user's. Some look like fields.
+    The user chooses the job's name, before UserId, and its command and comment, at the end. These
+    may look like fields.
     """
     line = text.partition("\n")[0]
     _, _, of_user = line.partition(" UserId=")

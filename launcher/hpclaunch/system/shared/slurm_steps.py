@@ -1,4 +1,4 @@
-"""Slurm's jobs of this user, and steps in them that take nothing from the steps that run there."""
+"""This user's Slurm jobs, and steps in them that take no resources from other steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SRUN = (
     "--cpu-bind=none",
     "--mpi=none",
     "--input=none",
-    "--export=ALL",  # with the path to the libraries of a Python from a module
+    "--export=ALL",  # with LD_LIBRARY_PATH, for a Python from an environment module
     "--kill-on-bad-exit=0",
     "--wait=0",
 )
-# All others are removed: options of the job, or of this step, would count as options of srun.
+# All other variables of Slurm are removed: srun would take those of this job or step as options.
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
@@ -52,8 +52,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
-    """Return the jobs that squeue shows with the option `which`, of which an array has several, and
-    the last line of its complaint. Raises OSError without Slurm's commands.
+    """Return the jobs that squeue shows with the option `which` (an array has several), and the
+    last line of its errors. Raises OSError without Slurm's commands.
     """
     known = run([*SQUEUE, which], env)
     words = (line.split(maxsplit=3) for line in known.lines)
@@ -62,7 +62,7 @@ def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
 
 
 def reader(module: str, *words: str) -> list[str]:
-    """Return a command line for `main` of a module, which has only Python's own library."""
+    """Return a command line that runs `main` of a module with the standard library only."""
     program = (
         f"import sys; sys.path.append(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
     )
@@ -70,7 +70,7 @@ def reader(module: str, *words: str) -> list[str]:
 
 
 def srun(job: str, nodes: str, *options: str) -> list[str]:
-    """Return how a command line begins that runs one task on each of so many nodes of a job."""
+    """Return the beginning of a command line that runs a task on each of `nodes` nodes of a job."""
     return [*SRUN, f"--jobid={job}", f"--nodes={nodes}", f"--ntasks={nodes}", *options]
 
 

@@ -16,5 +16,5 @@ class SteadyDate:
 
 
 def _awake_or_not() -> float:
-    """Return the seconds since some time, also those in which the machine was suspended."""
+    """Return the seconds since boot, including those in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

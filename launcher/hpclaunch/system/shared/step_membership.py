@@ -43,7 +43,7 @@ def own_step() -> OwnStep | None:
 
 
 def forget_other_step(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables of a step that submitted this job script, which has inherited them."""
+    """Remove the variables that a job script has inherited from the step that submitted it."""
     if "SLURM_STEP_ID" in environ and (mine := own_step()) and mine.step == "batch":
         for name in [name for name in environ if name.startswith("SLURM_STEP")]:
             del environ[name]

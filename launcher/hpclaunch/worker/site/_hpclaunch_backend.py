@@ -22,7 +22,7 @@ ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 SINCE = (2, 30)  # the first NCCL that reads ENABLE
 MOST = 2  # ranks per GPU for which this module sets ENABLE; for more, the user has to
 
-_warned = [""]  # texts that were written
+_warned: "list[str]" = []  # texts that were written
 
 
 def chosen(

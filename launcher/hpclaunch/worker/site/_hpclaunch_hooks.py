@@ -32,7 +32,7 @@ else:
     from _hpclaunch_progress import progress
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-C10D = "torch.distributed.distributed_c10d"  # imports RENDEZVOUS
+C10D = "torch.distributed.distributed_c10d"
 OPTIMIZER = "torch.optim.optimizer"
 SCALER = "torch.amp.grad_scaler"
 GRAPHS = "torch.cuda.graphs"
@@ -67,8 +67,6 @@ class Finder:
         return None
 
     def _attach(self, loader: "Any", name: str) -> None:
-        load = loader.exec_module
-
         def exec_module(module: "Any") -> None:
             del loader.exec_module
             self._seen(name)
@@ -77,14 +75,14 @@ class Finder:
                 patch(module)
 
         try:
-            loader.exec_module = exec_module
+            load, loader.exec_module = loader.exec_module, exec_module
         except AttributeError:
-            pass  # the loader has no settable attributes: it is not one of Python's
+            pass  # no loader, or one that is not Python's and has no settable attributes
 
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
-            self.awaited -= {C10D, *(n for n in RARE if not self._find(n.partition(".")[0]))}
+            self.awaited -= {name for name in RARE if not self._find(name.partition(".")[0])}
         if not self.awaited:
             # A new list, since importing threads may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
@@ -188,10 +186,10 @@ def own_backends(c10d: "Any") -> None:
 
 
 def ends_in_order(c10d: "Any") -> None:
-    """Have destroy_process_group wait up to 1 s for threads that need the interpreter's lock.
+    """Have destroy_process_group wait up to 1 s for threads that need the GIL.
 
-    gloo's threads take the lock to release the tensors of a collective. If DDP's reducer then has
-    the last reference to the group, it holds the lock and waits for these threads for ever. With
+    gloo's threads take the GIL to release the tensors of a collective. If DDP's reducer then has
+    the last reference to the group, it holds the GIL and waits for these threads for ever. With
     torch 2.13, about every fourth script that ends right after a collective hangs, with any
     launcher.
 
@@ -209,7 +207,7 @@ def ends_in_order(c10d: "Any") -> None:
     def destroy_group(*args: "Any", **kwargs: "Any") -> "Any":
         limit = time.monotonic() + 1
         while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
-            time.sleep(0.001)  # releases the lock
+            time.sleep(0.001)  # releases the GIL
             if b"R" not in states or time.monotonic() > limit:
                 break
         return destroy(*args, **kwargs)
@@ -298,22 +296,23 @@ def of_round(url: str) -> str:
     if not (parts.path and in_round() and restarts.isdecimal()):
         return url
     run = "." + re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", "")) + "."
-    if "rank=0" in parts.query.split("&"):
-        remove_earlier(parts.path + run, int(restarts))
+    ends = restarts + "." + launchers_port()
+    # Launches without Slurm have the id "none", and another one may be using its file.
+    if "rank=0" in parts.query.split("&") and run != ".none.":
+        remove_earlier(parts.path + run, ends)
     end = len(re.split("[?#]", url, maxsplit=1)[0])
-    return url[:end] + run + restarts + "." + launchers_port() + url[end:]
+    return url[:end] + run + ends + url[end:]
 
 
-def remove_earlier(stem: str, restarts: int) -> None:
+def remove_earlier(stem: str, ends: str) -> None:
     """Remove the files of this run's earlier rounds, whose processes are all dead."""
     import re
 
     directory, base = os.path.split(stem)
-    file = re.compile(re.escape(base) + r"(\d+)\.\d+")
+    file = re.compile(re.escape(base) + r"\d+\.\d+")
     try:
         for name in os.listdir(directory or "."):
-            match = file.fullmatch(name)
-            if match and int(match.group(1)) < restarts:
+            if file.fullmatch(name) and name != base + ends:
                 os.unlink(os.path.join(directory, name))
     except OSError:
         pass  # if the directory is at fault, torch will raise an error

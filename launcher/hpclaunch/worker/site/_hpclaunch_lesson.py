@@ -37,14 +37,16 @@ SEEDS = (
     ("torch", "torch", "manual_seed"),
     ("torch", "torch.random", "manual_seed"),
 )
+SPEC = type(importlib.__spec__)  # of real modules
 PYTHONS_OWN = ("built-in", "frozen")
 
 
 class Lesson:
     """The steps of a script, noted until they are sent."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, spec_of: "Callable[[object], Any]") -> None:
         self.path = path
+        self.spec_of = spec_of  # the function of `_hpclaunch_parking`
         self.pid = os.getpid()
         self.known = frozenset(sys.modules)
         self.changes: list[tuple[str, Step]] = []  # (the newest module at that time, a step)
@@ -105,9 +107,8 @@ class Lesson:
             return
         try:
             line = self.message()
-            with open(self.path, "wb", buffering=0) as f:
-                while line:
-                    line = line[f.write(line) :]
+            with open(self.path, "wb") as f:
+                f.write(line)
         except (OSError, RuntimeError):
             pass  # the fork server no longer wants it, or another thread imports something
 
@@ -125,9 +126,9 @@ class Lesson:
             changes.setdefault(last, []).append(step)
         steps: list[Step] = []
         for name, module in list(sys.modules.items()):
-            spec = getattr(module, "__spec__", None)
-            if spec is not None and name not in self.known and spec.name == name:
-                origin = spec.origin or ""
+            spec = self.spec_of(module)
+            if isinstance(spec, SPEC) and name not in self.known and spec.name == name:
+                origin = str(spec.origin or "")
                 if is_shared(origin):
                     # A submodule has the origin "": it comes with its package.
                     steps.append(["import", name, "" if "." in name else origin])

@@ -30,9 +30,9 @@ class FileIO(io.FileIO):
         size = len(left)
         try:
             if self._lost:
-                note = f"\nhpclaunch: {self._lost} bytes are lost here: {self._why}\n"
-                _write(self, note.encode())
-                self._lost = 0
+                note = f"\nhpclaunch: {self._lost} bytes are lost here: {self._why}\n".encode()
+                if _write(self, note) == len(note):
+                    self._lost = 0
             written = _write(self, left)
             while written is not None and written < len(left):  # the disk may be full by now
                 left = left[written:]

@@ -5,7 +5,7 @@ Hooks in torch write each optimizer step and the phase to the worker's slot in s
 which notice is given, and before which step (`step_notices.py`).
 
 A thread answers the fork server's requests for stacks (`_hpclaunch_responder.py`). Without it,
-SIGNAL has faulthandler write the stacks of all threads in C, without Python's lock. If another
+SIGNAL has faulthandler write the stacks of all threads in C, without the GIL. If another
 thread runs Python at that moment, the worker may crash, so the sender of SIGNAL waits for a safe
 moment (`stack_questions.py`).
 """
@@ -98,6 +98,7 @@ class Progress:
         begin = place.slot * layout.SLOT
         try:
             with layout.Opened(place.server, place.memory) as fd:
+                memory = _mapped(fd)
                 if not claim(fd, place.slot, layout.WRITER):
                     return
                 # Erase what an earlier process has left.
@@ -110,7 +111,7 @@ class Progress:
                 )
                 for field in (*range(layout.WRITER), *fields, layout.ALLOCATED, layout.HANDLED):
                     os.pwrite(fd, bytes(8), begin + 8 * field)
-                self._slot = slot = layout.Slot(_mapped(fd)[begin : begin + layout.SLOT])
+                self._slot = slot = layout.Slot(memory[begin : begin + layout.SLOT])
             import atexit
 
             atexit.register(self._end)
@@ -436,6 +437,7 @@ def claim(fd: int, slot: int, field: int) -> bool:
     """Write this process's pid to a field of a slot, unless it names another living process. Return
     whether it was written. Of several Pythons below one worker, the first one succeeds."""
     at = slot * layout.SLOT + 8 * field
+    os.lockf(fd, os.F_LOCK, 0)  # until the descriptor is closed
     known = int.from_bytes(os.pread(fd, 8, at), sys.byteorder)
     if known and known != os.getpid() and os.path.exists(f"/proc/{known}"):
         return False

@@ -17,7 +17,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what only type checkers need
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from ..template_messages import Renew
@@ -40,7 +40,7 @@ class Renewal:
         self.steps = request.steps
         self.names = {step.name for step in self.steps if step.kind not in ("set", "seed")}
         template.own |= frozenset(request.own)
-        self.asked = template.startup.asked
+        self.asked, self.sizes = template.startup.asked, template.startup.parking.sizes
         self.set_here: dict[str, str | None] = {}  # variables, as the script has set them so far
         self.seeded: set[str] = set()  # generators that the script has seeded so far
         # {module: {name: function or class}}, to detect replaced ones; empty if not careful
@@ -84,7 +84,7 @@ class Renewal:
         is_new = package not in sys.modules
         # A lesson lists a package after those of its modules that the package itself imports.
         blamed = package if is_new and package in self.names else name
-        before, known = Moment(), set(sys.modules)
+        before, known = Moment(self.sizes), set(sys.modules)
         try:
             module = importlib.import_module(name)
             if taken:
@@ -135,9 +135,9 @@ class Renewal:
 class Moment:
     """A snapshot of the random number generators and the output, which an import may change."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: "Callable[[], list[int]]") -> None:
         self.generators = generators(moved=True)
-        self.written = written()
+        self.sizes, self.written = sizes, sizes()
 
     def differs(self, seeded: "set[str]") -> str:
         """Describe what has changed since then; "" if nothing has."""
@@ -147,7 +147,7 @@ class Moment:
                 return f"it seeds the generator of {key}"
             if now[key][1] != position and key in seeded:
                 return f"it draws from the generator of {key}, which the script has seeded before"
-        if written() != self.written:
+        if self.sizes() != self.written:
             return "it writes to the standard output or error"
         return ""
 
@@ -181,10 +181,3 @@ def keeps_pid(names: "Iterable[str]") -> str:
             if type(value) is int and value == pid and "pid" in attribute.lower():
                 return f"{name}.{attribute} is the process id"
     return ""
-
-
-def written() -> "list[int]":
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    return [os.fstat(fd).st_size for fd in (1, 2)]

@@ -4,8 +4,8 @@ It starts once the script has a process group or an optimizer. It reads requests
 byte each. faulthandler writes the stacks of all threads to one file. torch's flight recorder goes
 to another file as a line of JSON, with the name of the function in which the main thread waits.
 
-The responder holds Python's lock meanwhile, so no other thread runs Python. A rank that waits in a
-collective has released the lock.
+The responder holds the GIL meanwhile, so no other thread runs Python. A rank that waits in a
+collective has released the GIL.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # typing is not imported here
 else:
     from _hpclaunch_progress import dup_high, faulthandler, layout, progress  # loaded before
 
-HELD = 0.02  # seconds to hold Python's lock; a thread that waits for it wakes every 5 ms
+HELD = 0.02  # seconds to hold the GIL; a thread that waits for it wakes every 5 ms
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # entries of flight recorders
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
@@ -104,20 +104,20 @@ def allocations() -> int:
 
 
 def called() -> str:
-    """Return the name of the function in which the main thread waits without Python's lock; "" if
+    """Return the name of the function in which the main thread waits without the GIL; "" if
     it runs Python, or if the name is not known."""
     import threading
 
     try:
         before, until = _waits(os.getpid()), time.monotonic() + HELD
         while time.monotonic() < until:
-            pass  # meanwhile, a thread that could run Python waits for the lock
+            pass  # meanwhile, a thread that could run Python waits for the GIL
         frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or _waits(os.getpid()) > before:
             return ""
-    except (KeyError, OSError):  # this kernel does not show it
+        return _name_of_call(frame)
+    except (KeyError, OSError, ValueError):  # unknown to this kernel, or to `dis`
         return ""
-    return _name_of_call(frame)
 
 
 def _waits(thread: int) -> int:

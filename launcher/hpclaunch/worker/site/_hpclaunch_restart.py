@@ -54,6 +54,7 @@ class Restarts:
         self.mask = os.umask(0o77)
         os.umask(self.mask)
         self.ignored = {s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN}
+        self.cpus = os.sched_getaffinity(0)
         self.inherited = inheritable()
         self.libc = ctypes.CDLL(None)
         self.given = os.putenv, os.unsetenv
@@ -86,8 +87,7 @@ class Restarts:
         if (os.putenv, os.unsetenv) == self.watching:
             os.putenv, os.unsetenv = self.given
         for fd, data in enumerate(effects.written, start=1):
-            while data:
-                data = data[os.write(fd, data) :]
+            beside("_hpclaunch_template").write(fd, data)
         for name, value in effects.changes.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -105,7 +105,7 @@ class Restarts:
         file, line = caller()
         file = file.removeprefix(self.directory + os.sep)
         message = [kind, name[:MOST], file[-MOST:], line, forked]
-        data = json.dumps(message).encode() + b"\n"
+        data = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         if forked:
             self.noted = data
         else:
@@ -126,10 +126,13 @@ class Restarts:
             signal.setitimer(timer, 0)
         with contextlib.suppress(OSError):
             os.chdir(self.directory)
+        with contextlib.suppress(OSError):  # the cgroup has shrunk
+            os.sched_setaffinity(0, self.cpus)
         os.umask(self.mask)
         for fd in inheritable() - self.inherited:
             os.set_inheritable(fd, False)
         try:
+            beside("_hpclaunch_template").redirect(self.worker.out, self.worker.err)
             if self.worker.stdin:
                 os.dup2(os.open(self.worker.stdin, os.O_RDONLY), 0)
             # Each thread has its own setting.

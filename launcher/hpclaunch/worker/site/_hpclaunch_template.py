@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..json_lines import JsonLines
     from ..messages import decode, never
     from ..processes import PR_SET_PDEATHSIG, append_to, children, prctl
-    from ..template_messages import REQUESTS, Fork, Load, Renew
+    from ..template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
     from ._hpclaunch_errors import record_errors
     from ._hpclaunch_hooks import beside
     from ._hpclaunch_output import keep_writing
@@ -78,13 +78,12 @@ else:
     from _hpclaunch_worker.json_lines import JsonLines
     from _hpclaunch_worker.messages import decode, never
     from _hpclaunch_worker.processes import PR_SET_PDEATHSIG, append_to, children, prctl
-    from _hpclaunch_worker.template_messages import REQUESTS, Fork, Load, Renew
+    from _hpclaunch_worker.template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
 
     if not _has_future:  # a script would see it
         del sys.modules["__future__"]
 
 NAME = b"hpclaunch-torch"  # the template's name in ps
-NO_TORCH = 3  # exit code
 SHARED = (  # prefixes of the links of descriptors that must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
@@ -180,7 +179,7 @@ class Template:
     def load(self, request: "Load") -> None:
         self.env, self.own = request.env, frozenset(request.own)
         self.blocked = request.blocked
-        often = gc.get_threshold()
+        often, *_ = gc.get_threshold()
         gc.set_threshold(0)  # imports make little garbage, and collections take 10 % of the time
         try:
             if is_traced():
@@ -202,8 +201,7 @@ class Template:
             self.load_module(name)
         self.prepare_to_fork()
         self.answer(replies.Ready(self.words))
-        if not gc.get_threshold()[0]:  # no module has set another threshold
-            gc.set_threshold(*often)
+        gc.set_threshold(gc.get_threshold()[0] or often)  # a module may have set another one
         finalizing().freeze()
 
     def prepare_to_fork(self) -> None:
@@ -304,7 +302,7 @@ class Template:
 
     def replay(self, request: "Renew") -> None:
         renewal = beside("_hpclaunch_renewal")
-        often = gc.get_threshold()
+        often, *_ = gc.get_threshold()
         gc.set_threshold(0)
         known = frozenset(sys.modules)
         name = ""
@@ -319,7 +317,7 @@ class Template:
             self.answer(replies.Unsafe(name, why))
             os._exit(0)
         self.take_name()
-        gc.set_threshold(*often)
+        gc.set_threshold(gc.get_threshold()[0] or often)
         self.prepare_to_fork()
         finalizing().freeze()
         self.answer(replies.Ready(self.words))
@@ -488,7 +486,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     progress.begin()
     lesson = template.lesson_of(worker, request)
     if lesson is not None:
-        beside("_hpclaunch_lesson").Lesson(lesson)
+        beside("_hpclaunch_lesson").Lesson(lesson, template.startup.parking.spec_of)
     report = template.of_server(request.restarts)
     restarts = beside("_hpclaunch_restart").Restarts
     restarts = restarts(template.parking, environ, worker, template.blocked, report)

@@ -22,6 +22,8 @@ if "HPCLAUNCH_STORE" in os.environ or _template:
             _startup = __import__("_hpclaunch_startup").Startup(__import__("_hpclaunch_parking"))
     except Exception:  # also a SyntaxError of a Python before 3.8
         if _template:  # this process is no worker and must not become one
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
             os._exit(126)
         # The worker runs without the hooks.
 

@@ -15,7 +15,7 @@ from ...protocol.events import CheckpointChosen, Event
 from ...protocol.facts import CheckpointSought, ReadersAwaited
 from ...protocol.model import Look, Origin, Seen, Tally
 from ...protocol.stages import Stage
-from ...protocol.values import replace
+from ...protocol.values import field, replace, value
 from ..head_state import HeadState
 from ..orders import Asks
 from ..restarts import passed_over
@@ -29,6 +29,28 @@ NO_STEP_IN_NAME = (
 )
 
 
+@value()
+class CommonLook:
+    """A question to all agents of the next round: whether they see the choice as the head does."""
+
+    look: Look
+    shares: dict[int, tuple[int, int]]  # by agent: which share of the bytes to read
+    asked_at: float  # when the agents were first asked to look at the choice
+    give_up_at: float  # until then, the choice may still appear; inf: it will not
+    not_answered: Awaited = field(default_factory=Awaited)
+    waited_for: list[Peer] = field(default_factory=list)
+
+    def of(self, peer: Peer) -> Look:
+        """Return the question to one agent."""
+        share = self.shares.get(peer.place.index)
+        return self.look if share is None else replace(self.look, share=share)
+
+    def answer(self, peer: Peer) -> Seen | None:
+        """Return the agent's answer; None if it has not answered yet."""
+        seen = None if peer.report is None else peer.report.seen
+        return seen if seen is not None and self.of(peer).is_answered(seen) else None
+
+
 class Choosing(JobStage):
     kind = Stage.CHOOSING
 
@@ -36,20 +58,15 @@ class Choosing(JobStage):
         super().__init__(state)
         self.job, self.budget = state.job, state.budget
         self._search_number = 0  # of the last search
-        self._choice: CheckpointChosen | None = None  # what it has found
+        self._choice: CheckpointChosen | None = None  # what the last search found
         self._chosen_at = 0.0
-        self._look: Look | None = None  # what the agents were asked to look at
-        self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
-        # Checkpoints are known by the checksums of their marks.
-        self._avoid: dict[int, str] = {}  # why each is passed over that has not failed
-        self._failed = set(self.budget.tally.avoided)  # those that have failed
-        self._tally_before: Tally | None = None  # the tally before the first choice was rejected
-        self._accepts_rejected = False  # there is nothing better
-        self._unseen = ""  # which agent does not see a checkpoint that was passed over for this
-        self._not_answered = Awaited()
-        self._waited_for: list[Peer] = []
-        self._asked_at = 0.0
-        self._give_up_at = math.inf  # until then, agents may not see it yet; inf: they never will
+        self._look: CommonLook | None = None  # at the choice
+        # The keys of both are checksums of the checkpoints' marks.
+        self._avoid: dict[int, str] = {}  # why to pass over a checkpoint that has not failed
+        self._failed = set(self.budget.tally.avoided)  # checkpoints that have failed
+        self._tally_before: Tally | None = None  # the tally before a choice was rejected
+        self._accepts_rejected = False  # no other checkpoint was found
+        self._unseen = ""  # the first checkpoint that an agent did not see, and which agent
         self._notice_at = math.inf
 
     def enter(self, now: float) -> list[Effect]:
@@ -72,7 +89,7 @@ class Choosing(JobStage):
         return self.state.end.verdict is None and number == self._search_number
 
     def asks(self, peer: Peer, now: float) -> Asks:
-        return Asks(look=self._look_of(peer))
+        return Asks(look=None if self._look is None else self._look.of(peer))
 
     def step(self, now: float, *, ticked: bool) -> Step:
         state = self.state
@@ -85,8 +102,8 @@ class Choosing(JobStage):
         choice = self._choice
         if choice is None:
             return Step()
-        # Are all still ready? If an agent's fork server was killed meanwhile, its store port is
-        # dead until it reports a new one: workers would wait for a store that nobody has.
+        # All must still be ready. If an agent's fork server was killed meanwhile, its store port is
+        # closed until it reports a new one: workers would wait for a store that does not exist.
         ready, effects = state.can_begin_round(now)
         if not ready:
             return Step(effects)
@@ -111,20 +128,22 @@ class Choosing(JobStage):
             return min(stop_at, self._notice_at)
         if self._look is None:
             return min(stop_at, paused_until)
-        return min(stop_at, paused_until, self._notice_at, self._give_up_at)
+        return min(stop_at, paused_until, self._notice_at, self._look.give_up_at)
 
     def _notice(self, now: float) -> list[Effect]:
         """Note which time-outs are over, and record if the choice takes long."""
-        if now >= self._give_up_at:
-            self._give_up_at = math.inf
-            self._not_answered = Awaited()
+        look = self._look
+        if look is not None and now >= look.give_up_at:
+            look.give_up_at, look.not_answered = math.inf, Awaited()
         if now < self._notice_at:
             return []
         self._notice_at = now + self.job.timing.next_notice
         if self._choice is None:
             return [Record(CheckpointSought(now - self.since))]
-        hosts, waited = hosts_of(self._waited_for), now - self._asked_at
-        return [Record(ReadersAwaited(hosts, self._choice.path, waited))] if hosts else []
+        if look is None or not look.waited_for:
+            return []
+        hosts, waited = hosts_of(look.waited_for), now - look.asked_at
+        return [Record(ReadersAwaited(hosts, self._choice.path, waited))]
 
     # What the search has found
 
@@ -142,10 +161,11 @@ class Choosing(JobStage):
         if self.job.local and self.job.nodes > 1 and choice.step is None:
             return self._pass_over(choice, NO_STEP_IN_NAME)
         present = self.state.next_participants()
-        if self._look is None or not self._shares.keys() <= {p.place.index for p in present}:
-            self._ask(choice, present, now)
+        look = self._look
+        if look is None or not look.shares.keys() <= {p.place.index for p in present}:
+            self._look = self._ask(choice, present, now)
             return self.order_all(now)
-        return self._check_answers(choice)
+        return self._check_answers(choice, look)
 
     def _pass_over(self, choice: CheckpointChosen, why: str) -> list[Effect]:
         self._avoid[checksum(choice.mark)] = why
@@ -153,7 +173,7 @@ class Choosing(JobStage):
 
     def _none_found(self) -> list[Effect] | None:
         if not self._accepts_rejected and self._failed:
-            # A rejected checkpoint is better than none. The rejection in this round is undone.
+            # A rejected checkpoint is better than none. A rejection in this stage is undone.
             self._accepts_rejected = True
             self.budget.tally = self._tally_before or self.budget.tally
             self._failed = set()
@@ -166,39 +186,36 @@ class Choosing(JobStage):
 
     # What the agents see
 
-    def _ask(self, choice: CheckpointChosen, present: list[Peer], now: float) -> None:
-        """Ask the agents to look at the choice, and to read it unless the search has done so."""
+    def _ask(self, choice: CheckpointChosen, present: list[Peer], now: float) -> CommonLook:
+        """Let the agents look at the choice, and read it unless the search has done so."""
         # Where each node has its own directory, the head's search has read the head's files only.
         readers = present if self.job.local or not choice.is_read else []
-        indices = [peer.place.index for peer in readers]
-        self._shares = {index: (k, len(indices)) for k, index in enumerate(indices)}
-        if self._look is None:
-            timing = self.job.timing
-            limit = timing.older if self._unseen else timing.visible
-            # No other node writes into a node's own directory: what is missing will not appear.
-            self._give_up_at = math.inf if self.job.local else now + limit
-            self._asked_at, self._notice_at = now, now + timing.next_notice
+        shares = {peer.place.index: (k, len(readers)) for k, peer in enumerate(readers)}
         what = (choice.path, choice.mark, choice.size, choice.time)
-        self._look = Look(next(self.state.numbers), *what, rounds=choice.rounds)
-        self._not_answered = Awaited()
+        look = Look(next(self.state.numbers), *what, rounds=choice.rounds)
+        if (last := self._look) is not None:
+            return CommonLook(look, shares, last.asked_at, last.give_up_at)
+        timing = self.job.timing
+        self._notice_at = now + timing.next_notice
+        limit = timing.older if self._unseen else timing.visible
+        # No other node writes into a node's own directory: what is missing will not appear.
+        return CommonLook(look, shares, now, math.inf if self.job.local else now + limit)
 
-    def _check_answers(self, choice: CheckpointChosen) -> list[Effect] | None:
-        is_late = (
-            self._give_up_at == math.inf
-        )  # who does not see it by now counts as never seeing it
+    def _check_answers(self, choice: CheckpointChosen, look: CommonLook) -> list[Effect] | None:
+        is_late = look.give_up_at == math.inf  # an agent that does not see it by now never will
 
         def has_answered(peer: Peer) -> bool:
-            seen = self._seen(peer)
+            seen = look.answer(peer)
             if peer.out or seen is None:
-                return peer.out  # it no longer takes part
+                return peer.out  # an agent that is out no longer takes part
             return is_late or not seen.missing
 
         participants = self.state.next_participants
-        if not self._not_answered.none_left(participants, has_answered):
-            self._waited_for = [peer for peer in participants() if not has_answered(peer)]
+        if not look.not_answered.none_left(participants, has_answered):
+            look.waited_for = [peer for peer in participants() if not has_answered(peer)]
             return []
         for peer in participants():
-            seen = self._seen(peer)
+            seen = look.answer(peer)
             if seen is not None and seen.damage:
                 return self._pass_over(choice, seen.damage)
             if seen is not None and seen.missing:
@@ -206,15 +223,3 @@ class Choosing(JobStage):
                 self._unseen = self._unseen or unseen
                 return self._pass_over(choice, f"{peer.host} does not see it: {seen.missing}")
         return None
-
-    def _seen(self, peer: Peer) -> Seen | None:
-        """Return the agent's answer to the present question; None if it has not answered yet."""
-        seen, look = None if peer.report is None else peer.report.seen, self._look_of(peer)
-        return seen if look is not None and seen is not None and look.is_answered(seen) else None
-
-    def _look_of(self, peer: Peer) -> Look | None:
-        """Return the checkpoint that the agent is asked to look at; None for none."""
-        share = self._shares.get(peer.place.index)
-        if self._look is None or share is None:
-            return self._look
-        return replace(self._look, share=share)

@@ -54,19 +54,22 @@ class Rendezvous:
     def __init__(
         self, job: Job, roster: Roster, lease: LeaderLease, numbers: Iterator[int]
     ) -> None:
-        """`numbers` are those of the head's questions."""
+        """`numbers` yields a new number for each question."""
         self.job, self.timing = job, job.timing
+        self._nodes = job.nodes  # kept here: it is used at every report, and counted anew by Job
+        self._most = job.most or self._nodes  # the most nodes that a round can have
+        self.fewest = job.fewest or self._most  # the fewest
         self._numbers = numbers
-        self._question = 0  # the number of the last one
+        self._question = 0  # the number of the last question
         self.roster = roster
         self.lease = lease
         self._since = 0.0
-        self._short_since = math.inf  # since when too few nodes, or no quorum, are left
+        self._short_since = math.inf  # since when nodes, or a quorum, are lacking
         self._notice_at = math.inf
         self._not_idle = Awaited()
         self._with_workers = Awaited()
         self._arrivals_closed = False  # the wait for agents that were never heard is over
-        self._taken_over = False  # but this head still waits for the voters of its predecessor
+        self._taken_over = False  # this head still waits for the voters of the head before it
         self._pause_until = -math.inf  # -inf: there is no pause
         self._awaited_at = -math.inf  # when the head last waited for agents that were never heard
 
@@ -76,7 +79,7 @@ class Rendezvous:
         self._notice_at = now + self.timing.first_notice
 
     def take_over(self, now: float, *, begun: bool) -> None:
-        """Begin after another head. `begun`: the job's first round has begun under that head."""
+        """Begin as a new head. `begun`: the job's first round began under an earlier head."""
         self.begin(now)
         self._arrivals_closed = self._taken_over = begun
 
@@ -85,8 +88,8 @@ class Rendezvous:
         self._arrivals_closed, self._taken_over = True, False
 
     def pause(self, until: float) -> None:
-        """Begin no round before `until`, and before the end of any other pause: workers of a dead
-        agent may be left, or a node that fails again and again is given time.
+        """Let no round begin before `until`, or before the end of an earlier pause: workers of a
+        dead agent may be left, or a node that fails repeatedly is given time to recover.
         """
         self._pause_until = max(self._pause_until, until)
 
@@ -110,14 +113,9 @@ class Rendezvous:
     # Which agents and nodes there are
 
     @property
-    def fewest(self) -> int:
-        """The fewest nodes that a round can have."""
-        return self.job.fewest or self.job.most or self.job.nodes
-
-    @property
     def _last_call(self) -> float:
-        """Return how long to wait for more than the fewest nodes. Where no other head is elected,
-        workers of an earlier start of this head may run until the loss timeout.
+        """The seconds to wait for more than the fewest nodes. If no other head can be elected,
+        workers of an earlier start of this head may still run, for the loss timeout at most.
         """
         last_call, loss = self.timing.last_call, self.timing.loss
         return last_call if self.job.elects else max(last_call, loss)
@@ -128,22 +126,22 @@ class Rendezvous:
 
     @property
     def _enough_agents(self) -> bool:
-        """Whether there are at least as many agents as a round needs nodes. A round needs more than
-        this, but it is much cheaper to find out than the number of nodes.
+        """Whether at least as many agents are there as a round needs nodes: a necessary condition,
+        and much cheaper to check than the number of nodes.
         """
         return len(self.roster) - len(self.roster.absent) >= self.fewest
 
     @property
     def _may_return(self) -> list[Peer]:
-        """Agents that are lost, or were never heard, and are not proven dead."""
-        peers = (p for p in self.roster if p.lost or p.report is None)
+        """The agents that are lost or were never heard, except for those that are proven dead."""
+        peers = (p for p in self.roster if p.is_lost or p.report is None)
         return [p for p in peers if not p.presence.is_dead]
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether too few nodes would be left even if all came back that may."""
+        """Whether too few nodes are left even if every node returns that may."""
         never = {p.place.node for p in self.roster if p.unfit or p.presence.is_dead}
-        return self.job.nodes - len(never) < self.fewest
+        return self._nodes - len(never) < self.fewest
 
     @property
     def _left(self) -> int:
@@ -174,7 +172,7 @@ class Rendezvous:
     # Changes
 
     def update(self, now: float, *, ticked: bool) -> None:
-        """`ticked`: the event was a tick, so every message that had arrived has been handled."""
+        """Bring the wait up to date. `ticked`: every message that had arrived has been handled."""
         if self._awaits_arrivals:
             self._awaited_at = now
         if self.is_paused and now >= self._pause_until:
@@ -199,28 +197,28 @@ class Rendezvous:
 
     @property
     def _is_held_up(self) -> bool:
-        """Whether workers of the last round may be left, on any node: also on a node that takes no
-        part in the next round.
+        """Whether workers of the last round may be left on any node, also one that takes no part in
+        the next round.
         """
         if self.is_paused:
             return True
         if not self._taken_over:
             return False
         none_left = self._with_workers.none_left(
-            lambda: self.roster.present, lambda p: bool(p.lost) or not p.has_workers
+            lambda: self.roster.present, lambda p: p.is_lost or not p.has_workers
         )
         return bool(self.roster.absent) or not none_left
 
     # Whether the rendezvous is over
 
     def is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
-        """Return whether a round of these agents can begin: all of them are idle."""
+        """Return whether a round can begin: all these agents are idle, and no other is awaited."""
         if self._is_held_up:
             return False
-        if self._awaits_arrivals:
-            everybody = self.job.most or self.job.nodes
-            if not self._enough_agents or len(self.roster.nodes) < everybody:
-                return False
+        if self._awaits_arrivals and not (
+            self._enough_agents and len(self.roster.nodes) >= self._most
+        ):
+            return False
         if self.is_short:
             return False
         return self._not_idle.none_left(participants, lambda p: p.out or self._is_idle(p))
@@ -254,20 +252,20 @@ class Rendezvous:
     def _too_few(self) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
         first = out[0]
-        origin = Origin.NODE_LOST if first.lost else Origin.NODE_UNFIT
-        why = first.lost or f"{names_of(p for p in out if not p.lost)}: {first.unfit}"
-        if self.job.nodes == 1:
+        origin = Origin.NODE_LOST if first.is_lost else Origin.NODE_UNFIT
+        why = first.why_lost or f"{names_of(p for p in out if not p.is_lost)}: {first.unfit}"
+        if self._nodes == 1:
             return verdict(origin, why)
-        reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
+        reason = f"{why}; {left} of {self._nodes} nodes are left, and the job needs "
         reason += str(self.fewest)
-        if self.fewest == self.job.nodes:
-            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} continues without lost nodes)"
+        if self.fewest == self._nodes:
+            reason += f" (--nnodes {max(1, left)}:{self._nodes} continues without lost nodes)"
         return verdict(origin, reason)
 
     # What is recorded meanwhile
 
     def notice(self, now: float) -> list[Effect]:
-        """Record what the head waits for, if it is time to do so."""
+        """Record what the head waits for, or first ask why, if it is time to do so."""
         if now < self._notice_at:
             return []
         self._notice_at = now + self.timing.next_notice
@@ -293,8 +291,8 @@ class Rendezvous:
         return [Record(AgentsAwaited(hosts_of(unheard), here, len(self.roster), waited, why))]
 
     def _describe_partial_start(self) -> str:
-        """Return a line if hpclaunch runs in only some tasks of each node; "" if none runs on a
-        missing node.
+        """Return a line if every missing agent shares its node with one that was heard: hpclaunch
+        runs in only some of the node's tasks. Else return "".
         """
         unheard = self.roster.unheard
         heard = Counter(p.place.node for p in self.roster if p.report is not None)

@@ -89,7 +89,7 @@ class Running(JobStage):
         # Processes that the workers have left behind delay neither a restart nor the end.
         hurried = EndReason.LOSS in current.ends or end.allocation.is_over(now)
         done = done or (hurried and current.has_ended_well)
-        if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
+        if current.has_failed and not done:  # if all are done, a failed store is not needed
             current.ends.add(EndReason.FAILURE)
         if not done:
             end.check(now)
@@ -128,7 +128,7 @@ class Running(JobStage):
 
     @property
     def _only_waits_for_slurm(self) -> bool:
-        """Whether all workers are done, and Slurm has yet to say why it has ended them."""
+        """Whether all workers are done, and Slurm has yet to say what its SIGTERM meant."""
         return self.state.end.allocation.waits_for_slurm and self._is_done
 
     # What is done meanwhile

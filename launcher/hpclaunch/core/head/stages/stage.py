@@ -59,7 +59,7 @@ class JobStage:
         raise NotImplementedError
 
     def beat(self, now: float) -> list[Effect]:
-        """Do what is to be done once in a beat."""
+        """Do what is to be done once per beat."""
         return []
 
     def next_deadline(self) -> float:
@@ -67,11 +67,11 @@ class JobStage:
         return end.next_deadline() if end.is_waiting else self._next_deadline()
 
     def _next_deadline(self) -> float:
-        """Return the deadline while the end of the job waits for nothing."""
+        """Return the stage's own deadline, for when the end of the job waits for no answer."""
         return math.inf
 
     def needs_search(self, number: int) -> bool:
-        """Return whether no round can begin without the answer to the search of this number."""
+        """Return whether a round can begin only after search `number` is answered."""
         return False
 
     # People who look at the job, and their requests

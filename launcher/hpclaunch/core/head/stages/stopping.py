@@ -29,7 +29,7 @@ class Stopping(JobStage):
         current, end = state.current_round, state.end
         if not self._still_stopping.none_left(
             lambda: current.participants,
-            lambda p: bool(p.lost) or p.has_stopped(current.number),
+            lambda p: p.is_lost or p.has_stopped(current.number),
         ):
             return Step()
         if current.has_failed:
@@ -54,8 +54,8 @@ class Stopping(JobStage):
         return Step([Record(ended), *restarts], Stage.RENDEZVOUS)
 
     def _restart(self, cause: Failure, now: float) -> list[Effect]:
-        """Prepare the restart. A node that fails again and again delays it, or is cordoned; a file
-        system or a network that fails again and again delays it.
+        """Prepare the restart. A node that fails repeatedly delays it or is cordoned; a file system
+        or a network that fails repeatedly delays it.
         """
         state, budget = self.state, self.state.budget
         node_delay = budget.node_delay if state.job.nodes > 1 else 0.0

@@ -18,8 +18,8 @@ from .safetensors import Exported, Safetensors
 from .sealed import Sealed, Unsealed
 from .torch_save import TorchSave
 
-# The first format that recognises a location gets it. A script's own seal comes before any other
-# rule, and a format that contains another one before that one. The last takes whatever looks saved.
+# The first format that recognises a location gets it. A script's own seal comes first, and a format
+# that contains another comes before it. The last takes every directory with files that look saved.
 SEAL = Sealed()
 UNKNOWN = Unsealed()
 OF_DIRECTORIES: tuple[Format, ...] = (

@@ -1,12 +1,12 @@
-"""Accelerate's `save_state`, with names of its own (`checkpoints/checkpoint_N`) or without.
+"""Accelerate's `save_state`, with automatic names (`checkpoints/checkpoint_N`) or the script's.
 
 The first rank writes models, optimizers, schedulers, samplers and the scaler, then its
 `random_states_0.pkl`, and then `custom_checkpoint_I.pkl` of each object that the script has
-registered. Every other rank writes its `random_states_R.pkl` whenever it gets to it. Under FSDP and
-DeepSpeed all ranks write their part of model and optimizer first. Nothing is a seal.
+registered. Every other rank writes its `random_states_R.pkl` at any time. Under FSDP and DeepSpeed
+all ranks write their part of model and optimizer first. No file is always the last.
 
-The number of registered objects is not recorded. All of them are there once a later save was begun,
-or if there are as many as in the save before, or if the job continued for a while.
+The number of registered objects is not recorded. All count as saved if a later save has begun, if
+the save before has as many or fewer, or, for the first save, if its round ran for a while longer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OWN = re.compile(
     r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt"
 )
 OF_STATE = re.compile("|".join(pattern.pattern for pattern in (RANDOM, CUSTOM, OWN)))
-OF_ALL = re.compile(r"scaler|dl_state_dict")  # every rank writes them, each the same
+OF_ALL = re.compile(r"scaler|dl_state_dict")  # every rank writes the same file
 CERTAIN = re.compile(r"(?:optimizer|scheduler)(?:_\d+)?\.bin")
 NAME = re.compile(r"checkpoint_\d+")
 
@@ -56,7 +56,7 @@ class Accelerate:
             decides = files[FIRST]
         else:
             seen = (files[n] for n in of_state or files)
-            # Sharded, it begins with the directory of the model, and nothing beside that.
+            # A sharded save begins with the directory of the model, and has no file yet.
             decides = max(seen, key=lambda entry: entry.time, default=place.entry)
         return CheckpointCandidate(place, self, decides, step_of(place.name))
 
@@ -76,7 +76,7 @@ class Accelerate:
         neighbour = _neighbour(candidate, others)
         if neighbour is not None:
             for name in filter(OWN.fullmatch, neighbour.folder.files):
-                need(files, name, f"which {neighbour.name} has")  # rotation deletes one by one
+                need(files, name, f"which {neighbour.name} has")  # else rotation has begun
         objects = _objects(folder)
         _check_objects(candidate, objects, first)
         last = max((first, *objects), key=lambda entry: entry.time).time
@@ -123,7 +123,7 @@ def _check_all_objects(
     neighbour: CheckpointCandidate | None,
     last: int,
 ) -> None:
-    """Check that no object is missing after the last one, if no later save shows it."""
+    """Check that no object is missing after the last one. Use this if no later save shows it."""
     if neighbour is not None:
         if len(_objects(neighbour.folder)) > len(found):
             name = f"custom_checkpoint_{len(found)}.pkl"
@@ -137,15 +137,15 @@ def _check_all_objects(
 
 
 def _begun_by_first(candidate: CheckpointCandidate, after: int) -> bool:
-    """Return whether the first rank has begun this save since then; others may be ahead of it."""
+    """Return whether the first rank has begun this save since then: others may be ahead of it."""
     files = candidate.folder.files
     names = (n for n in files if n == FIRST or (OWN.fullmatch(n) and not OF_ALL.match(n)))
     return any(files[name].time > after for name in names)
 
 
 def _rotated(candidate: CheckpointCandidate, beside: list[CheckpointCandidate], after: int) -> bool:
-    """Return whether something was made or deleted beside it since then. With automatic names, for
-    which all ranks wait, only the first rank does that, as it begins the next save.
+    """Return whether a save beside it was created or deleted since then. With automatic names, only
+    the first rank does that, when it begins the next save, for which all ranks wait.
     """
     root = candidate.place.root.path
     if not NAME.fullmatch(candidate.name) or os.path.basename(root) != "checkpoints":

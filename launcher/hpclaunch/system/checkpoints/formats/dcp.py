@@ -1,12 +1,13 @@
 """torch.distributed.checkpoint (DCP), also `async_save`, torchtitan, and what others save with it.
 
-Every rank writes its shards, `__R_0.distcp`. When all have, the first writes `.metadata.tmp`, which
+Every rank writes its shards, `__R_0.distcp`. Then the first rank writes `.metadata.tmp`, which
 names each part of each tensor in them, and renames it to `.metadata`. Without collectives
-(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and nothing is written last.
+(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and no file is the last.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -94,17 +95,25 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
 
 @lru_cache(maxsize=1024)
 def _names_optimizer(path: str, _identity: Identity) -> bool:
-    """Return whether the metadata name an optimizer, as far as their beginning shows: the names of
-    all tensors are there. Without one, it may be a model alone.
-    """
+    """Return whether the metadata name an optimizer. The beginning has the names of all tensors."""
     data = archives.read_beginning(path, BEGINNING)
     return any(word in data for word in OPTIMIZER)
 
 
-@lru_cache(maxsize=2)  # those of a large model have many megabytes
-def _pieces(path: str, _identity: Identity) -> dict[str, Pieces]:
+def _pieces(path: str, identity: Identity) -> dict[str, Pieces]:
     """Return the pieces of each file. Raises OSError, UnansweredError, and ValueError (damage)."""
-    with archives.opened(path) as window:
-        if window.length > archives.MOST_PICKLE:
-            raise ValueError(f"larger than {archives.MOST_PICKLE >> 20} MiB")
-        return {name: tuple(found) for name, found in pickles.pieces(window).items()}
+    folder, name = os.path.split(path)
+    known = _known(folder)
+    if name not in known or known[name][0] != identity:
+        with archives.opened(path) as window:
+            if window.length > archives.MOST_PICKLE:
+                raise ValueError(f"larger than {archives.MOST_PICKLE >> 20} MiB")
+            found = {shard: tuple(each) for shard, each in pickles.pieces(window).items()}
+        known[name] = identity, found
+    return known[name][1]
+
+
+@lru_cache(maxsize=2)  # those of a large model have many megabytes
+def _known(_folder: str) -> dict[str, tuple[Identity, dict[str, Pieces]]]:
+    """Return the pieces that metadata in a directory have named, by the name of the metadata."""
+    return {}

@@ -1,13 +1,13 @@
 """DeepSpeed's `save_checkpoint(DIR, TAG)`: the files of all ranks in DIR/TAG, and `DIR/latest`,
 which names the tag.
 
-Each rank writes its files and waits for all others only at the very end; the first writes `latest`
-when its own are there. So `latest` may name what some rank has not written: what counts is that
-the files are those of all ranks, of which every file with a model says how many there were. Without
-`latest` they may be of two saves that were both torn, unless it is known that they are not.
+The first rank writes `latest` after its own files, and ranks wait for each other only after that.
+So `latest` may name a tag whose files are not all there: a tag is complete if it has the files of
+all ranks, whose number every file with a model records. If `latest` does not name the tag, its
+files may be of two unfinished saves, unless their times show that they are of one.
 
-A pipeline has a file for each layer, and experts have one each. A rank writes these first, then the
-model, then its part of the optimizer. How many experts there are says the model.
+A pipeline has a file for each layer, and each expert has one. A rank writes these first, then the
+model, then its part of the optimizer. The file with the model records the number of experts.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BY_FIRST = re.compile(
 )
 NUMBER = re.compile(r"\d+")
 STATES = re.compile(rf".*_(?:model|optim)_states\.pt|{LAYER.pattern}")
-LATE = 60 * SECOND  # after `latest`, for a slow rank; a later save writes even later
-TAG = 255  # bytes of a name: `latest` may also be a large file of another kind
+LATE = 60 * SECOND  # after `latest`; files that are newer are of a later save, not of a slow rank
+TAG = 255  # bytes of a name; a file `latest` of another kind may be large
 
 
 class DeepSpeed:
@@ -76,7 +76,7 @@ def _models(folder: Folder) -> list[str]:
 
 
 def named(root: Folder) -> str:
-    """Return the tag that is in `latest`; "" if there is none, or nothing in it."""
+    """Return the tag that `latest` names; "" if there is none."""
     if LATEST not in root.files:
         return ""
     try:
@@ -86,13 +86,13 @@ def named(root: Folder) -> str:
 
 
 def is_root(folder: Folder) -> bool:
-    """Return whether tags are in this directory."""
+    """Return whether this directory contains tags."""
     return any(states(folder.folder(name)) for name in _plain(folder))
 
 
 def _is_used_once(name: str, beside: Folder) -> bool:
-    """Return whether no other save will have this name: it contains a step, or something beside it
-    has the same name but for a number.
+    """Return whether no other save will have this name: it contains a step, or it differs from one
+    beside it only by a number.
     """
     form = NUMBER.sub("0", name)
     others = (other for other in beside.folders if other != name)
@@ -116,11 +116,12 @@ def root_parts(folder: Folder, facts: Facts, own: CheckpointCandidate | None = N
 def tag_parts(
     folder: Folder, root: Folder, facts: Facts, own: CheckpointCandidate | None
 ) -> list[Part]:
-    """Return the files of a tag, if they are those of all ranks and of one save.
+    """Return the files of a tag. Raises IncompleteError unless they are those of all ranks, and of
+    one save.
 
-    `own` is the checkpoint that consists of them, whose world is noted. None: there are other
-    files, which are written later. If a name is used again, a late rank of one save may have begun
-    with the next, and without such other files nothing else shows it.
+    `own` is the checkpoint that consists of these files, whose `world` is set; None if it has other
+    files too, which are written later. If it has none, and the name of the tag is used again, a
+    file that is newer than `latest` counts as one of the next save.
     """
     tag = os.path.basename(folder.path)
     folder.files.look()
@@ -138,7 +139,7 @@ def tag_parts(
         raise IncompleteError("its files are of two rounds: neither save was finished")
     if latest is not None and named(root) == tag:
         by_first = (part for part in parts if BY_FIRST.fullmatch(part.label))
-        none_newer(by_first, latest, slack=0)  # which wrote `latest` when these were there
+        none_newer(by_first, latest, slack=0)  # the first rank wrote `latest` after these
         once = own is None or _is_used_once(own.name, own.place.root)
         none_newer(parts, latest, LATE if once else SLACK)
     elif not are_all:
@@ -188,8 +189,8 @@ def _expected_names(data: int, model: int, with_optimizer: bool, found: list[str
 
 
 def _check_experts(folder: Folder, found: list[str]) -> None:
-    """Raise IncompleteError if an expert is missing, of those that a model says it has. Under
-    tensor parallelism, any rank may have written it.
+    """Raise IncompleteError if an expert that the model records is missing. Under tensor
+    parallelism, the file of one rank is enough.
     """
     there = {(int(m[1]), int(m[2])) for name in found if (m := EXPERT.fullmatch(name))}
     counts = _model_fields(folder).get("num_experts") if there else None
@@ -207,8 +208,8 @@ def world_of(folder: Folder) -> int | None:
 
 
 def _sizes(folder: Folder) -> tuple[int, int, bool] | None:
-    """Return how many ranks share the data, how many the model, and whether files with a model
-    contain the optimizer too (without ZeRO); None if no file says it.
+    """Return the data-parallel size, the model-parallel size, and whether the files with a model
+    contain the optimizer too (without ZeRO); None if no file records them.
     """
     found = _model_fields(folder)
     match found.get("dp_world_size"), found.get("mp_world_size"):
@@ -218,8 +219,8 @@ def _sizes(folder: Folder) -> tuple[int, int, bool] | None:
 
 
 def _model_fields(folder: Folder) -> dict[str, pickles.Field]:
-    """Return what the first readable file with a model says about the ranks: one that a slow rank
-    is still writing says nothing.
+    """Return what the first readable file with a model records about the ranks: a slow rank may
+    still be writing one.
     """
     names = "dp_world_size", "mp_world_size", "param_shapes", "num_experts"
     found = (archives.fields_of(folder.files[name], *names) for name in sorted(_models(folder)))

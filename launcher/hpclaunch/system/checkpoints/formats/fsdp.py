@@ -1,5 +1,4 @@
-"""The sharded part of a checkpoint by Accelerate's `save_state` or the Trainer. Not a format of its
-own.
+"""The sharded part of a checkpoint by Accelerate's `save_state` or the Trainer.
 
 Under FSDP, model and optimizer are each a directory by DCP, a file of each rank, or one whole file.
 Under DeepSpeed, they are in the directory that `latest` names.

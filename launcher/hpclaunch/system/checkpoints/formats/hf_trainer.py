@@ -1,10 +1,10 @@
 """The Trainer of Hugging Face's transformers: `checkpoint-N`.
 
 The first rank writes the model, `training_args.bin`, the optimizer, the scheduler, the scaler, its
-own random state, and then `trainer_state.json`. Under FSDP and DeepSpeed all ranks write their part
-of model and optimizer before it continues. The others write `rng_state_R.pth` whenever they get to
-it, before or after, and nobody waits for them. A save on SIGTERM (enable_jit_checkpoint) has
-`checkpoint-is-incomplete.txt` beside it until it is done.
+own random state, and then `trainer_state.json`. Under FSDP and DeepSpeed it waits until all ranks
+have written their parts of model and optimizer. No rank waits until the others have written their
+`rng_state_R.pth`. A save on SIGTERM (enable_jit_checkpoint) contains `checkpoint-is-incomplete.txt`
+until it is done.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class HfTrainer:
         own = [] if shared else weights.model(folder)
         if not shared and not own:
             raise IncompleteError("it has no model that the Trainer could load")
-        if not deepspeed.is_root(folder):  # which has the scheduler among its own
+        if not deepspeed.is_root(folder):  # DeepSpeed saves the scheduler in its own files
             need(files, "scheduler.pt")
         own += [Part.of(files[name], name) for name in OWN if name in files]
-        none_newer(own, state, slack=0)  # one rank writes these
+        none_newer(own, state, slack=0)  # one rank writes these, with one clock
         none_newer(shared, state)
         yield from own
         yield from shared

@@ -70,9 +70,7 @@ class LightningDeepSpeed:
 
 
 def _step(file: Entry) -> Step | None:
-    """Return the step that Lightning has recorded in a file; None if it has not written it, or if
-    it cannot be read to its end.
-    """
+    """Return the step that a file by Lightning records; None if it is another's or unreadable."""
     found = archives.fields_of(file, VERSION, "global_step")
     match found.get("global_step"):
         case int(step) if VERSION in found:

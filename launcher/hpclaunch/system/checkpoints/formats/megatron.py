@@ -1,10 +1,10 @@
 """Megatron's checkpoints: `iter_0000010` directories, and beside them a tracker that names the
-newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker once all have saved;
-it empties it first, so that a kill at that moment leaves a tracker that names nothing.
+newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker once all have saved.
+It truncates it first, so a kill at that moment leaves an empty tracker.
 
-In the older form (`--ckpt-format torch`) each has a directory `mp_rank_TT[_PPP[_EEE]]` for every
-model-parallel rank; their number is not recorded. In the newer ones all of it is by DCP;
-`torch_dist` adds `metadata.json` last.
+The older form (`--ckpt-format torch`) has a directory `mp_rank_TT[_PPP[_EEE]]` for every
+model-parallel rank, and does not record their number. The newer forms are directories by DCP, to
+which `torch_dist` adds `metadata.json` last.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Megatron:
         iteration = int(named[1])
         source = "its name"
         if _read(place.root) == "":
-            source += f"; Megatron ends at once until {TRACKER}, now empty, says {iteration}"
+            source += f"; Megatron exits at its start until {TRACKER}, now empty, says {iteration}"
         found = dcp.candidate(self, place)
         if found is None and (legacy := _legacy(place.folder)):
             found = CheckpointCandidate(place, self, legacy[0].entry)
@@ -65,7 +65,7 @@ class Megatron:
         if not is_tracked:
             raise IncompleteError(f"{TRACKER} does not name it yet, which Megatron writes last")
         found = _legacy(folder)
-        if tracked != step:  # was it finished, or given up?
+        if tracked != step:  # an older save, which may have been interrupted
             newest = f"iter_{tracked:07d}"
             wanted = _legacy(root.folder(newest)) if newest in root.folders else []
             there = {part.label for part in found}
@@ -111,7 +111,7 @@ def _saved_last(root: Folder) -> int | None:
     """Return the iteration that was saved just before the tracker was emptied: all ranks had
     finished it.
 
-    The others may have begun with the next one since. The first rank has not, since it was at the
+    Other ranks may have begun the next save since, but not the first, which was writing the
     tracker. The times of its files are compared without slack, since it has one clock.
     """
     emptied = root.files[TRACKER].time

@@ -1,5 +1,5 @@
 """safetensors: a file, or a directory with a model that an index may divide among several files.
-Whatever the writer meant by it, it is a model alone, which counts where there is nothing fuller.
+It has no optimizer, so it is chosen only if no other checkpoint has one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..candidates import (
 from . import weights
 
 SUFFIX = ".safetensors"
-# What the libraries call them: the directory that they lie in is an exported model then.
+# Names that the libraries use: the directory of such a file is an exported model.
 PARTS = re.compile(r"(?:adapter_)?model(?:_\d+)?(?:\.\w+)?(?:-\d+-of-\d+)?\.safetensors")
 
 

@@ -1,6 +1,6 @@
-"""A directory that a script has saved in its own way. It is complete once a file that is written
-after all others is in it: `.complete`, or what --checkpoint-complete names. Without that it may
-lack what some rank had no time to begin, and nothing would show it.
+"""A directory in a script's own format. It is complete once it contains its seal, the file that the
+script writes last: `.complete`, or what --checkpoint-complete names. Without a seal, nothing shows
+whether the files of a rank are missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sealed:
 
 
 class Unsealed:
-    """Any other directory with files that look saved: nothing says that they are all."""
+    """Any other directory with files that look saved: nothing shows whether one is missing."""
 
     name = "directory"
     load = Sealed.load
@@ -81,7 +81,7 @@ def _seal(folder: Folder, facts: Facts) -> Entry | None:
 
 
 def _structured(root: Folder) -> Iterator[Part]:
-    """Yield the files that have a structure, which has to be whole."""
+    """Yield the files whose structure can be checked."""
     for prefix, folder in root.tree():
         shards = dcp.METADATA in folder.files
         for part in dcp.shards(folder) if shards else ():
@@ -89,5 +89,5 @@ def _structured(root: Folder) -> Iterator[Part]:
         for name in folder.files:
             if name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
                 part = Part.of(folder.files[name], prefix + name)
-                of_torch = part.kind is FileKind.TORCH  # as its name says; it may be of any kind
+                of_torch = part.kind is FileKind.TORCH  # by its name, which says little here
                 yield part._replace(kind=FileKind.ANY) if of_torch else part

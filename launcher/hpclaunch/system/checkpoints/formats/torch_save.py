@@ -1,5 +1,5 @@
-"""A file by torch.save, of either form, under any name. Saved under the same name each time, it is
-cut short while it is written, and there is no other: see docs/checkpoints.md.
+"""A file by torch.save, of either form, under any name. A script that saves to one name each time
+has no complete checkpoint while it writes: see docs/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..candidates import CheckpointCandidate, FileFormat, Location, step_of
 from ..listing import Identity
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-# Parts of other formats' checkpoints: the directory of such a file may be one.
+# Parts of other formats' checkpoints: the directory of such a file may be a checkpoint.
 PARTS = re.compile(
     r"(?:training_args|(?:optimizer|scheduler|sampler|dl_state_dict|pytorch_model|adapter_model)"
     r"(?:_fsdp)?(?:_\d+)?(?:_rank\d+)?(?:-\d+-of-\d+)?)\.bin|"
@@ -55,13 +55,15 @@ def _is_archive(path: str, _identity: Identity) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_bare(path: str, _identity: Identity) -> bool | None:
-    """Return whether it is a model without an optimizer; None if that is not known."""
+    """Return whether a file has a model without an optimizer; None if that is not known."""
     try:
         with archives.opened(path) as window:
             try:
-                found = archives.pickled(window).window
-                data, whole = found.read(0, min(found.length, MOST_SEARCHED)), True
-            except archives.DamagedError:  # the pickle is at the beginning, and may still be there
+                found, before = archives.pickled(window)
+                data = found.beginning(MOST_SEARCHED)
+                # Tensors follow the pickle in the older form, which has others before it.
+                whole = len(data) == found.length or before > 0
+            except archives.DamagedError:  # the beginning, with the pickle, may be whole
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
     except archives.DamagedError:
         return None

@@ -1,5 +1,5 @@
-"""A model as the Hugging Face libraries write it: one file, or shards that an index names. Not a
-format of its own: others have such a model in them.
+"""A model as the Hugging Face libraries write it: one file, or shards that an index names. It is a
+part of several formats.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sharded(folder: Folder, index: str) -> list[Part]:
     try:
         content = bounded_json.loads(archives.read_whole(entry.path, bounded_json.MOST))
         named = sorted({str(name) for name in content["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise IncompleteError(f"{index} is cut short or damaged") from e
     shards = [need(folder.files, name, f"which {index} names") for name in named]
     return [Part.of(each, each.name) for each in (entry, *shards)]

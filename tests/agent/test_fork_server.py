@@ -1,0 +1,55 @@
+"""The fork server from the agent's side: what the end of its process means."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+
+from hpclaunch.agent.fork_server import ForkServer
+from hpclaunch.agent.last_words import LastWords
+from hpclaunch.core.protocol import events
+
+FD = 7
+
+
+class DeadClient:
+    """A client whose process was killed, and has no successor."""
+
+    lost, survivors, heard = False, False, True
+
+    def fileno(self):
+        return FD
+
+    def hear(self):
+        self.lost = True
+        return []
+
+    def successor(self):
+        raise OSError(errno.EAGAIN, "no further process")
+
+    def abandon(self):
+        pass
+
+
+@pytest.fixture
+def fork_server():
+    logs = SimpleNamespace(service=SimpleNamespace(finish=lambda: None))
+    context = SimpleNamespace(
+        config=SimpleNamespace(),
+        environ={},
+        host="n1",
+        logs=logs,
+        errands=None,
+        note=None,
+        record=None,
+    )
+    return ForkServer(context, DeadClient(), None, LastWords(logs), None, None, None)
+
+
+def test_a_node_where_the_fork_server_cannot_start_again_is_unfit(fork_server):
+    assert list(fork_server.ready({FD}, 0.0)) == [
+        events.HealthFound("the fork server cannot be started again: no further process"),
+        events.WorkersGone(),
+    ]

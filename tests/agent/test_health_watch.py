@@ -1,0 +1,101 @@
+"""The health of a node from the agent's side: checks whose helpers cannot start, or answer late."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+
+from hpclaunch.agent.health_watch import HealthWatch
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.placement.worker_environment import CUDA
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import Job, Place
+from hpclaunch.system.gpus import gpu_watcher_client
+from hpclaunch.system.logs import messages
+from hpclaunch.system.shared.disk import DiskSeen
+
+
+class Watcher:
+    """A stand-in for the GPU watcher; `failure` is why it cannot start."""
+
+    failure: OSError | None = None
+
+    def __init__(self, *_):
+        if Watcher.failure is not None:
+            raise Watcher.failure
+        self.lost, self.checked = False, []
+
+    def check(self, number, dead):
+        self.checked.append(number)
+
+
+@pytest.fixture
+def recorded():
+    return []
+
+
+@pytest.fixture
+def asked():
+    """Return what to call with the answer of the log service, for each question."""
+    return []
+
+
+@pytest.fixture
+def health(monkeypatch, recorded, asked):
+    monkeypatch.setattr(gpu_watcher_client, "GpuWatcherClient", Watcher)
+    here = Place(0, 0, "n1")
+    config = SimpleNamespace(
+        job=Job((here,)),
+        place=here,
+        gpus=(Gpu("0", "GPU-0", 0),),
+        selector=CUDA,
+        logs=None,
+        nproc=1,
+        broken=(),
+    )
+    return HealthWatch(
+        SimpleNamespace(
+            config=config,
+            host="n1",
+            logs=SimpleNamespace(ask=lambda _, done: asked.append(done)),
+            record=recorded.append,
+            note=lambda *_: None,
+        )
+    )
+
+
+@pytest.fixture
+def health_with_logs(health, tmp_path):
+    health._config.logs, health._config.gpus, health._gpus = SimpleNamespace(path=tmp_path), (), ()
+    return health
+
+
+def check(health):
+    return health.performs()[effects.CheckHealth](effects.CheckHealth())
+
+
+def test_gpus_are_not_checked_where_no_process_can_start_and_the_next_check_tries_again(
+    health, recorded, monkeypatch
+):
+    monkeypatch.setattr(Watcher, "failure", OSError(errno.EAGAIN, "no further process"))
+    assert check(health) == [events.HealthFound("")]
+    (warning,) = [fact for fact in recorded if fact.check == "NVML"]
+    assert warning.found == (
+        "cannot start the process that reads it: no further process: "
+        "the GPUs of this host were not checked"
+    )
+    monkeypatch.setattr(Watcher, "failure", None)
+    assert check(health) == []
+    assert health._watcher.checked == [1]
+
+
+def test_a_late_answer_about_the_disk_is_not_that_of_the_next_check(health_with_logs, asked):
+    health, disk = health_with_logs, messages.Disk(1, DiskSeen("/logs", free=1 << 40))
+    assert check(health) == []
+    assert health.update(health.deadline()) == [events.HealthFound("")]
+    assert check(health) == []
+    first, second = asked
+    assert first(disk) == []
+    assert second(disk) == [events.HealthFound("")]

@@ -1,0 +1,75 @@
+"""The start of a round's processes where the kernel grants none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from hpclaunch.worker.births import Births, Callbacks
+from hpclaunch.worker.fork_server_messages import StoreExit, Template
+from hpclaunch.worker.processes import Spawner
+from hpclaunch.worker.store import Store
+from hpclaunch.worker.template_client import State, TemplateClient
+from hpclaunch.worker.template_messages import Forked
+
+WHY = "the template process cannot be started: no further process"
+
+
+@pytest.fixture
+def reported():
+    return []
+
+
+@pytest.fixture
+def births(reported, monkeypatch):
+    def refuse():
+        raise BlockingIOError(errno.EAGAIN, "no further process")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    spawner = Spawner({}, ())
+    on = Callbacks(reported.append, None, None, None)
+    births = Births(spawner, TemplateClient(spawner, ()), Store(), SimpleNamespace(holds=False), on)
+    yield births
+    births.store.close()
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_template_that_cannot_start_is_reported_and_leaves_nothing_open(births, reported):
+    before = open_files()
+    assert not births.start_template()
+    assert reported == [Template("dead", WHY)]
+    assert births.template.state is State.NONE
+    assert births.template.fileno() == -1
+    assert open_files() == before
+
+
+def test_a_store_for_which_no_template_can_start_is_lost_at_once(births, reported):
+    port = births.store.listen(loopback=True)
+    births.store.begin("store.err", ())
+    with socket.create_connection(("127.0.0.1", port)):
+        assert births.stores_to_watch() == [births.store]
+        births.on_store_wanted()
+    assert reported == [Template("dead", WHY), StoreExit(port, 1, 0, WHY)]
+    assert births.stores_to_watch() == []
+
+
+def test_an_end_that_was_no_stores_is_not_taken_for_that_of_a_later_one(
+    births, reported, monkeypatch
+):
+    leftover = 100
+    for pid in (200, leftover):
+        births.store.asked = True
+        if pid != leftover:
+            births.ended(leftover, 0, 0)
+        reply = Forked("store", {}, pid, "")
+        monkeypatch.setattr(births.template, "receive", lambda _, reply=reply: [reply])
+        births.hear_template()
+    assert births.store.pid == leftover
+    assert reported == []
