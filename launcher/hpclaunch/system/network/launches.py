@@ -227,7 +227,7 @@ def _look(
 
 @contextmanager
 def _started() -> Iterator[None]:
-    """Raise UnreachableError if a command cannot be started: it is missing, or no process is left."""
+    """Raise UnreachableError if a command cannot be started: it is missing, or nothing can be."""
     try:
         yield
     except OSError as e:
