@@ -29,6 +29,7 @@ from .core.protocol.errors import UsageError
 from .core.protocol.job_snapshot import LaunchSnapshot
 from .core.protocol.model import Request
 from .observe.job_report import JobReport, report
+from .observe.job_screen import led_from
 from .passed_function import write_script
 from .system.logs import status_file
 from .system.logs.log_directory import make_temporary
@@ -217,7 +218,9 @@ class LaunchedJob:
             raise UsageError(f"cannot start the launcher: {self._trouble}")
         with open(reading, "rb", closefd=False) as f:
             line = f.readline()
-        answer: dict[str, str] = json.loads(line) if line else {}
+        answer: dict[str, str] = {}
+        with contextlib.suppress(ValueError):  # it was killed before the end of the line
+            answer = json.loads(line)
         if "name" in answer:
             return answer
         self._ended.wait()
@@ -297,6 +300,11 @@ class LaunchedJob:
 
     def _ask(self, request: Request) -> None:
         answers = view_client.request(request.value, self.pid) if self.running else []
+        if not answers and (member := launches.of_process(self.pid)) is not None:
+            try:  # another agent leads
+                answers = launches.find(self.name, os.environ).request(request)
+            except launches.NoLaunchError as e:
+                raise UsageError(f"job {self.name}: it {led_from(member)}: {e}") from e
         if not answers:
             why = "it does not answer" if self.running else "it has ended"
             raise UsageError(f"job {self.name}: {why}")

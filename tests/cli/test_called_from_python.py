@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, living, until
+from launching import LIMIT, free_port, living, until
 from passed import modes, shout
 
 import hpclaunch
@@ -90,6 +92,62 @@ def test_a_job_that_fails(script, tmp_path):
     (end,) = result.report.ends
     assert end.text == "ValueError: a bad batch"
     assert job.logs == tmp_path / "logs"
+
+
+def test_requests_of_a_part_that_does_not_lead(script, tmp_path):
+    """The head of the step does what is asked of any of its tasks."""
+    step = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": str(os.getpid()),
+        "SLURM_STEP_NODELIST": (host := socket.gethostname()),
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+        "SLURMD_NODENAME": host,
+        "HPCLAUNCH_SECRET_FILE": str(tmp_path / "secret"),
+    }
+    with contextlib.ExitStack() as jobs:
+        head, member = (
+            jobs.enter_context(
+                hpclaunch.launch(
+                    script,
+                    cold=True,
+                    log_dir=tmp_path / f"logs-{task}",
+                    env=step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+                )
+            )
+            for task in (0, 1)
+        )
+        output(member, rank=1)
+        member.restart()
+        output(head, number=1)
+        (past,) = until(lambda: head.snapshot().job.past)  # a snapshot may be a moment old
+        assert past.why == "the user has asked for a restart"
+        (tmp_path / "over").touch()
+        assert [job.wait(LIMIT).code for job in (head, member)] == [0, 0]
+
+
+def test_requests_on_another_machine_than_that_of_the_head(script, tmp_path):
+    """Without Slurm, only the first machine can be asked."""
+    machines = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "cold": True}
+    env = {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "secret")}
+    with contextlib.ExitStack() as jobs:
+        first, second = (
+            jobs.enter_context(hpclaunch.launch(script, node_rank=i, nproc=1, env=env, **machines))
+            for i in (0, 1)
+        )
+        output(second, rank=1)
+        with pytest.raises(hpclaunch.UsageError, match=r"it is led from 127\.0\.0\.1: no launch"):
+            second.restart()
+        (tmp_path / "over").touch()
+        assert [job.wait(LIMIT).code for job in (first, second)] == [0, 0]
+
+
+@pytest.mark.parametrize("line", [b"", b'{"name": "loc'])
+def test_a_launcher_that_is_killed_before_it_is_up(script, monkeypatch, line):
+    program = f"import os, sys; os.write(int(sys.argv[3]), {line!r}); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr("hpclaunch.launching.PROGRAM", program)
+    with pytest.raises(hpclaunch.UsageError, match="the launcher has ended with -9"):
+        hpclaunch.launch(script)
 
 
 def test_a_launcher_that_does_not_answer(script, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from launching import HPCLAUNCH, LIMIT, hpclaunch
 
+from hpclaunch.cli import doctor_host
 from lines import only
 from surroundings import environment
 
@@ -411,6 +412,15 @@ def test_a_driver_that_hangs(tmp_path, with_gpus):
     assert "NVML did not answer within 1 s" in row(done.stdout, "GPUs")
     done = doctor(tmp_path, env, "--timeout", "1")
     assert done.returncode == 0, done.stdout  # nobody has asked for a GPU
+
+
+def test_an_unexpected_error_is_a_finding(tmp_path, env, monkeypatch):
+    def break_down(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(doctor_host, "_ask_torch", break_down)
+    found = doctor_host.examine(doctor_host.surroundings(env), tmp_path, 1.0)[-1]
+    assert found.found == "a check broke: MemoryError('no room')"
 
 
 def test_an_agent_knows_nothing_of_the_doctor():

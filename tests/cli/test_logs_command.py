@@ -22,6 +22,7 @@ from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Origin, Sequel, Verdict
 from hpclaunch.observe.launches import Launch
 from hpclaunch.observe.ledger_entries import LedgerEntry
+from hpclaunch.system.logs import fact_files
 from surroundings import environment
 
 pytestmark = pytest.mark.starts
@@ -253,6 +254,16 @@ def test_facts_are_read_again_only_when_there_are_others(tmp_path, monkeypatch):
     written(logs, over=True)
     assert all(is_over(str(logs)) for _ in range(3))
     assert seen == [logs, logs]
+
+
+def test_a_file_with_facts_that_vanishes_hides_no_other(tmp_path, monkeypatch):
+    written(tmp_path, over=False)
+    (kept,) = fact_files.in_directory(tmp_path)
+    gone = tmp_path / "facts-agent-1.jsonl"
+    monkeypatch.setattr(fact_files, "in_directory", lambda directory: [gone, kept])
+    ((name, size, _),) = launch_ledgers.state(tmp_path)
+    assert (name, size) == (kept.name, kept.stat().st_size)
+    assert launch_ledgers.date(tmp_path) == kept.stat().st_mtime
 
 
 @pytest.mark.parametrize(("running", "over"), [("71.10", "71.9"), ("71_1.0", "71_2.0")])

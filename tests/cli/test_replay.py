@@ -99,7 +99,10 @@ def test_a_run_after_one_that_is_cut_off(replayed, logs, tmp_path):
     [
         ("", "it is empty"),
         ("what is this?\n", "this is not a journal of hpclaunch"),
-        ('{"time":1.0,"now":1.0,"event":"Started","with":{}}\n', "it does not begin with"),
+        (
+            '{"time":1.0,"now":1.0,"event":"Started","with":{}}\n',
+            "first line does not describe the agent",
+        ),
         (
             '{"time":1.0,"now":1.0,"note":"core","with":{"format":99,"version":"9.0"}}\n',
             "show it with hpclaunch 9.0",

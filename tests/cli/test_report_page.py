@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 import stat
 import time
 
@@ -15,7 +17,7 @@ from hpclaunch.cli.report_page import html
 from hpclaunch.core.hangs.tracebacks import HangStacks
 from hpclaunch.observe.job_page import job_page
 from hpclaunch.observe.job_report import report
-from hpclaunch.system.logs import history_files
+from hpclaunch.system.logs import fact_files, history_files
 from hpclaunch.system.logs.log_directory import history_of
 from surroundings import LIGHT_TORCH, environment
 
@@ -215,6 +217,28 @@ def test_a_log_directory(tmp_path):
     assert "<dd>6 workers</dd>" in shown
     assert '"rank 3"' in shown
     assert "default-src 'none'" in shown
+
+
+def test_the_facts_are_read_once(in_process, tmp_path, monkeypatch):
+    read, seen = fact_files.read, []
+    monkeypatch.setattr(fact_files, "read", lambda of: seen.append(of) or read(of))
+    (tmp_path / "logs").mkdir()
+    write_facts(tmp_path / "logs", a_launch()[0])
+    done = in_process("report", "logs", "--html", "page.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr, len(seen)) == (0, "", 1)
+
+
+def test_a_directory_that_cannot_be_read_is_named(in_process, tmp_path, monkeypatch):
+    def read(directory):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(history_files, "read", read)
+    (tmp_path / "logs").mkdir()
+    write_facts(tmp_path / "logs", a_launch()[0])
+    done = in_process("report", "logs", "--html", "page.html", cwd=tmp_path)
+    said = "hpclaunch: error: cannot read logs: Stale file handle\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    assert not (tmp_path / "page.html").exists()
 
 
 # Its second round continues until there is something to draw.

@@ -147,6 +147,21 @@ def test_a_container_is_started_again_by_the_script(printed, tmp_path, element, 
     assert (done.returncode, done.stdout) == (75, f"requeue {asked}\n"), done.stderr
 
 
+@pytest.mark.starts
+@pytest.mark.parametrize("option", ["--apptainer", "--pyxis"])
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_the_chain_of_a_container_is_cancelled_by_the_script(printed, tmp_path, option, code):
+    """The exit code is 75 if the next element is to continue."""
+    text = printed("--chain", "72", option, "an image.sif", "--", *SAVED, "inside.py")
+    job = script(tmp_path, text, "job.sh")
+    for name, does in (("srun", f"exit {code}"), ("scancel", 'echo "$@"')):
+        script(tmp_path, f"#!/bin/sh\n{does}\n", name).chmod(0o755)
+    env = environment(PATH=f"{tmp_path}:/bin:/usr/bin", SLURM_ARRAY_JOB_ID="71")
+    done = subprocess.run(["bash", job], env=env, capture_output=True, text=True)
+    asked = "" if code == 75 else "--state=PENDING 71\n"
+    assert (done.returncode, done.stdout) == (code, asked), done.stderr
+
+
 def test_what_to_type_for_salloc(printed):
     options = ["--profile", "roihu", "--account", "p", "--interactive", "--gpus-per-node", 1]
     salloc, comment, *shell = printed(*options, "train.py").splitlines()

@@ -563,7 +563,10 @@ def test_options_of_the_user_come_before_the_callers(cwd):
         ("--checkpoint-dir", "--checkpoint-dir: expected one argument"),
         ("--checkpoint-dir c train.py", "'train.py' is no option"),
         ("--resume-with '--from {checkpoint}'", "--resume-with needs --checkpoint-dir"),
-        ("--help", "with --help nothing would be launched"),
+        ("-h", "with -h nothing would be launched"),
+        ("--help-a", "with --help-all nothing would be launched"),
+        ("--version", "with --version nothing would be launched"),
+        ("--print-completion=zsh", "with --print-completion=zsh nothing would be launched"),
     ],
 )
 def test_options_that_are_none(cwd, text, says):

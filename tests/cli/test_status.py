@@ -6,16 +6,24 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import termios
+import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 from launching import HPCLAUNCH, LIMIT, end, hpclaunch, script, start, until
 
+from hpclaunch.cli import status
+from hpclaunch.core.protocol.job_snapshot import JobSnapshot, LaunchSnapshot
+from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network.launches import NoLaunchError, find
+from hpclaunch.system.network.view_socket import ViewSocket, file_of
 from hpclaunch.system.shared import packing
 from surroundings import LIGHT_TORCH, environment
 
@@ -173,6 +181,94 @@ def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
             said, _ = watch.communicate(timeout=LIMIT)
             assert watch.returncode == 0
             assert said.endswith("ended with code 0: all workers ended with 0\n")
+
+
+class TakenOver:
+    """A Slurm job whose second agent takes over from the first one, and then ends it.
+
+    The agents answer at one socket. Each look at the job brings the next answer.
+    """
+
+    def __init__(self, directory):
+        self._over = directory / "over"
+        commands = {
+            "squeue": f'[ -e "{self._over}" ] || echo 4711 1 RUNNING job',
+            "srun": 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
+        }
+        for name, text in commands.items():
+            script(directory, f"#!/bin/sh\n{text}\n", name).chmod(0o755)
+        self.environ = {**environment(), "PATH": f"{directory}:{os.environ['PATH']}"}
+        job = JobSnapshot(Stage.RUNNING, 60.0, "n1", 0, 0, 60.0, "", 1, 1, 0, 3, ())
+        leading = LaunchSnapshot(
+            "4711.0", "4711", "n1", 1, "train.py", str(directory), time.time(), 60.0, job
+        )
+        member = replace(leading, job=None, host="n2")
+        taken_over = replace(leading, job=replace(job, head="n2", round=1), host="n2")
+        self._answers = [leading] * 4 + [member] * 6 + [taken_over] * 4
+        ended = replace(job, stage=Stage.ENDED, head="n2", round=1, verdict="all done", code=0)
+        last = replace(taken_over, job=ended, time=time.time() + 60)
+        (directory / "status.json").write_bytes(packing.pack(last))
+
+    def _serve(self):
+        agent = ViewSocket()
+        for launch in self._answers:
+            select.select([agent], [], [], 20)
+            for _, asker in agent.receive():
+                file = file_of(packing.pack(launch))
+                agent.answer(asker, file)
+                os.close(file)
+        self._over.touch()
+        agent.close()
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._thread.join(LIMIT)
+
+
+def test_a_watch_continues_across_a_takeover(tmp_path, monkeypatch, capfd):
+    """While the job has no head, the watch waits for one."""
+    monkeypatch.setattr(status, "PAUSE", 0.1)
+    monkeypatch.setattr(status, "PAUSE_IN_FILE", 0.1)
+    with TakenOver(tmp_path) as job:
+        monkeypatch.setenv("PATH", job.environ["PATH"])
+        assert status.watch("4711", job.environ) == 0
+    lines = capfd.readouterr().out.splitlines()
+    *running, last = (re.search(r"(running|ended) .*round (\d)", line).groups() for line in lines)
+    assert running == sorted(running)
+    assert {*running} == {("running", "0"), ("running", "1")}
+    assert last == ("ended", "1")
+    assert lines[-1].endswith("ended with code 0: all done")
+
+
+def test_top_continues_across_a_takeover_and_shows_how_the_job_ended(tmp_path):
+    program = """
+import sys
+from hpclaunch.cli import main, top
+top.PAUSE = 0.1
+sys.exit(main(["top", "4711"]))
+"""
+    ours, theirs = os.openpty()
+    with TakenOver(tmp_path) as job:
+        env = job.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", program], env=env, **streams) as watching:
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # of a terminal that is closed
+                while data := os.read(ours, 4096):
+                    shown += data
+            assert watching.wait() == 0, watching.stderr.read()
+    os.close(ours)
+    screen, _, left = shown.decode().rpartition("\x1b[?1049l")  # the screen of before
+    before, silent, after = screen.partition("the job no longer answers")
+    assert silent
+    assert "head n1" in before
+    assert "head n2" in after
+    assert "ended with code 0: all done" in left
 
 
 def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):

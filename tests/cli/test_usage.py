@@ -240,8 +240,14 @@ def test_a_directory_that_is_gone(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+PRINTING = [
+    *(["checkpoints", "."], ["sbatch", "train.py"], ["shim"], ["status", "--help"]),
+    *(["--help"], ["--help-all"], ["--version"], ["--print-completion", "zsh"]),
+]
+
+
 @pytest.mark.starts
-@pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 def test_a_command_whose_output_nobody_reads(cwd, words):
     """The reader may have ended, as in `hpclaunch checkpoints . | head -1`."""
     (cwd / "train.py").touch()
@@ -254,13 +260,22 @@ def test_a_command_whose_output_nobody_reads(cwd, words):
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 def test_a_command_whose_output_has_no_room(cwd, words):
     (cwd / "train.py").touch()
     command = ["bash", "-c", '"$@" >/dev/full', "bash", HPCLAUNCH, *words]
     done = subprocess.run(command, cwd=cwd, env=environment(), stderr=subprocess.PIPE, text=True)
     said = "hpclaunch: error: cannot write to standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_a_command_whose_output_is_closed(cwd, words):
+    (cwd / "train.py").touch()
+    command = ["bash", "-c", '"$@" >&-', "bash", HPCLAUNCH, *words]
+    done = subprocess.run(command, cwd=cwd, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "hpclaunch: error: standard output is closed\n")
 
 
 # Another user, since root has no such limit; it may read this Python wherever that is.

@@ -1,6 +1,7 @@
 """The number of workers that a task starts, from Slurm's variables and the GPUs."""
 
 import argparse
+import ctypes
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 from hpclaunch.observe import console
+from hpclaunch.system.gpus import inventory
 from hpclaunch.system.gpus.inventory import GpuSurvey
 from surroundings import environment
 
@@ -54,6 +56,16 @@ def test_a_kind_of_device_that_is_not_there(monkeypatch, kind):
     monkeypatch.setattr(worker_count, "_ask_torch", lambda python, device: 0)
     with pytest.raises(UsageError, match=f"--nproc {kind}, but no {kind.upper()} is visible here"):
         worker_count.count_workers(kind, allocation(), {}, python="python3", cpus=16)
+
+
+def test_an_answer_of_nvml_that_cannot_be_read_is_not_called_silence(monkeypatch):
+    def survey(environ, nvml):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)  # there is a driver
+    monkeypatch.setattr(inventory, "survey", survey)
+    broken = worker_count.survey({}).broken
+    assert broken.startswith("NVML's answer cannot be read: UnicodeDecodeError(")
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from damaged_data import damaged
 from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.model import Request
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import launches, view_client, view_socket
 from hpclaunch.system.network.view_socket import CONNECTION, ViewSocket, file_of, name_of
-from hpclaunch.system.shared import packing
+from hpclaunch.system.shared import packing, slurm_steps
 from surroundings import entered, impostor, names_like_those_of_agents
 
 DATAGRAMS = socket.SOCK_DGRAM
@@ -187,6 +188,32 @@ def test_several_launches_of_a_job_are_named():
     assert launches.FoundLaunches("71", both[:1]).only is both[0]
     with pytest.raises(launches.NoLaunchError, match=r"several launches, name one: 71\.0, 71\.1"):
         _ = launches.FoundLaunches("71", both).only
+
+
+MEMBER = LaunchSnapshot("71.0", "71", "n2", 1, "a.py", "", 0.0, 0.0, None)
+RUNS = slurm_steps.Ended(["71 1 RUNNING job"], "")
+
+
+@pytest.mark.parametrize(
+    ("squeue", "answers", "complaint", "may_run"),
+    [
+        (slurm_steps.Ended([], ""), [], "", False),
+        (slurm_steps.Ended(["71 1 COMPLETING job"], ""), [], "", False),
+        (slurm_steps.Ended([], "slurm_load_jobs error: Invalid job id specified"), [], "", False),
+        (slurm_steps.Ended([], "slurm_load_jobs error: Unable to contact"), [], "", True),
+        (RUNS, [], "", False),
+        (RUNS, [], "srun: error: Required node not available", True),
+        (RUNS, [MEMBER], "", True),
+        (RUNS, [replace(MEMBER, head="n1")], "", True),
+    ],
+)
+def test_a_launch_without_a_head_may_still_run(monkeypatch, squeue, answers, complaint, may_run):
+    monkeypatch.setattr(view_client, "looked_patiently", lambda which: [])
+    monkeypatch.setattr(slurm_steps, "run", lambda command, env: squeue)
+    monkeypatch.setattr(launches, "_look", lambda step, which, env: (answers, complaint))
+    with pytest.raises(launches.NoLaunchError) as e:
+        launches.find("71", {})
+    assert isinstance(e.value, launches.UnreachableError) == may_run
 
 
 MANY = pytest.mark.skipif("descriptors" in entered, reason="no process may have so many sockets")

@@ -32,6 +32,8 @@ def run_words(args: Sequence[str]) -> int:
         run.check(chosen)
     except UsageError as e:
         return _complain(e) if _speaks(os.environ) else EXIT_USAGE
+    except NobodyReadsError:  # of --help and the like
+        return 128 + signal.SIGPIPE
     try:
         return run.run(chosen, os.environ)
     except UsageError as e:

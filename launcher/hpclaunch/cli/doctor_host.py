@@ -102,12 +102,14 @@ def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
 def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
     """Run all checks of this host. `limit`: seconds for the workers' torch."""
     findings = list(here.findings)
-    for check in _checks(here, log_dir, limit):
+    checks = _checks(here, log_dir, limit)
+    while True:
         try:
-            findings += check()
+            findings += next(checks)()
+        except StopIteration:
+            return findings
         except Exception as e:  # reported as a finding
             findings.append(Finding("doctor", f"a check broke: {e!r}", Grade.WARN, "report it"))
-    return findings
 
 
 def _checks(

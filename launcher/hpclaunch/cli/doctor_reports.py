@@ -24,12 +24,13 @@ from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.network import reachability, route, secret, zmq_channel
 from hpclaunch.system.shared import packing
 
+from .doctor_host import ATTEMPTS
+
 RENDEZVOUS = "rendezvous"  # the name of the check
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two attempts to report
 TICK = 0.1  # seconds between two checks whether `examine` has ended
 PARTING = 5.0  # seconds for the last tasks to get their answer
-ATTEMPTS = 2  # to resolve a name
 RECEIVED = b"received"  # the first task's answer to a report
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from . import write
+
 USAGE = "%(prog)s [options] SCRIPT [arguments of the script]"
 
 PURPOSE = """\
@@ -75,5 +77,5 @@ class ShowHelp(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, _space: Any, _value: Any, _spelling: Any = None
     ) -> None:
-        print(f"{parser.format_usage()}\n{PURPOSE}\n{OPTIONS}\n{COMMANDS}", end="")
+        write(f"{parser.format_usage()}\n{PURPOSE}\n{OPTIONS}\n{COMMANDS}")
         parser.exit()

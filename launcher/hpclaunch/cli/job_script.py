@@ -30,7 +30,7 @@ class JobScript:
     elastic: bool = False  # continues without lost nodes
     signal: str = ""
     requeue: bool = False
-    by_script: bool = False  # the script requeues, since a launcher in a container cannot
+    by_script: bool = False  # in a container, the script requeues
     elements: int = 0  # jobs of an array, one after another
     setup: Sequence[str] = ()  # lines of shell before the launch
     image: str = ""  # of Apptainer
@@ -100,7 +100,11 @@ def _shell(job: JobScript) -> list[str]:
     if job.image:
         step += ["apptainer exec --nv", quoted([job.image])]
     lines = [*job.setup, " ".join([*step, "hpclaunch", quoted(job.command)])]
-    if job.by_script and (job.image or job.pyxis):
-        lines += ["code=$?", f"[ $code = {EXIT_SAVED} ] && scontrol requeue {THIS_JOB}"]
-        lines += ["exit $code"]
+    follows, last = f"[ $code = {EXIT_SAVED} ]", ""
+    if job.by_script:
+        last = f"{follows} && scontrol requeue {THIS_JOB}"
+    elif job.elements:
+        last = f"{follows} || scancel --state=PENDING $SLURM_ARRAY_JOB_ID"
+    if last and (job.image or job.pyxis):  # a launcher in a container has no commands of Slurm's
+        lines += ["code=$?", last, "exit $code"]
     return lines

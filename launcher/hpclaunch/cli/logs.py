@@ -160,12 +160,8 @@ def _launches_by(directory: Path, _state: object) -> Sequence[Launch]:
     return tuple(launches)
 
 
-def _moment(at: float) -> tuple[str, str]:
-    return _second(int(at))
-
-
 @lru_cache(maxsize=64)
-def _second(at: int) -> tuple[str, str]:
+def _moment(at: int) -> tuple[str, str]:
     local = time.localtime(at)
     return time.strftime("%Y-%m-%d", local), time.strftime("%H:%M:%S", local)
 
@@ -175,7 +171,7 @@ class _Screen:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._grep = options.grep
-        self._text = LogLines(_moment, for_terminal=standard_output().isatty())
+        self._text = LogLines(lambda at: _moment(int(at)), for_terminal=standard_output().isatty())
         self._shown: tuple[Path, str] | None = None  # the round of the last line, and its launch
         self.shown_any = False
 

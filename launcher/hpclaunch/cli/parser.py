@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import other_launchers, values
+from . import other_launchers, values, write
 
 # Options that torchrun does not have. An abbreviation that fits both means torchrun's option.
 OURS = frozenset(
@@ -79,6 +79,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002
+        """Print help or a version. argparse ignores a closed standard output."""
+        write(message)
 
     def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
         """Raise UsageError: `name` is none of the `known` options. Suggest similar ones."""
@@ -168,6 +172,11 @@ class LaunchParser(Parser):
             self.no_option(spelling, known)
         return known[spelling]
 
+    def only_prints(self, word: str) -> bool:
+        """Return whether a word is an option that prints something and exits, such as --help."""
+        action = self._known.get(word.partition("=")[0])
+        return action is not None and action.default is argparse.SUPPRESS
+
     def knows(self, word: str) -> bool:
         """Return whether a word is a short option, or an option of the launcher in full."""
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
@@ -240,5 +249,5 @@ class PrintCompletion(argparse.Action):
     ) -> None:
         from . import completion  # slow to import, and needed only here
 
-        print(completion.script(parser, shell))
+        write(f"{completion.script(parser, shell)}\n")
         parser.exit()

@@ -16,16 +16,12 @@ import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import harmless, harmless_json
 
 from . import launch_ledgers, log_directories, say, write
 from .parser import Parser
-
-if TYPE_CHECKING:
-    from hpclaunch.observe.launches import Launch
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -41,14 +37,19 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     from hpclaunch.system.shared import packing
 
     directories = log_directories.chosen(options.job, launch_ledgers.date)
-    launches = _launches(directories)
+    runs = _runs(directories)
+    found = [launch for each in runs for launch in launch_ledgers.launches(each)]
+    if not found:
+        where = ", ".join(map(str, directories))
+        raise UsageError(f"there is no ledger of a launch in {where}")
+    launches = sorted(found, key=lambda launch: launch.begin)
     made = report(launches)
     if options.json:
         write(harmless_json(packing.to_json(made).decode()) + "\n")
     elif options.html is not None:
         from . import report_page
 
-        report_page.write_file(options.html, made, launches, directories)
+        report_page.write_file(options.html, made, launches, runs, directories)
     else:
         logs = str(directories[-1])
         write("\n".join(map(harmless, text(made, logs, _local_time))) + "\n")
@@ -59,18 +60,16 @@ def _local_time(form: str, at: float) -> str:
     return time.strftime(form, time.localtime(at))
 
 
-def _launches(directories: list[Path]) -> list[Launch]:
-    launches, unknown = [], list[str]()
+def _runs(directories: list[Path]) -> list[launch_ledgers.Runs]:
+    """Return the facts in each directory. Raises UsageError."""
+    found, unknown = [], list[str]()
     for directory in directories:
         try:
-            found, others = launch_ledgers.read(directory)
+            runs, others = launch_ledgers.facts(directory)
         except OSError as e:
             raise UsageError(f"cannot read {directory}: {e.strerror or e}") from e
-        launches += found
+        found.append(runs)
         unknown += [str(directory / other) for other in others]
     for file in unknown:
         say(f"ignored: {file} is damaged, of another version or another user's")
-    if not launches:
-        where = ", ".join(map(str, directories))
-        raise UsageError(f"there is no ledger of a launch in {where}")
-    return sorted(launches, key=lambda launch: launch.begin)
+    return found

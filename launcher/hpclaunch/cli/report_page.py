@@ -6,11 +6,10 @@ A page loads nothing and runs no script but its own: output of workers is always
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +28,6 @@ from . import launch_ledgers
 if TYPE_CHECKING:
     from hpclaunch.core.hangs.tracebacks import HangStacks
     from hpclaunch.core.member.moments import AgentHistory
-    from hpclaunch.observe.launch_past import LaunchPast
 
 PAGE = "report.html"
 SCRIPTS = ("echarts/echarts.min.js", "report.js")
@@ -37,27 +35,31 @@ TEMPLATES = "page"
 
 
 def write_file(
-    file: str, report: JobReport, launches: Sequence[Launch], directories: Sequence[Path]
+    file: str,
+    report: JobReport,
+    launches: Sequence[Launch],
+    runs: Iterable[launch_ledgers.Runs],
+    directories: Sequence[Path],
 ) -> None:
-    """Write the page. Raises UsageError."""
+    """Write the page. `runs` are the facts in each directory. Raises UsageError."""
     histories: list[AgentHistory] = []
-    pasts: dict[str, LaunchPast] = {}
     stacks: list[HangStacks] = []
     names = {launch.name for launch in launches}
+    pasts = {n: launch_ledgers.past(of) for each in runs for n, of in each.items() if n in names}
     faulty = [(end.round, end.failures[0].rank) for end in round_ends(launches) if end.failures]
     for directory in directories:
-        with contextlib.suppress(OSError):
-            found = launch_ledgers.pasts(directory)
-            pasts |= {name: past for name, past in found.items() if name in names}
+        try:
             histories += [h for h in history_files.read(directory) if h.launch in names]
             stacks += stack_files.read(directory, faulty)
+        except OSError as e:
+            raise UsageError(f"cannot read {directory}: {e.strerror or e}") from e
     logs = [str(directory) for directory in directories]
     seen = (pasts, histories, stacks)
     page = job_page(report, launches, *seen, _local, logs=logs, version=__version__)
     data = html(page).encode(errors="replace")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with open(os.open(file, flags, 0o600), "wb") as f:  # as private as the logs
+        with open(os.open(file, flags, 0o600), "wb") as f:  # a new one is as private as the logs
             f.write(data)
     except OSError as e:
         raise UsageError(f"cannot write {file}: {e.strerror or e}") from e

@@ -24,13 +24,10 @@ def command(request: Request) -> Callable[[argparse.Namespace, Mapping[str, str]
 
         try:
             found = launches.find(options.job, environ)
-            if len(found.launches) > 1:
-                names = ", ".join(launch.name for launch in found.launches)
-                raise UsageError(f"job {options.job} has several launches, name one: {names}")
+            name = found.only.name
             answers = found.request(request)
         except launches.NoLaunchError as e:
             raise UsageError(str(e)) from e
-        name = found.launches[0].name
         if not answers:
             raise UsageError(f"{name} does not answer: hpclaunch status {options.job} shows more")
         if answers[0]:

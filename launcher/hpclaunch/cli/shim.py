@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import options
+from . import options, write
 from . import run as launch
 from .parser import LaunchParser, Parser
 
@@ -45,7 +45,7 @@ def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
         )
     if os.pathsep in str(DIRECTORY):
         raise UsageError(f"{DIRECTORY} cannot be in PATH, for the {os.pathsep} in its name")
-    print(DIRECTORY)
+    write(f"{DIRECTORY}\n")
     return 0
 
 
@@ -80,8 +80,9 @@ def _options_in(text: str, program: str) -> list[str]:
         taken = parser.take_options(words)
         if words:
             raise UsageError(f"{words[0]!r} is no option")
-        if shows := {"-h", "--help", "--version"} & {*taken}:
-            raise UsageError(f"with {shows.pop()} nothing would be launched")
+        for word in taken:
+            if parser.only_prints(word):
+                raise UsageError(f"with {word} nothing would be launched")
         launch.check(parser.read(taken))
     except (UsageError, ValueError) as e:
         raise UsageError(f"{OPTIONS}={text!r}: {e}") from e

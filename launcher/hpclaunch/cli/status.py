@@ -15,11 +15,13 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.observe.job_list import job_line, job_list
 from hpclaunch.observe.job_screen import job_screen
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
         write(harmless_json(packing.to_json(found.launches).decode()) + "\n")
     elif found.launches or found.others:
-        write(_text(_shown(found.launches, found.others, style(environ))))
+        show_screen(found.launches, environ, found.others)
     else:
         where = "here, and the jobs in Slurm are not known" if why else "here, or in Slurm"
         raise UsageError(f"no job of yours runs {where}{f': {why}' if why else ''}")
@@ -93,8 +95,17 @@ def style(environ: Mapping[str, str]) -> TextStyle:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     to_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if to_terminal else WIDTH_IN_FILE
-    colour = to_terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    colour = draws(environ) and not environ.get("NO_COLOR")
     return TextStyle(width, colour=colour, unicode=encoding.startswith("utf"))
+
+
+def show_screen(
+    launches: Sequence[LaunchSnapshot],
+    environ: Mapping[str, str],
+    others: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Print the screen of a launch, or a list of several. `others` are jobs without an answer."""
+    write(_text(_shown(launches, others, style(environ))))
 
 
 def _shown(
@@ -109,28 +120,46 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
     """Show a job until it is over: on a terminal as a screen, in a file as a line now and then. At
     the end show how the job ended, if its log directory can be read here.
     """
-    from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
     if job is None:
         raise UsageError("which job? hpclaunch status lists them")
-    found = launches.find(job, environ)
     drawn = draws(environ)
+    last: Sequence[LaunchSnapshot] = ()
 
     def show(seen: Sequence[LaunchSnapshot]) -> None:
         _draw(seen, environ) if drawn else write(_text(map(job_line, seen)))
 
-    while True:
+    while True:  # at first, and again when perhaps another agent leads
+        try:
+            found = launches.find(job, environ)
+        except launches.NoLaunchError as e:
+            if not last:
+                raise
+            if not isinstance(e, launches.UnreachableError):
+                show(at_end(last))
+                return 0
+            if drawn:
+                show([*map(aged, last)])
+            time.sleep(PAUSE)
+            continue
+        last = found.launches
         with found.watch(PAUSE if drawn else PAUSE_IN_FILE) as stream:
             while not stream.over:
-                for seen in stream.receive():
-                    show(seen)
-        try:  # perhaps another agent leads now
-            found = launches.find(job, environ)
-        except launches.NoLaunchError:
-            ended = map(status_file.newest, (launch.logs for launch in found.launches))
-            show([last for last in ended if last is not None])
-            return 0
+                for last in stream.receive():
+                    show(last)
+
+
+def aged(launch: LaunchSnapshot) -> LaunchSnapshot:
+    """Return the snapshot of a launch whose head does not answer now."""
+    return replace(launch, old=max(0.0, time.time() - launch.time))
+
+
+def at_end(seen: Iterable[LaunchSnapshot]) -> list[LaunchSnapshot]:
+    """Return how launches ended, from their log directories if these can be read."""
+    from hpclaunch.system.logs import status_file
+
+    return [status_file.newest(launch.logs) or aged(launch) for launch in seen]
 
 
 def draws(environ: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -41,8 +42,11 @@ KEYS = {
     "\n": "enter",
     "\x7f": "erase",
     "\x08": "erase",
-    "\x03": "q",
 }
+# A character, or the sequence that a terminal sends for a key such as Left or F1 (ECMA-48).
+KEY = re.compile(r"\x1b(?:\[\[?[0-?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
+CUT_SHORT = re.compile(r"\x1b(?:\[\[?[0-?]*[ -/]*|O)?\Z")
+REST = 0.1  # seconds for the rest of a sequence
 PAUSE = 1.0  # seconds between two snapshots
 
 
@@ -59,9 +63,11 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found = launches.find(options.job, environ)
         signal.signal(signal.SIGTERM, _leave)  # so that the terminal is restored
         with _keys_at_once():
-            _show(found, environ)
+            last = _show(found, environ)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
+    if last is not None:
+        status.show_screen(status.at_end([last]), environ)
     return 0
 
 
@@ -80,56 +86,62 @@ def _keys_at_once() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> None:
-    """Show the job until the user leaves or it is over."""
+def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> LaunchSnapshot | None:
+    """Show the job until the user leaves, or it is over. Return its last snapshot if it is over."""
     from rich.console import Console
     from rich.live import Live
 
     from hpclaunch.system.network import launches
 
-    console, launch = Console(), found.only
+    launch, which = found.only, found.which
     state: TopState | None = TopState()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
         while state is not None:
             with found.watch(PAUSE) as stream:
-                state = _follow(stream, launch, state, live, environ)
-            if state is not None:  # perhaps another agent leads now
+                while state is not None and not stream.over:
+                    _draw(launch, state, live, environ)
+                    ready, _, _ = select.select([sys.stdin, stream], [], [], PAUSE)
+                    if stream in ready:
+                        for seen in stream.receive():
+                            launch = seen[0]
+                    if sys.stdin in ready:
+                        state = _typed(state)
+            while state is not None:  # perhaps another agent leads now
                 try:
-                    found = launches.find(found.which, environ)
+                    found = launches.find(which, environ)
                     launch = found.launches[0]
+                    break
+                except launches.UnreachableError:
+                    launch = status.aged(launch)
+                    _draw(launch, state, live, environ)
+                    if select.select([sys.stdin], [], [], PAUSE)[0]:
+                        state = _typed(state)
                 except launches.NoLaunchError:
-                    return
+                    return launch
+    return None
 
 
-def _follow(
-    stream: launches.LaunchStream,
-    launch: LaunchSnapshot,
-    state: TopState,
-    live: Live,
-    environ: Mapping[str, str],
-) -> TopState | None:
-    """Show the launch until its head ends or changes. Return the state, or None to leave."""
+def _draw(launch: LaunchSnapshot, state: TopState, live: Live, environ: Mapping[str, str]) -> None:
     from rich.text import Text
 
-    while not stream.over:
-        lines = top_screen(launch, state, status.style(environ), live.console.height)
-        live.update(Text.from_ansi("\n".join(lines), no_wrap=True), refresh=True)
-        ready, _, _ = select.select([sys.stdin, stream], [], [], PAUSE)
-        if stream in ready:
-            for seen in stream.receive():
-                launch = seen[0]
-        if sys.stdin in ready:
-            for key in keys_in(os.read(sys.stdin.fileno(), 64).decode(errors="replace")):
-                chosen = state.pressed(key)
-                if chosen is None:
-                    return None
-                state = chosen
-    return state
+    lines = top_screen(launch, state, status.style(environ), live.console.height)
+    live.update(Text.from_ansi("\n".join(lines), no_wrap=True), refresh=True)
+
+
+def _typed(state: TopState) -> TopState | None:
+    """Return the state after the keys that were pressed; None to leave."""
+    text = ""
+    while not text or (CUT_SHORT.search(text) and select.select([sys.stdin], [], [], REST)[0]):
+        data = os.read(sys.stdin.fileno(), 64)
+        if not data:
+            return None  # the terminal is gone
+        text += data.decode(errors="replace")
+    after: TopState | None = state
+    for key in keys_in(text):
+        after = after.pressed(key) if after is not None else None
+    return after
 
 
 def keys_in(text: str) -> Iterator[str]:
-    """Return the keys in the input of a terminal."""
-    while text:
-        known = max((code for code in KEYS if text.startswith(code)), key=len, default=text[0])
-        yield KEYS.get(known, known)
-        text = text[len(known) :]
+    """Return the keys in the input of a terminal, without those that have no name here."""
+    return (KEYS.get(key, key) for key in KEY.findall(text) if key in KEYS or len(key) == 1)

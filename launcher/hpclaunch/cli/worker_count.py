@@ -47,17 +47,19 @@ def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.
 
     limit = INIT_LIMIT if limit is None else limit
     answers: list[inventory.GpuSurvey] = []
+
+    def ask() -> None:
+        try:
+            answers.append(inventory.survey(environ, pynvml))
+        except Exception as e:  # reported as any other fault of the driver
+            answers.append(inventory.GpuSurvey(broken=f"NVML's answer cannot be read: {e!r}"))
+
     # NVML may hang if a GPU has fallen off the bus.
-    thread = threading.Thread(
-        target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
-    )
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(limit)
-    return (
-        answers[0]
-        if answers
-        else inventory.GpuSurvey(broken=f"NVML did not answer within {limit:g} s")
-    )
+    silent = inventory.GpuSurvey(broken=f"NVML did not answer within {limit:g} s")
+    return answers[0] if answers else silent
 
 
 def version(found: inventory.GpuSurvey) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.protocol.job_snapshot import LaunchSnapshot
+from ..core.protocol.stages import Stage
 from ..core.protocol.wording import plain
 from .job_screen import doing, ending, how_far, led_from
 from .text_style import Cell, Colour, TextStyle, duration, rate, short_rate
@@ -42,4 +43,6 @@ def job_line(launch: LaunchSnapshot) -> str:
         return f"{launch.name}: it {led_from(launch)}"
     facts = [doing(job), f"round {job.round}", f"{job.ranks} ranks" if job.ranks else ""]
     facts += [how_far(job), rate(job.pace) if job.pace else "", ending(job)]
+    is_silent = launch.old is not None and job.stage is not Stage.ENDED
+    facts += ["no longer answers" if is_silent else ""]
     return plain(f"{launch.name}: {', '.join(filter(None, facts))}")

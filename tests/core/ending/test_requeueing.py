@@ -352,7 +352,7 @@ def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
 def test_the_next_element_of_a_chain_continues(first, last, sequel):
     ended = to_the_limit(asked(before=1, most=0, is_chain=True), first=first, last=last)
     assert ended.sequel is sequel
-    assert (ended.code == EXIT_SAVED) == bool(last)
+    assert (ended.code == EXIT_SAVED) == (sequel is Sequel.LEAVE)
 
 
 def test_a_chain_ends_with_the_training():

@@ -226,7 +226,9 @@ def test_the_whole_way_of_an_end(origin):
     assert (wanted.origin, wanted.sequel) == (way.origin, way.wanted)
     assert (wanted.code == EXIT_SAVED) == (way.wanted is REQUEUE)
     assert (row.next_run is not NextRun.NEVER) == (way.wanted is REQUEUE)
-    assert ended(STORIES[origin](CHAIN)).sequel is way.chained
+    chained = ended(STORIES[origin](CHAIN))
+    assert chained.sequel is way.chained
+    assert (chained.code == EXIT_SAVED) == (way.wanted is REQUEUE)
 
 
 @pytest.mark.parametrize("origin", [o for o, row in ENDS.items() if row.notice is Notice.IN_TIME])

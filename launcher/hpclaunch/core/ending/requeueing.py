@@ -60,9 +60,11 @@ class RequeueDecision:
         is_wanted = self._is_wanted(ended.origin)
         may_follow = self.may_follow(ended.origin) if self.is_stopped else is_wanted
         why_not = self._objection(ended.origin, progress) if may_follow else ""
-        if is_wanted and not (wanted.is_chain or why_not):
-            return replace(ended, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
-        if wanted.on and not wanted.is_chain and ended.code == EXIT_SAVED:
+        if is_wanted and not why_not:
+            ended = replace(ended, code=EXIT_SAVED)
+            if not wanted.is_chain:
+                return replace(ended, sequel=Sequel.REQUEUE)
+        elif wanted.on and ended.code == EXIT_SAVED:
             ended = replace(ended, code=EXIT_FAILED)  # that code asks for another run
         if why_not:
             reason = f"{ended.reason}; it is not started again: {why_not}"

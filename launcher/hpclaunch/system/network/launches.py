@@ -35,6 +35,10 @@ class NoLaunchError(Exception):
     """No launch of this name was found, or none answers. The text says why."""
 
 
+class UnreachableError(NoLaunchError):
+    """The launch may still run, but its head cannot be asked now: perhaps there is none yet."""
+
+
 class LaunchList(NamedTuple):
     """The launches of a user."""
 
@@ -122,31 +126,37 @@ class LaunchStream:
 
 
 def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
-    """Return the launches with this name, or of this Slurm job. Raises NoLaunchError for none."""
+    """Return the launches with this name, or of this Slurm job. Raises NoLaunchError for none, and
+    UnreachableError if one may run.
+    """
     if not which:  # such as a variable that is not set; it would mean all launches
         raise NoLaunchError("the name of the job is empty: hpclaunch status lists them")
-    if found := _leading(data for _, data in view_client.looked_patiently(which)):
-        return FoundLaunches(which, found)
+    here = [_read(data) for _, data in view_client.looked_patiently(which)]
+    if leading := [launch for launch in here if launch.job is not None]:
+        return FoundLaunches(which, leading)
+    unseen = UnreachableError if here else NoLaunchError  # a member of it runs here, or none
     number = which.partition(".")[0]
     if not number[:1].isdecimal():
-        raise NoLaunchError(f"no launch {which} is led from this machine")
+        raise unseen(f"no launch {which} is led from this machine")
     env = slurm_steps.environment(environ)
     try:
         with _started():
             jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
     except NoLaunchError as e:
-        raise NoLaunchError(f"cannot look at job {which}: {e}") from e
+        raise unseen(f"cannot look at job {which}: {e}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
     if not running:
         state = f"it is {jobs[0].state}" if jobs else "it is over"
-        raise NoLaunchError(f"cannot look at job {which}: {complaint or state}")
+        is_over = not complaint or "Invalid job id" in complaint  # unknown a while after the end
+        no_launch = NoLaunchError if is_over else UnreachableError
+        raise no_launch(f"cannot look at job {which}: {complaint or state}")
     if len(running) > 1:
         numbers = ", ".join(job.id for job in running)
         raise NoLaunchError(f"job {which} has several running elements, name one: {numbers}")
     try:
         return _in_job(running[0], running[0].id if which == number else which, env)
     except NoLaunchError as e:
-        raise NoLaunchError(f"cannot look at job {which}: {e}") from e
+        raise type(e)(f"cannot look at job {which}: {e}") from e
 
 
 def all_launches(environ: Mapping[str, str]) -> LaunchList:
@@ -190,17 +200,19 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     leading = [launch for launch in launches if launch.job is not None]
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
-        raise NoLaunchError(_first_error(complaint) or "no hpclaunch runs in it")
+        if complaint:
+            raise UnreachableError(_first_error(complaint))
+        raise NoLaunchError("no hpclaunch runs in it")
     head = next(filter(None, heads), "")  # some agents may not know it
     if not head:
-        raise NoLaunchError("it has no head at the moment: ask again later")
+        raise UnreachableError("it has no head at the moment: ask again later")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={head}")
     if not leading:
         launches, complaint = _look(step, which, env)
         leading = [launch for launch in launches if launch.job is not None]
     if not leading:
         silent = f"no answer from {head}, where its head is"
-        raise NoLaunchError(_first_error(complaint) or silent)
+        raise UnreachableError(_first_error(complaint) or silent)
     return FoundLaunches(which, leading, step, env)
 
 
@@ -215,11 +227,11 @@ def _look(
 
 @contextmanager
 def _started() -> Iterator[None]:
-    """Raise NoLaunchError if a command cannot be started: it is missing, or no process is left."""
+    """Raise UnreachableError if a command cannot be started: it is missing, or nothing can be."""
     try:
         yield
     except OSError as e:
-        raise NoLaunchError(": ".join(filter(None, (e.strerror, e.filename)))) from e
+        raise UnreachableError(": ".join(filter(None, (e.strerror, e.filename)))) from e
 
 
 def _first_error(complaint: str) -> str:
