@@ -187,6 +187,17 @@ def test_a_user_stops_a_job_whose_script_has_failed():
     assert verdict(crew).reason.endswith(STOPPED)
 
 
+def test_a_user_stops_a_job_that_no_other_run_would_follow():
+    """The reason is the one without the request."""
+    requeueing = asked((EndKind.FAILURE,), before=1)
+    crew = training(requeueing=requeueing, max_restarts=0, saves=False)
+    crew.feed(0, WorkerExited(0, 9, 0))
+    crew.feed(0, Requested(Request.STOP))
+    crew.until(30.0)
+    assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.FAILURE, Sequel.LEAVE)
+    assert verdict(crew).reason.endswith(UNSEEN)
+
+
 def test_a_user_stops_a_job_before_slurm_has_said_what_its_sigterm_means():
     crew = training(requeueing=asked())
     crew.until(100.0)
