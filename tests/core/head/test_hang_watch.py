@@ -106,7 +106,7 @@ def test_a_culprit_that_uses_the_cpu_is_given_more_time():
 
 
 @pytest.mark.parametrize("max_restarts", [3, 0])
-def test_several_reasons_for_more_time_do_not_multiply(max_restarts):
+def test_reasons_for_more_time_do_not_multiply_before_the_fifth_step(max_restarts):
     """A save before the fifth step, by a worker that uses the CPU, perhaps in the last round."""
     crew = training(early_hang=20.0, max_restarts=max_restarts)
     crew.where[1] = (waiting(2), loading(3, busy=True))

@@ -44,14 +44,15 @@ class Suspicion:
         if seen is None:
             return None
         usual = max(self._gaps, default=0.0)
-        limit = self._limit(seen, usual)
-        longest = math.ceil(PATIENCE * limit)
+        own = self._limit(seen, usual)
+        limit = PATIENCE * own if seen.patient else own
+        longest = PATIENCE * max(own, min(limit, self._timing.early_hang))
         return Progress(
             steps=(seen.steps[0],) if len(set(seen.steps)) == 1 else seen.steps,
             still=round(seen.still, 1),
             busy=seen.busy,
-            limit=longest if seen.patient else math.ceil(limit),
-            longest=longest,
+            limit=math.ceil(limit),
+            longest=math.ceil(longest),
             usual=round(usual, 3),
             save=round(self._save, 3),
         )
