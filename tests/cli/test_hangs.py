@@ -67,7 +67,7 @@ def hangs(starts, tmp_path_factory):
     path = f"{directory}/bin:{os.environ['PATH']}"
     args = ["--nproc", 2, "--max-restarts", 1, HANGING]
     env = environment(HANGS="asleep:1:8 asleep:1:8", PATH=path)
-    timing = {"least_hang": 5.0, "sampling": 0.5, "core.head.hang_watch.PATIENCE": 2}
+    timing = {"least_hang": 5.0, "sampling": 0.5, "core.hangs.suspicion.PATIENCE": 2}
     return hpclaunch(*args, cwd=directory, env=env, timing=timing), only_logs(directory)
 
 
@@ -108,7 +108,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 def test_a_rank_that_waits_for_its_gpu_is_not_excused_for_using_a_cpu(tmp_path):
     train = script(tmp_path, WAITS_FOR_GPU)
-    timing = SOON | {"core.head.hang_watch.PATIENCE": 1000}
+    timing = SOON | {"core.hangs.suspicion.PATIENCE": 1000}
     env = environment(PYTHONPATH=LIGHT_TORCH)
     args = ["--nproc", 1, "--max-restarts", 1, train]
     done = hpclaunch(*args, cwd=tmp_path, env=env, timing=timing)

@@ -172,9 +172,12 @@ def test_a_user_stops_a_job_whose_time_is_up():
     assert verdict(crew).reason.endswith(STOPPED)
 
 
-def test_a_user_stops_a_job_whose_script_has_failed():
-    """The failure stays in the report."""
-    crew = training(requeueing=asked((EndKind.FAILURE,), before=1), max_restarts=0)
+@pytest.mark.parametrize(
+    ("most", "why"), [(5, STOPPED), (1, "it was requeued 1 time (--max-requeues)")]
+)
+def test_a_user_stops_a_job_whose_script_has_failed(most, why):
+    """The failure stays in the report, and so does a reason why no other run could follow."""
+    crew = training(requeueing=asked((EndKind.FAILURE,), most=most, before=1), max_restarts=0)
     crew.checkpoint = None
     crew.feed(1, WorkerExited(2, 9, 0))
     crew.until(4.0)
@@ -184,7 +187,7 @@ def test_a_user_stops_a_job_whose_script_has_failed():
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.FAILURE, Sequel.LEAVE)
     assert verdict(crew).code == 9
     assert verdict(crew).cause is not None
-    assert verdict(crew).reason.endswith(STOPPED)
+    assert verdict(crew).reason.endswith(why)
 
 
 def test_a_user_stops_a_job_before_slurm_has_said_what_its_sigterm_means():

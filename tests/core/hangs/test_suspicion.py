@@ -66,6 +66,8 @@ def test_the_agent_awaits_the_stillness_after_which_somebody_decides():
     assert suspicion.awaited == ()
     suspicion.saw(seen(gap=4.0))
     assert suspicion.awaited == (20, 200)
+    suspicion.saw(seen(patient=True))
+    assert suspicion.awaited == (200, 2000)
     suspicion.saw(seen(trains=False))
     assert suspicion.awaited == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from crew import Crew
 from story import seen
 
@@ -102,6 +103,19 @@ def test_a_culprit_that_uses_the_cpu_is_given_more_time():
     assert rounds(crew) == [0]
     stall(crew, 110.0, busy=True)
     assert rounds(crew) == [0, 1]
+
+
+@pytest.mark.parametrize("max_restarts", [3, 0])
+def test_reasons_for_more_time_do_not_multiply_before_the_fifth_step(max_restarts):
+    """A save before the fifth step, by a worker that uses the CPU, perhaps in the last round."""
+    crew = training(early_hang=20.0, max_restarts=max_restarts)
+    crew.where[1] = (waiting(2), loading(3, busy=True))
+    saving = {"steps": (4, 4), "patient": True, "busy": True}
+    stall(crew, 199.0, **saving)
+    assert (rounds(crew), crew.verdicts) == ([0], {})
+    crew.feed(1, seen(0.0, **saving))
+    stall(crew, 202.0, **saving)
+    assert rounds(crew) == [0, 1] if max_restarts else crew.verdicts
 
 
 def test_workers_in_a_debugger_are_left_alone():

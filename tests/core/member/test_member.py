@@ -335,6 +335,17 @@ def test_what_is_left_behind_and_cannot_be_killed_cordons_the_node():
     assert report.unfit.startswith(why)
 
 
+def test_what_killed_workers_left_behind_has_its_own_time_after_sigkill():
+    member = running(grace=20.0, leftovers=3.0, unkillable=30.0)
+    feed(member, 2.0, stop(0))
+    assert deeds(feed(member, 22.0, Tick())) == [KillWorkers()]
+    feed(member, 50.0, WorkerExited(2, 137, 9), WorkerExited(3, 137, 9), UPLOAD)
+    assert deeds(feed(member, 52.9, Tick())) == []
+    assert member.phase is Phase.STOPPING
+    assert deeds(feed(member, 53.0, Tick()))[-1:] == [SignalLeftovers(signal.SIGKILL)]
+    assert "left behind survive SIGKILL" in reports(feed(member, 83.0, Tick()))[0].unfit
+
+
 # Signals and troubles
 
 

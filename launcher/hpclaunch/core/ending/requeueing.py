@@ -58,8 +58,9 @@ class RequeueDecision:
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)
-        may_follow = self.may_follow(ended.origin) if self.is_stopped else is_wanted
-        why_not = self._objection(ended.origin, progress) if may_follow else ""
+        why_not = self._objection(ended.origin, progress) if is_wanted else ""
+        if self.is_stopped and self.may_follow(ended.origin):
+            why_not = why_not or STOPPED_BY
         if is_wanted and not why_not:
             ended = replace(ended, code=EXIT_SAVED)
             if not wanted.is_chain:
@@ -78,10 +79,8 @@ class RequeueDecision:
         return Sequel.END_CHAIN if self.wanted.is_chain else Sequel.LEAVE
 
     def _objection(self, origin: Origin, progress: bool | None) -> str:
-        """Return why there is to be no other run; "" if there may be one."""
+        """Return why the job itself allows no other run; "" if it does."""
         wanted = self.wanted
-        if self.is_stopped:
-            return STOPPED_BY
         if not wanted.is_chain and wanted.before >= wanted.most:
             return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
         if wanted.before and progress is False:

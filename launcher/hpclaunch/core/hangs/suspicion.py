@@ -44,11 +44,15 @@ class Suspicion:
         if seen is None:
             return None
         usual = max(self._gaps, default=0.0)
+        own = self._limit(seen, usual)
+        limit = PATIENCE * own if seen.patient else own
+        longest = PATIENCE * max(own, min(limit, self._timing.early_hang))
         return Progress(
             steps=(seen.steps[0],) if len(set(seen.steps)) == 1 else seen.steps,
             still=round(seen.still, 1),
             busy=seen.busy,
-            limit=self._limit(seen, usual),
+            limit=math.ceil(limit),
+            longest=math.ceil(longest),
             usual=round(usual, 3),
             save=round(self._save, 3),
         )
@@ -57,23 +61,21 @@ class Suspicion:
     def awaited(self) -> tuple[float, ...]:
         """The times without a sign of life, in seconds, at which the head must get a report."""
         progress = self.report()
-        limit = 0.0 if progress is None else progress.limit
-        return (limit, PATIENCE * limit) if limit else ()
+        return (progress.limit, progress.longest) if progress and progress.limit else ()
 
     def forget(self) -> None:
         """Discard what was seen: the workers were stopped from outside."""
         self._seen = None
 
     def _limit(self, seen: WorkersSeen, usual: float) -> float:
+        """Return the limit for activities that take no longer than a step; 0 if there is none."""
         timing = self._timing
         if seen.traced or not timing.hang:
             return 0.0
         if timing.hang != LEARNED:
-            limit = timing.hang
-        elif not (seen.trains or seen.meets or (self.trained and not any(seen.steps))):
+            return timing.hang
+        if not (seen.trains or seen.meets or (self.trained and not any(seen.steps))):
             return 0.0  # perhaps a server, which waits for requests
-        elif min(seen.steps) < LEARNED_AFTER:
-            limit = timing.early_hang
-        else:
-            limit = max(timing.least_hang, TIMES * usual)
-        return math.ceil(limit * (PATIENCE if seen.patient else 1))
+        if min(seen.steps) < LEARNED_AFTER:
+            return timing.early_hang
+        return max(timing.least_hang, TIMES * usual)

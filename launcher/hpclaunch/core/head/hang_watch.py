@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ..hangs.judgement import Judgement, judge
-from ..hangs.suspicion import PATIENCE
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import HangFound
 from ..protocol.model import (
@@ -69,7 +68,7 @@ class HangWatch:
         self.query, self._asked_at = None, math.inf
         hosts = current.hosts()
         judgement = _judge(current, query, hosts)
-        limit = max(progress.limit for progress in suspects)
+        longest = max(progress.longest for progress in suspects)
         usual = max(progress.usual for progress in suspects)
         rank = judgement.culprits[0] if judgement.culprits else NO_RANK
         host = hosts.get(rank, "")
@@ -77,9 +76,9 @@ class HangWatch:
         if judgement.is_debugged:
             self._not_before = math.inf
             return []
-        if still < PATIENCE * limit and (is_last or judgement.may_take_long):
-            self._not_before = PATIENCE * limit
-            left = self._not_before - still
+        if still < longest and (is_last or judgement.may_take_long):
+            self._not_before = longest
+            left = longest - still
             return [] if judgement.may_take_long else [Record(replace(hang, ends_in=left))]
         where = (current.number, rank, host)
         current.failures[rank] = Failure(*where, EXIT_HUNG, 0, now, "", culprit=Culprit.HANG)

@@ -57,6 +57,7 @@ class Stopping:
         """
         is_first, self._leftovers = not self._leftovers, leftovers
         if is_first and stopped:
+            self._unkillable_at = math.inf  # it was set if the workers got SIGKILL
             self._kill_leftovers_soon(now)
         elif is_first:
             self._name_leftovers_at = now + self.job.timing.leftovers_notice

@@ -165,7 +165,7 @@ class RestartDecided:
     cause: Failure
     used: int  # restarts since the last progress
     most: int
-    is_last: bool  # no restart is left: the job ends unless the failed round saved a checkpoint
+    is_last: bool  # the job ends, unless a checkpoint was saved since the last start
     node_delay: float  # the wait because one node fails repeatedly
     outage_delay: float  # the wait for a file system or a network to recover
 
@@ -229,7 +229,7 @@ class LeftoversFound:
 
 @value(frozen=True)
 class WorkersSurvive:
-    """The job is over, but some of its workers survive SIGKILL."""
+    """The job is over, but some of its workers, or their leftovers, survive SIGKILL."""
 
     host: str
     why: str

@@ -31,10 +31,10 @@ EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: not finished, but can continue fro
 
 @value(frozen=True)
 class Place:
-    """The place of one agent in the job, as Slurm assigned it before any message is exchanged."""
+    """The place of one agent in the job."""
 
-    index: int  # position in the order of Slurm's nodes, 0-based
-    node: int  # position of its host among the step's hosts, 0-based
+    index: int  # position among all agents, in the order of their nodes, 0-based
+    node: int  # position of its host among all hosts, 0-based
     host: str
 
 
@@ -454,6 +454,7 @@ class Progress:
     still: float  # seconds since the last sign of life of any worker; CPU time does not count
     busy: bool  # a worker uses the CPU
     limit: float  # the value of `still` that means a hang; 0: none does, as far as known
+    longest: float = 0.0  # the same if the culprit uses the CPU, or no restart is left
     usual: float = 0.0  # the longest time between two recent steps; 0: not known
     save: float = 0.0  # the longest time between two steps in which a worker has saved
 

@@ -34,7 +34,7 @@ from ..shared import packing
 from .appended_lines import AppendedLines, name_of
 from .log_client import LogServiceClient
 
-FORMAT = 3  # of the lines, and of the names in them
+FORMAT = 4  # of the lines, and of the names in them
 WHOLE = False  # whether all events are written, so that a test can feed them to a core again
 
 
