@@ -114,6 +114,22 @@ def test_an_error_of_the_file_system_is_not_remembered_as_damage(tmp_path, monke
     assert server.read(found) == ("", True, True)
 
 
+def test_a_checkpoint_that_could_not_be_read_is_not_accepted_the_next_time(tmp_path, monkeypatch):
+    """The time of the failed reading does not count: there is as much for the next one."""
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = CheckpointService(str(tmp_path), (), "", "auto")
+    (found,) = server.search([])
+    monkeypatch.setattr(service_module, "AHEAD", 0.1)
+
+    def fail(*_):
+        time.sleep(0.2)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fail)
+    for _ in range(2):
+        assert os.strerror(errno.EIO) in server.read(found).wrong
+
+
 def a_look(found, **changes):
     of = {"path": found.path, "mark": found.identity, "size": found.size, "time": found.time}
     return Look(0, **of | changes)
