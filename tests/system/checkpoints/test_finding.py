@@ -235,7 +235,7 @@ def test_what_is_somebody_elses_below_a_pattern(tmp_path, monkeypatch):
             finding.search(str(tmp_path / where))
 
 
-def test_a_directory_of_too_many_files_is_passed_over_where_any_directory_matches(tmp_path, monkeypatch):
+def test_a_directory_of_too_many_files_is_passed_over_below_any_depth(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     for number in range(20):
         (tmp_path / "data" / str(number)).touch()
