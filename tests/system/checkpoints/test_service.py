@@ -265,6 +265,9 @@ def test_nothing_is_left_of_a_child_that_reads_a_pickle(service, tmp_path, is_ki
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
+A_LOOK = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))
+
+
 def test_one_that_does_not_begin_hangs(service):
     os.kill(service._process.pid, signal.SIGSTOP)
     service.search(1, [], {})
@@ -274,22 +277,55 @@ def test_one_that_does_not_begin_hangs(service):
     assert service.deadline == math.inf
 
 
+@pytest.fixture
+def looking(starts, tmp_path, monkeypatch):
+    """Return a function that returns a client whose process has begun a look, and hangs."""
+    made = []
+
+    def begin(verify):
+        service = CheckpointServiceClient(str(tmp_path), (), "", verify)
+        made.append(service)
+        os.kill(service._process.pid, signal.SIGSTOP)
+        service.look(1, A_LOOK)
+        monkeypatch.setattr(service, "receive", lambda: [Begun(1).encoded()])
+        service.replies()
+        assert service.deadline == math.inf
+        return service
+
+    yield begin
+    for service in made:
+        service.close()
+
+
 @pytest.mark.parametrize("ask", ["search", "look"])
-def test_a_request_that_waits_for_the_end_of_a_look_has_no_deadline(service, monkeypatch, ask):
-    os.kill(service._process.pid, signal.SIGSTOP)
-    look = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))
-    service.look(1, look)
-    monkeypatch.setattr(service, "receive", lambda: [Begun(1).encoded()])
-    service.replies()
+def test_a_request_that_waits_for_the_end_of_a_look_has_no_deadline(looking, monkeypatch, ask):
+    service = looking("full")
     if ask == "look":
-        service.look(2, look)
+        service.look(2, A_LOOK)
     else:
         service.search(2, [], {})
     assert service.deadline == math.inf
     monkeypatch.setattr(service, "receive", lambda: [Looked(1, "", "").encoded()])
     service.replies()
-    service.look(3, look)
+    service.look(3, A_LOOK)
     assert (service.deadline == math.inf) is (ask == "look")  # one is still pending
+
+
+def test_a_request_that_interrupts_a_look_has_a_deadline(looking):
+    service = looking("auto")
+    service.look(2, A_LOOK)
+    assert service.deadline < math.inf
+
+
+def test_a_request_after_a_look_that_hangs_has_a_deadline(looking, monkeypatch):
+    service = looking("full")
+    service.give_time()
+    service.search(2, [], {})
+    assert service.deadline < math.inf
+    monkeypatch.setattr(service, "receive", lambda: [Looked(1, "", "").encoded()])
+    service.replies()
+    service.search(3, [], {})
+    assert service.deadline < math.inf
 
 
 class CountingMemory(Memory):
