@@ -9,7 +9,8 @@ import pytest
 
 from hpclaunch.agent.fork_server import ForkServer
 from hpclaunch.agent.last_words import LastWords
-from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.worker.fork_server_messages import Listen
 
 FD = 7
 
@@ -53,3 +54,13 @@ def test_a_node_where_the_fork_server_cannot_start_again_is_unfit(fork_server):
         events.HealthFound("the fork server cannot be started again: no further process"),
         events.WorkersGone(),
     ]
+
+
+def test_the_store_for_the_next_round_ends_the_wait_for_gpus_of_the_last(fork_server, monkeypatch):
+    done = []
+    sharing = SimpleNamespace(cancel=lambda: done.append("cancel"))
+    monkeypatch.setattr(fork_server, "_sharing", sharing)
+    monkeypatch.setattr(fork_server._config, "job", SimpleNamespace(nodes=1), raising=False)
+    monkeypatch.setattr(fork_server._client, "send", done.append, raising=False)
+    fork_server.performs()[effects.OpenStore](effects.OpenStore())
+    assert done == ["cancel", Listen(True)]

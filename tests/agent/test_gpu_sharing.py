@@ -188,10 +188,13 @@ def test_a_foreign_daemon_is_asked_outside_the_loop_and_then_used(sharing, asked
     assert Keeper.made[0].foreign == "/tmp/pipes"
 
 
-def test_without_an_answer_of_a_foreign_daemon_our_own_is_started(sharing, asked):
+def test_without_an_answer_of_a_foreign_daemon_our_own_is_started(sharing, asked, recorded):
     prepare(sharing)
     assert asked[0][1](None) == []
     assert (Keeper.made[0].asked, Keeper.made[0].foreign) == ([3], "")
+    assert [words_of_node(fact) for fact in recorded] == [
+        "on n1: the MPS daemon at /tmp/pipes is not used: it could not be asked"
+    ]
 
 
 def test_the_answer_of_a_foreign_daemon_for_an_earlier_round_is_ignored(sharing, asked):
@@ -201,3 +204,18 @@ def test_the_answer_of_a_foreign_daemon_for_an_earlier_round_is_ignored(sharing,
     assert Keeper.made == []
     asked[1][1](None)
     assert Keeper.made[0].asked == [4]
+
+
+@pytest.mark.parametrize("answer", [None, MpsAnswered(1, "/tmp/pipes", "")])
+def test_the_answer_of_a_foreign_daemon_for_a_round_that_is_over_is_ignored(sharing, asked, answer):
+    prepare(sharing)
+    sharing.cancel()
+    assert asked[0][1](answer) == []
+    assert Keeper.made == []
+
+
+def test_a_keeper_that_answers_for_a_round_that_is_over_causes_no_trouble(sharing):
+    prepare(sharing)
+    sharing.cancel()
+    assert hear(sharing, Occupied(3, "still busy"), lost=True) == []
+    assert Keeper.made[-1].asked == []

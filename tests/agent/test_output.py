@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from polling import receive
 
 from hpclaunch.agent.logs import Logs
 from hpclaunch.agent.output import Output
@@ -197,3 +199,19 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_events)
     texts = [reply.text for reply in service._channel.replies if isinstance(reply, Tail)]
     assert texts == ["", "the last line"]
+
+
+@pytest.mark.starts
+def test_a_log_service_that_cannot_start_again_ends_the_agent_with_the_reason(monkeypatch):
+    def refuse(_):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    config = SimpleNamespace(host="n1", logs=None)
+    logs = Logs(config, LogServiceClient(), lambda _: None)
+    monkeypatch.setattr(LogServiceClient, "successor", refuse)
+    logs.say("a line")
+    os.kill(logs.service._process.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=f"cannot be shown: {os.strerror(errno.EAGAIN)}"):
+        receive(logs)
+    logs.say("another")
+    logs.close()

@@ -18,6 +18,7 @@ from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved
 from hpclaunch.core.protocol.model import Job, Look, Place
+from hpclaunch.core.protocol.node_facts import CheckpointSearchStalled
 from hpclaunch.observe.console import words
 from hpclaunch.system.checkpoints.client import PATIENCE
 
@@ -96,6 +97,18 @@ def test_one_that_hangs_while_no_round_waits_for_it_is_neither_replaced_nor_wait
     assert not resuming.seeks_newest
     resuming.seek_newest()  # asks a hung process nothing more
     assert resuming.deadline() == math.inf
+
+
+def test_one_that_hangs_in_a_look_that_is_over_is_replaced_for_the_next(resuming, recorded):
+    resuming.look(Look(1, "there.pt", "mark", 0, 0))
+    helper = process_of(resuming)
+    helper.suspend()
+    resuming.look(None)
+    assert resuming.update(resuming.deadline()) == []
+    assert not helper.is_running()
+    assert [type(fact) for fact in recorded] == [CheckpointSearchStalled]
+    resuming.look(Look(2, "there.pt", "mark", 0, 0))
+    assert [seen.seen.missing for seen in answer(resuming)] == ["there is no such file"]
 
 
 def test_a_killed_process_is_replaced_before_it_is_needed(resuming):

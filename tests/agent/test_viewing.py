@@ -17,7 +17,7 @@ from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import Place, Request
 from hpclaunch.core.protocol.node_facts import MetricsFailed
 from hpclaunch.system.metrics_target import MetricsTarget
-from hpclaunch.system.network.view_socket import CONNECTION
+from hpclaunch.system.network.view_socket import CONNECTION, file_of
 
 
 @pytest.fixture
@@ -44,6 +44,27 @@ def test_an_answer_for_which_no_file_can_be_opened_is_made_later(without_files):
     file._until = 0.0  # it is too old
     assert os.pread(file.newest(), 100, 0) == b"answer"
     file.close()
+
+
+def test_a_file_for_an_answer_is_closed_if_it_cannot_be_filled(monkeypatch):
+    opened = []
+
+    def create(name, flags):
+        opened.append(memfd_create(name, flags))
+        return opened[-1]
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    memfd_create = os.memfd_create
+    with monkeypatch.context() as full:
+        full.setattr(os, "memfd_create", create)
+        full.setattr(os, "write", fail)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            file_of(b"answer")
+    (fd,) = opened
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(fd)
 
 
 def test_a_request_is_done_although_it_cannot_be_answered(without_files):

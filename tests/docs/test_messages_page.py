@@ -200,7 +200,7 @@ EXAMPLES: tuple[Fact, ...] = (
     node_facts.ForeignMpsUsed("n1", "/run/nvidia-mps"),
     node_facts.ForeignMpsCrowded("n1", "/run/nvidia-mps", 40, 12),
     node_facts.ForeignMpsRefused(
-        "n1", "the MPS daemon at /run/nvidia-mps belongs to user 1001: it is not used"
+        "n1", "the MPS daemon at /run/nvidia-mps is not used: it could not be asked"
     ),
     node_facts.TimeSlices(
         "n1",

@@ -280,6 +280,19 @@ def test_at_the_end_a_console_that_stalls_does_not_hide_the_text_of_the_other(se
         os.close(fd)
 
 
+def test_a_console_that_seems_writable_and_accepts_nothing_stalls_too(service, monkeypatch):
+    monkeypatch.setattr(log_service, "STALLED", 0.1)
+    reads, out = os.pipe()
+    service.consoles = {2: Console(out)}
+    with monkeypatch.context() as full:
+        full.setattr(Console, "flush", lambda *_: False)
+        service.consoles[2].say(b"text")
+        service.drain()
+    assert service._channel.replies == []  # it has no sign of life for the agent
+    for fd in (reads, out):
+        os.close(fd)
+
+
 AGENT = """
 import select, sys, time
 from pathlib import Path

@@ -100,7 +100,7 @@ class ForkServer(Adapter):
 
     def performs(self) -> Performs:
         return {
-            effects.OpenStore: lambda _: self._send(messages.Listen(self._config.job.nodes == 1)),
+            effects.OpenStore: self._open_store,
             effects.StartWorkers: self._start_workers,
             effects.KeepWorkers: lambda effect: self._send(messages.Keep(effect.until)),
             effects.AskWorkers: lambda effect: self._ask(effect.query),
@@ -116,6 +116,10 @@ class ForkServer(Adapter):
             effects.KillWorkers: self._kill_workers,
             effects.SignalLeftovers: lambda effect: self._send(messages.SignalLeft(effect.signum)),
         }
+
+    def _open_store(self, _: effects.OpenStore) -> None:
+        self._sharing.cancel()  # this is for the next round, and any earlier one is over
+        self._send(messages.Listen(self._config.job.nodes == 1))
 
     def _start_workers(self, effect: effects.StartWorkers) -> list[events.Event]:
         self._resuming.began(effect.assignment)

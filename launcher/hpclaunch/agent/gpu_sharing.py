@@ -42,7 +42,7 @@ class GpuSharing(Adapter):
         self._host = context.host
         self._is_head = self._config.place.index == HEAD
         self._keeper: MpsKeeperClient | None = None
-        self._part: Assignment | None = None  # of the round to prepare for
+        self._part: Assignment | None = None  # of the round that waits for its GPUs
         self._pending: tuple[Assignment, Plan] | None = None  # what the keeper prepares now
         self._tries = 0
         self._nproc = 0  # the round's workers
@@ -58,7 +58,7 @@ class GpuSharing(Adapter):
         self._nproc, self._pids, self.directories = part.nproc, {}, {}
         self._part, self._pending, self._tries = part, None, 0
         if self._config.selector != worker_environment.CUDA:
-            return [events.GpusReady(part.round)]
+            return self._ready(part)
         from ..core.placement import mps_shares
         from ..system.gpus.mps import installed
 
@@ -69,17 +69,24 @@ class GpuSharing(Adapter):
         if not pipes:
             return self._begin(part, here)
         question = partial(AskMps, control=here.control, pipes=pipes)
-        self._errands.run(question, partial(self._answered, part, here))
+        self._errands.run(question, partial(self._answered, part, here, pipes))
         return []
 
+    def cancel(self) -> None:
+        """Forget the round that waits for its GPUs: it is over. Late answers change nothing."""
+        self._part = self._pending = None
+
     def _answered(
-        self, part: Assignment, here: MpsSupport, answer: Answer | None
+        self, part: Assignment, here: MpsSupport, pipes: str, answer: Answer | None
     ) -> list[events.Event]:
         """Continue with the answer of a daemon that is not ours, or without one."""
-        if part is not self._part:  # it was asked for an earlier round
+        if part is not self._part:  # the round for which it was asked is over
             return []
         if isinstance(answer, MpsAnswered):
             here = replace(here, foreign=answer.foreign, refused=answer.refused)
+        else:
+            why = f"the MPS daemon at {pipes} is not used: it could not be asked"
+            here = replace(here, refused=why)
         return self._begin(part, here)
 
     def _begin(self, part: Assignment, found: MpsSupport) -> list[events.Event]:
@@ -92,7 +99,7 @@ class GpuSharing(Adapter):
             return self._cannot(plan.error)
         self._record_once(*plan.notes)
         if not (plan.groups or plan.foreign or stale(self._environ)):
-            return [events.GpusReady(part.round)]
+            return self._ready(part)
         if self._keeper is None:
             name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
             try:
@@ -141,18 +148,17 @@ class GpuSharing(Adapter):
         part, plan = self._pending
         match reply:
             case mps_messages.Ready(part.round, directories, present):
-                self._pending, self.directories = None, directories
+                self.directories = directories
                 if crowded := mps_shares.crowded(plan, present, self._host):
                     self._record_once(crowded)
                 if directories and directories.keys() != {""} and self._is_head:
                     self._record_once(self._started(directories))
-                return [events.GpusReady(part.round)]
+                return self._ready(part)
             case mps_messages.Failed(part.round, why):
                 return self._without(part, why)
             case mps_messages.Waiting(part.round, why):
                 self._record(ForeignMpsAwaited(self._host, why))
             case mps_messages.Occupied(part.round, why):
-                self._pending = None
                 return self._cannot(f"{why}. {OCCUPIED}")
         return []
 
@@ -177,15 +183,19 @@ class GpuSharing(Adapter):
         """Continue without MPS, if that is possible."""
         from ..core.placement import mps_shares
 
-        self._pending = None
         settings, gpus = mps_shares.Settings(*self._config.mps), self._config.gpus
         left = mps_shares.without(settings, part.shares, gpus, why, host=self._host)
         if left.error:
             return self._cannot(left.error)
         self._record_once(*left.notes)
+        return self._ready(part)
+
+    def _ready(self, part: Assignment) -> list[events.Event]:
+        self.cancel()
         return [events.GpusReady(part.round)]
 
     def _cannot(self, why: str) -> list[events.Event]:
+        self.cancel()
         reason = f"on {self._host}: {why}"
         return [events.TroubleFound(Trouble(Origin.USAGE, reason)), events.WorkersGone()]
 

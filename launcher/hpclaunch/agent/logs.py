@@ -22,6 +22,8 @@ from .adapter import Adapter, Fd
 from .config import Config
 from .successors import Successors
 
+UNSHOWN = "the workers' output cannot be shown"
+
 Question: TypeAlias = "messages.Prepare | messages.ReadTail | messages.LookAtDisk"
 Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
 
@@ -107,8 +109,11 @@ class Logs(Adapter):
 
     def _replace(self) -> Iterator[Event]:
         lost = self.service
+        try:
+            self.service = lost.successor()
+        except OSError as e:
+            raise RuntimeError(f"{UNSHOWN}: {e.strerror}") from e
         lost.close()
-        self.service = lost.successor()
         asked, self._asked = self._asked, {}
         if self._shown is not None:
             again = self._shown()
@@ -116,7 +121,7 @@ class Logs(Adapter):
                 self._asked[again.id] = asked.pop(again.id)
             self.service.send(again)
         if not self.is_replaced(lost):
-            raise RuntimeError("the workers' output cannot be shown")
+            raise RuntimeError(UNSHOWN)
         for done in asked.values():
             yield from done(None)
 

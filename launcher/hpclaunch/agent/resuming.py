@@ -247,10 +247,11 @@ class Resuming(Adapter):
         return found
 
     def _replace(self, hung: CheckpointServiceClient) -> list[events.Event]:
-        """Have another process do what this one has not done in time, if a round waits for it."""
+        """Have another process do what this one has not done in time."""
+        is_awaited = self._search_number or self._look_number  # by a round
         tries = self._search_tries if self._search_number else self._look_tries
-        if not tries or not (self._search_number or self._look_number):
-            hung.deadline = math.inf  # another would hang as well, so wait for this one
+        if (is_awaited and not tries) or (self._newest_number and not is_awaited):
+            hung.give_time()  # another would hang as well
             return []
         self.close()
         where = "" if self._settings is None else self._settings.where

@@ -235,16 +235,17 @@ def test_what_is_somebody_elses_below_a_pattern(tmp_path, monkeypatch):
             finding.search(str(tmp_path / where))
 
 
-def test_a_directory_of_too_many_files_below_a_pattern_is_passed_over(tmp_path, monkeypatch):
+def test_a_directory_of_too_many_files_is_passed_over_below_any_depth(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     for number in range(20):
         (tmp_path / "data" / str(number)).touch()
     (tmp_path / "run").mkdir()
     good = save(tmp_path / "run" / "step-1.pt", at=100)
     monkeypatch.setattr(listing, "MOST_ENTRIES", 10)
-    assert newest(tmp_path / "*") == (str(good), [])
-    with pytest.raises(OSError, match="it has more than 10 files"):
-        finding.search(str(tmp_path / "data"))
+    assert newest(tmp_path / "**") == (str(good), [])
+    for named in ("data", "*", "**/data"):  # it may have the newest checkpoint
+        with pytest.raises(OSError, match="it has more than 10 files"):
+            finding.search(str(tmp_path / named))
 
 
 @pytest.mark.parametrize("vanished", ["private", "run"])

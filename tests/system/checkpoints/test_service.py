@@ -114,6 +114,22 @@ def test_an_error_of_the_file_system_is_not_remembered_as_damage(tmp_path, monke
     assert server.read(found) == ("", True, True)
 
 
+def test_a_checkpoint_that_could_not_be_read_is_not_accepted_the_next_time(tmp_path, monkeypatch):
+    """The time of the failed reading does not count: there is as much for the next one."""
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = CheckpointService(str(tmp_path), (), "", "auto")
+    (found,) = server.search([])
+    monkeypatch.setattr(service_module, "AHEAD", 0.1)
+
+    def fail(*_):
+        time.sleep(0.2)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fail)
+    for _ in range(2):
+        assert os.strerror(errno.EIO) in server.read(found).wrong
+
+
 def a_look(found, **changes):
     of = {"path": found.path, "mark": found.identity, "size": found.size, "time": found.time}
     return Look(0, **of | changes)
@@ -249,6 +265,9 @@ def test_nothing_is_left_of_a_child_that_reads_a_pickle(service, tmp_path, is_ki
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
+A_LOOK = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))
+
+
 def test_one_that_does_not_begin_hangs(service):
     os.kill(service._process.pid, signal.SIGSTOP)
     service.search(1, [], {})
@@ -258,22 +277,55 @@ def test_one_that_does_not_begin_hangs(service):
     assert service.deadline == math.inf
 
 
+@pytest.fixture
+def looking(starts, tmp_path, monkeypatch):
+    """Return a function that returns a client whose process has begun a look, and hangs."""
+    made = []
+
+    def begin(verify):
+        service = CheckpointServiceClient(str(tmp_path), (), "", verify)
+        made.append(service)
+        os.kill(service._process.pid, signal.SIGSTOP)
+        service.look(1, A_LOOK)
+        monkeypatch.setattr(service, "receive", lambda: [Begun(1).encoded()])
+        service.replies()
+        assert service.deadline == math.inf
+        return service
+
+    yield begin
+    for service in made:
+        service.close()
+
+
 @pytest.mark.parametrize("ask", ["search", "look"])
-def test_a_request_that_waits_for_the_end_of_a_look_has_no_deadline(service, monkeypatch, ask):
-    os.kill(service._process.pid, signal.SIGSTOP)
-    look = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))
-    service.look(1, look)
-    monkeypatch.setattr(service, "receive", lambda: [Begun(1).encoded()])
-    service.replies()
+def test_a_request_that_waits_for_the_end_of_a_look_has_no_deadline(looking, monkeypatch, ask):
+    service = looking("full")
     if ask == "look":
-        service.look(2, look)
+        service.look(2, A_LOOK)
     else:
         service.search(2, [], {})
     assert service.deadline == math.inf
     monkeypatch.setattr(service, "receive", lambda: [Looked(1, "", "").encoded()])
     service.replies()
-    service.look(3, look)
+    service.look(3, A_LOOK)
     assert (service.deadline == math.inf) is (ask == "look")  # one is still pending
+
+
+def test_a_request_that_interrupts_a_look_has_a_deadline(looking):
+    service = looking("auto")
+    service.look(2, A_LOOK)
+    assert service.deadline < math.inf
+
+
+def test_a_request_after_a_look_that_hangs_has_a_deadline(looking, monkeypatch):
+    service = looking("full")
+    service.give_time()
+    service.search(2, [], {})
+    assert service.deadline < math.inf
+    monkeypatch.setattr(service, "receive", lambda: [Looked(1, "", "").encoded()])
+    service.replies()
+    service.search(3, [], {})
+    assert service.deadline < math.inf
 
 
 class CountingMemory(Memory):

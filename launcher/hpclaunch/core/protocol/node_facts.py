@@ -305,7 +305,7 @@ class ForeignMpsCrowded:
 
 @value(frozen=True)
 class ForeignMpsRefused:
-    """A foreign MPS daemon is not trusted, and so not used."""
+    """A foreign MPS daemon is not trusted or cannot be asked, and so not used."""
 
     host: str
     why: str

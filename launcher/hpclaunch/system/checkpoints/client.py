@@ -33,7 +33,8 @@ class CheckpointServiceClient(Helper):
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
-        self._looks = 0  # pending looks, which may take long
+        self._reads_all = verify == "full"  # otherwise a request interrupts the reading
+        self._looks = 0  # pending looks that no request interrupts
         self.deadline = math.inf  # without a reply by then, the process counts as hung
 
     def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
@@ -44,12 +45,16 @@ class CheckpointServiceClient(Helper):
         size = -1 if local else look.size
         share = ALL if local and look.share[1] else look.share
         self._ask(LookAt(number, look.path, size, look.time, share, look.rounds))
-        self._looks += 1
+        self._looks += self._reads_all
 
     def _ask(self, request: Search | LookAt) -> None:
         if not self._looks:  # else the request has to wait for the end of a look
             self.deadline = time.monotonic() + PATIENCE
         self.send(request)
+
+    def give_time(self) -> None:
+        """Remove the deadline of what is pending. The next request has one again."""
+        self.deadline, self._looks = math.inf, 0
 
     def suggest(self, arguments: Iterable[str], since: int) -> None:
         """Ask for a suggestion for --checkpoint-dir."""
@@ -61,7 +66,8 @@ class CheckpointServiceClient(Helper):
     def replies(self) -> list[Reply]:
         """Return the replies that have arrived. Call this when the descriptor is readable."""
         found = [decode(REPLIES, reply) for reply in self.receive()]
-        self._looks -= sum(isinstance(reply, Looked) for reply in found)
+        if self._looks:
+            self._looks -= sum(isinstance(reply, Looked) for reply in found)
         if found:
             self.deadline = math.inf
         return found

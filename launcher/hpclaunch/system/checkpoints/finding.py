@@ -196,6 +196,9 @@ def _is_checkpoint(path: str) -> bool:
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     """Yield the candidates in the directories that a path or a pattern stands for."""
     searched = set(roots(where))
+    skipped = {errno.EACCES, errno.EPERM}  # a pattern may match directories of other users
+    if os.path.basename(os.path.abspath(where)) == "**":
+        skipped.add(errno.EFBIG)  # and this one directories of data
     refused = None
     is_any_listed = False
     for path in searched:
@@ -203,8 +206,8 @@ def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
             found = _in(path, facts)
         except FileNotFoundError:  # deleted meanwhile
             continue
-        except OSError as e:  # a pattern may match directories of other users, or of data
-            if e.errno not in (errno.EACCES, errno.EPERM, errno.EFBIG):
+        except OSError as e:
+            if e.errno not in skipped:
                 raise
             refused = e
             continue

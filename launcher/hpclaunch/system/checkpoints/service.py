@@ -114,8 +114,10 @@ class CheckpointService:
         outcome = CheckpointReading(
             found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
         ).run()
+        if outcome.wrong and not outcome.is_lasting:
+            return outcome  # as if it was not read, so that the next reading has the same time
         self._spent[mark] = spent + time.monotonic() - began
-        if outcome.wrong and outcome.is_lasting:
+        if outcome.wrong:
             self.memory.note_damage(mark, outcome.wrong)
         elif share == ALL and outcome.is_complete:
             self._whole.add(mark)

@@ -7,7 +7,7 @@ import re
 import reprlib
 import socket
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -19,6 +19,8 @@ from ..shared.step_membership import own_step
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
+# Options of srun before a name that may contain that of a launcher.
+NAMING = {b"-J", b"--job-name", b"-o", b"--output", b"-e", b"--error", b"-D", b"--chdir"}
 INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
 
@@ -186,15 +188,24 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
         except OSError:
             continue  # it has ended, or is another user's
         ours = os.fsencode(f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}") in theirs
-        launchers = [i for i, word in enumerate(words) if any(name in word for name in LAUNCHERS)]
-        if not ours or not launchers:
+        launcher = _launcher(words)
+        if not ours or launcher is None:
             continue
         # Those of the script may have other meanings.
-        asked = {b"--no-kill", b"-k"} & set(words[: launchers[-1]])
+        asked = {b"--no-kill", b"-k"} & set(words[:launcher])
         if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):
             return False
         found = True
     return found
+
+
+def _launcher(words: list[bytes]) -> int | None:
+    """Return where the launcher is in srun's command line; None if it is not there."""
+    for at, (before, word) in enumerate(pairwise(words), 1):
+        is_option = word.startswith(b"-") or before in NAMING
+        if not is_option and any(name in word for name in LAUNCHERS):
+            return at
+    return None
 
 
 def _job(environ: Mapping[str, str]) -> str:

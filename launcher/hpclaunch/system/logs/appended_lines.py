@@ -43,15 +43,18 @@ class AppendedLines:
             end = self._waiting.find(b"\n", CHUNK) + 1 or len(self._waiting)
             if not self._send(service, end):
                 return
-        self._note_gap()
+        self._note_gap(service)
 
     def finish(self, service: LogServiceClient) -> None:
         """Send the log service all remaining lines. Close the service after this."""
         while self._waiting:
             self._send(service, len(self._waiting), is_last=True)
-            self._note_gap()
+            self._note_gap(service)
 
-    def _note_gap(self) -> None:
+    def _note_gap(self, service: LogServiceClient) -> None:
+        if self._directory is None:
+            return
+        self._lost += service.unwritten.pop(self._name, 0)
         if self._lost and not self._waiting:
             lost, self._lost = self._lost, 0
             self._on_gap(lost)
@@ -63,5 +66,4 @@ class AppendedLines:
         is_accepted = service.append(self._directory, self._name, text, is_last=is_last)
         if is_accepted:
             del self._waiting[:end]
-            self._lost += service.unwritten.pop(self._name, 0)
         return is_accepted

@@ -73,20 +73,23 @@ class Console:
             self._held += data
             self.flush()
 
-    def flush(self, timeout: float = 0) -> None:
-        """Write what the console accepts. Wait at most `timeout` seconds each time it is full."""
+    def flush(self, timeout: float = 0) -> bool:
+        """Write what the console accepts. Wait at most `timeout` seconds each time it is full.
+        Return whether it has accepted anything.
+        """
+        before = len(self._held)
         while self._held and not self.gone:
             if self._may_block and not self._poll.poll(timeout * 1000):
-                return
+                break
             try:
                 written = os.write(self.fd, self._held[:PIECE])
+                del self._held[:written]
             except BlockingIOError:
-                return
+                break
             except OSError:
                 self.gone = True
                 self._held.clear()
-                return
-            del self._held[:written]
+        return len(self._held) < before
 
 
 def consoles() -> dict[int, Console]:

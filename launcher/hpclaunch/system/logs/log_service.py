@@ -276,14 +276,15 @@ class LogService:
         if self._index is not None:
             self._index.finish(time.monotonic())
         self.mirror.finish(time.monotonic())
+        until = time.monotonic() + STALLED
         while wanting := {each.fd: each for each in self.consoles.values() if each.wanting}:
             ready = select.select([], wanting, [], STALLED)[1]
-            if not ready:
+            if [fd for fd in ready if wanting[fd].flush()]:
+                until = time.monotonic() + STALLED
+                with contextlib.suppress(AgentGoneError):
+                    self._reply(messages.Draining())
+            elif not ready or time.monotonic() >= until:  # one may be writable and accept nothing
                 break
-            for fd in ready:
-                wanting[fd].flush()
-            with contextlib.suppress(AgentGoneError):
-                self._reply(messages.Draining())
             self.mirror.finish(time.monotonic())
         self._complain_of_duplicates()
 

@@ -109,8 +109,12 @@ class ViewSocket:
 def file_of(data: bytes) -> int:
     """Return the descriptor of a file in memory that nobody can change."""
     fd = os.memfd_create("hpclaunch view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.write(fd, data)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    try:
+        os.write(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -86,7 +86,7 @@ class Stacks(Message):
 class AskMps(Message):
     """Ask an MPS daemon that is not ours whether workers can use it. Answered by MpsAnswered."""
 
-    limit = 10.0  # seconds; longer than it has for its two answers
+    limit = 30.0  # seconds; longer than its two answers and the start of the process may take
     number: int
     control: str  # the path of nvidia-cuda-mps-control
     pipes: str  # the daemon's directory
