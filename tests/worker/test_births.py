@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.births import Births, Callbacks
+from hpclaunch.worker.births import Births, Callbacks, NewWorkers
 from hpclaunch.worker.fork_server_messages import Step, StoreExit, Template
 from hpclaunch.worker.processes import Spawner
 from hpclaunch.worker.store import Store
@@ -48,6 +48,16 @@ def test_a_template_that_cannot_start_is_reported_and_leaves_nothing_open(births
     assert births.template.state is State.NONE
     assert births.template.fileno() == -1
     assert open_files() == before
+
+
+def test_the_next_round_tries_again_to_start_a_template(births, monkeypatch):
+    births.start_template()
+    tried = []
+    monkeypatch.setattr(births.template, "start", lambda: tried.append(1))
+    births.start(NewWorkers([], {}, {}, warm=False, learn=False))
+    assert tried == []
+    births.start(NewWorkers([], {}, {}, warm=True, learn=False))
+    assert tried == [1]
 
 
 @pytest.fixture
