@@ -193,6 +193,27 @@ def test_what_torch_sets_and_writes_comes_with_its_import(tmp_path):
     client.server.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        pytest.param("os.close(1)", "out", id="closed"),
+        pytest.param("os.rename(file, file + '.old'); os.mkdir(file)", "out.old", id="moved"),
+    ],
+)
+def test_a_new_interpreter_has_its_output_whatever_the_script_has_done(client, changes, kind):
+    client.prepare(
+        "import gc, os\n"
+        "if gc.get_freeze_count():\n"
+        f"    file = os.readlink('/proc/self/fd/1'); {changes}\n"
+        "    os.environ['OMP_NUM_THREADS'] = '7'\n"
+        "os.write(1, b'written'); print(os.fstat(1).st_size)\n"
+    )
+    client.ready().start(client.command(), warm=True, env=client.env)
+    assert client.until("exit")["code"] == 0
+    assert client.path(0, kind).read_text() == "written7\n"
+    client.until("gone")
+
+
 def test_a_worker_begins_anew_as_it_began(client):
     """Arguments, directory, signals, CPUs and streams stay the same, even if another thread changes
     something."""

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.births import Births, Callbacks
-from hpclaunch.worker.fork_server_messages import StoreExit, Template
+from hpclaunch.worker.births import Births, Callbacks, NewWorkers
+from hpclaunch.worker.fork_server_messages import Step, StoreExit, Template
 from hpclaunch.worker.processes import Spawner
 from hpclaunch.worker.store import Store
 from hpclaunch.worker.template_client import State, TemplateClient
@@ -47,6 +47,49 @@ def test_a_template_that_cannot_start_is_reported_and_leaves_nothing_open(births
     assert reported == [Template("dead", WHY)]
     assert births.template.state is State.NONE
     assert births.template.fileno() == -1
+    assert open_files() == before
+
+
+def test_the_next_round_tries_again_to_start_a_template(births, monkeypatch):
+    births.start_template()
+    tried = []
+    monkeypatch.setattr(births.template, "start", lambda: tried.append(1))
+    births.start(NewWorkers([], {}, {}, warm=False, learn=False))
+    assert tried == []
+    births.start(NewWorkers([], {}, {}, warm=True, learn=False))
+    assert tried == [1]
+
+
+@pytest.fixture
+def learned(births):
+    """A template that has a step to do."""
+    template = births.template
+    template.prepare((), {}, (), [], [Step("import", "numpy", None)])
+    template.state = State.READY
+    template._output = [os.memfd_create(name) for name in ("out", "err")]
+    yield template
+    for fd in template._output:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "granted"),
+    [(os, "memfd_create", 1), (os, "sendfile", 1), (socket, "socketpair", 0)],
+)
+def test_without_descriptors_there_is_no_successor(learned, monkeypatch, owner, name, granted):
+    real, calls = getattr(owner, name), []
+
+    def refuse(*args):
+        calls.append(args)
+        if len(calls) > granted:
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(*args)
+
+    before = open_files()
+    monkeypatch.setattr(owner, name, refuse)
+    learned.renew(idle=False)
+    assert len(calls) == granted + 1
+    assert learned.successors() == []
     assert open_files() == before
 
 

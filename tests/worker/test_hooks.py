@@ -104,6 +104,7 @@ def worker_environment(port, rank=0, world=1, restarts=0):
         TORCHELASTIC_USE_AGENT_STORE=True,
         TORCHELASTIC_RESTART_COUNT=restarts,
         TORCHELASTIC_RUN_ID="71.0",
+        HPCLAUNCH_STEP="71.0",
         HPCLAUNCH_RUN_ID="71.0",
         HPCLAUNCH_STORE=f"127.0.0.1:{port}",
     )
@@ -229,8 +230,6 @@ dist.destroy_process_group()
 """
     similar = tmp_path / "meeting.71.0.0.log"
     similar.touch()
-    for earlier in ("meeting.71.0.0.1", "meeting.71.0.7.1"):  # after a lost node; of an earlier run
-        (tmp_path / earlier).touch()
     for restarts in range(2):
         port, uri = store.port(), f"file://{meeting}"  # torch decodes no %20
         ranks = fork_ranks(forks, port, tmp_path, text, uri, restarts=restarts)
@@ -246,21 +245,37 @@ dist.destroy_process_group()
     assert set(tmp_path.glob("meeting*")) - {tmp_path / f"meeting.71.0.1.{port}"} == {similar}
 
 
-def test_a_file_of_another_launch_without_an_id_is_kept(tmp_path):
-    other = tmp_path / "meeting.none.0.4001"
-    other.touch()
+@pytest.mark.parametrize(
+    ("run_id", "step", "kept"),
+    [
+        ("71.0", "71.0", False),
+        ("71.0.r1", "71.0", False),
+        ("local-20261231-235959-4711", "", False),
+        ("71.0", "71.1", True),
+        ("71.batch", "71.batch", True),
+        ("71", "71.0", True),
+        ("none", "", True),
+        ("", "", True),
+    ],
+)
+def test_only_files_of_an_id_that_no_other_launch_has_are_removed(tmp_path, run_id, step, kept):
+    earlier = tmp_path / f"meeting.{run_id}.0.4001"
+    later = tmp_path / f"meeting.{run_id}.1.4003"
+    for file in (earlier, later):
+        file.touch()
     env = environment(
         HOOKS,
         TORCHELASTIC_RESTART_COUNT=1,
-        TORCHELASTIC_RUN_ID="none",
-        HPCLAUNCH_RUN_ID="none",
+        TORCHELASTIC_RUN_ID=run_id,
+        HPCLAUNCH_RUN_ID=run_id,
+        HPCLAUNCH_STEP=step,
         HPCLAUNCH_STORE="127.0.0.1:4002",
     )
     show = "from _hpclaunch_hooks import of_round; import sys; print(of_round(sys.argv[1]))"
     url = f"file://{tmp_path}/meeting{{}}?rank=0&world_size=1"
     found = python("-c", show, url.format(""), cwd=tmp_path, env=env)
-    assert (found.stdout, found.stderr) == (url.format(".none.1.4002") + "\n", "")
-    assert other.exists()
+    assert (found.stdout, found.stderr) == (url.format(f".{run_id}.1.4002") + "\n", "")
+    assert (earlier.exists(), later.exists()) == (kept, True)
 
 
 def python(*args, cwd, env):

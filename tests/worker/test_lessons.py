@@ -42,6 +42,19 @@ def test_the_steps_that_both_have_done(lessons):
     assert write(lessons, 1, json.dumps([STEP]).encode() + b"\n") == ([STEP], ["A"])
 
 
+def test_without_descriptors_there_is_no_lesson(lessons, monkeypatch):
+    def pipe():
+        if not granted:
+            raise OSError("too many open files")
+        return granted.pop()
+
+    before = len(os.listdir("/proc/self/fd"))
+    granted = [os.pipe()]
+    monkeypatch.setattr(os, "pipe", pipe)
+    assert lessons.begin(2) == lessons.pipes == granted == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(
     "written",
     [

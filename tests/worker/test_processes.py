@@ -7,7 +7,7 @@ import subprocess
 import psutil
 import pytest
 
-from hpclaunch.worker.processes import signal_all
+from hpclaunch.worker.processes import signal_all, to_group
 
 pytestmark = pytest.mark.starts
 
@@ -31,3 +31,13 @@ def test_a_shell_gets_a_signal_before_the_program_that_it_waits_for(monkeypatch)
         signal_all([program, inner, outer.pid], signal.SIGTERM)
         assert signalled == [outer.pid, inner, program]
         assert outer.stdout.read() == ""
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_a_young_worker_that_cannot_be_signalled_is_passed_over(monkeypatch, error):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(os, "kill", refuse)
+    with subprocess.Popen(["true"]) as process:  # in this process's group
+        to_group(process.pid, signal.SIGTERM)

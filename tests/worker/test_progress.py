@@ -142,7 +142,7 @@ def test_a_process_that_cannot_map_its_slot_does_not_claim_it(server, tmp_path):
 
 
 CLAIM = """
-import os, sys, time
+import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import _hpclaunch_progress as it
 
@@ -156,6 +156,8 @@ memory = os.memfd_create("memory")
 os.truncate(memory, it.layout.SLOT)
 child = os.fork()
 fd = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]), 0.05)
 os.write(1, str(it.claim(fd, 0, it.layout.WRITER)).encode() + b"\\n")
 os.close(fd)
 if child:
@@ -163,8 +165,9 @@ if child:
 """
 
 
-def test_one_of_two_pythons_that_start_together_gets_the_slot():
-    command = [sys.executable, "-c", CLAIM, HOOKS]
+@pytest.mark.parametrize("timer", ["0", "0.05"])
+def test_one_of_two_pythons_that_start_together_gets_the_slot(timer):
+    command = [sys.executable, "-c", CLAIM, HOOKS, timer]
     said = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     assert sorted(said.split()) == [b"False", b"True"]
 

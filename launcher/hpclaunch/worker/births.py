@@ -82,7 +82,7 @@ class Births:
 
     def start_template(self) -> bool:
         """Start the template. Return False if that is impossible: workers start cold then, and the
-        next connection to a store tries again."""
+        next round or connection to a store tries again."""
         try:
             self.template.start()
         except OSError as e:
@@ -94,6 +94,8 @@ class Births:
     def start(self, request: NewWorkers) -> None:
         """Start these workers, as soon as it is known whether warm or cold."""
         self._request = request
+        if request.warm and self.template.state is State.NONE and not self._must_be_cold:
+            self.start_template()  # the last time, it was impossible
         self.proceed()
 
     def proceed(self) -> None:

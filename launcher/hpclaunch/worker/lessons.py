@@ -84,9 +84,14 @@ class Lessons:
         self.pipes: list[LessonPipe] = []
 
     def begin(self, workers: int) -> list[int]:
-        """Return the descriptors of this process that these workers are to open."""
+        """Return the descriptors of this process that these workers are to open; [] if it has too
+        many open files."""
         self._close()
-        self.pipes = [LessonPipe() for _ in range(min(workers, 2))]
+        try:
+            for _ in range(min(workers, 2)):
+                self.pipes.append(LessonPipe())
+        except OSError:
+            self._close()
         return [pipe.writing for pipe in self.pipes]
 
     def take(self, pipe: LessonPipe) -> tuple[Lesson, list[str]] | None:

@@ -238,7 +238,7 @@ def to_group(pid: int, signum: int) -> None:
     try:
         os.killpg(pid, signum)
     except ProcessLookupError:  # so young that it has no group of its own yet
-        os.kill(pid, signum)
+        signal_all([pid], signum)
     except PermissionError:  # all of them run as other users by now
         pass
 

@@ -104,10 +104,15 @@ class TemplateClient:
         self._renewals += 1
         if self.state is not State.READY or not self._steps or self._renewals > MOST_RENEWALS:
             return
-        output = [os.memfd_create(name) for name in ("out", "err")]
-        for old, new in zip(self._output, output, strict=True):
-            os.sendfile(new, old, 0, 1 << 30)
-        self.successor = Successor(output, self._steps, idle=idle)
+        try:
+            with contextlib.ExitStack() as undo:
+                output = _memory_files(undo)
+                for old, new in zip(self._output, output, strict=True):
+                    os.sendfile(new, old, 0, 1 << 30)
+                self.successor = Successor(output, self._steps, idle=idle)
+                undo.pop_all()
+        except OSError:
+            return  # too many open files: the workers do the steps themselves
         fds = [self.successor.theirs.fileno(), *output]
         steps = [s for s in self._steps if s.kind in ("set", "seed") or not self._avoids(s.name)]
         self.ask(Renew(steps, self._own, idle), fds)
@@ -187,9 +192,7 @@ class TemplateClient:
         with contextlib.ExitStack() as undo:
             ours, theirs = map(undo.enter_context, socket.socketpair())
             # The output of imports is given to every worker, as if it had imported them itself.
-            output = [os.memfd_create(name) for name in ("out", "err")]
-            for fd in output:
-                undo.callback(os.close, fd)
+            output = _memory_files(undo)
             fds = [theirs.fileno(), *output]
             words = ",".join(map(str, [os.getpid(), *fds]))
             environ = {**self._environ, "HPCLAUNCH_TEMPLATE": words}
@@ -258,6 +261,15 @@ class TemplateClient:
         how = signal.Signals(signum).name if signum else f"exit code {code}"
         self.why = last if last and failed else how
         return not has_left
+
+
+def _memory_files(undo: contextlib.ExitStack) -> list[int]:
+    """Return new files for stdout and stderr, which `undo` closes."""
+    files: list[int] = []
+    for name in ("out", "err"):
+        files.append(os.memfd_create(name))
+        undo.callback(os.close, files[-1])
+    return files
 
 
 def _last_line(file: int) -> str:

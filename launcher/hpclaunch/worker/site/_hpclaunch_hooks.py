@@ -295,24 +295,28 @@ def of_round(url: str) -> str:
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     if not (parts.path and in_round() and restarts.isdecimal()):
         return url
-    run = "." + re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", "")) + "."
-    ends = restarts + "." + launchers_port()
-    # Launches without Slurm have the id "none", and another one may be using its file.
-    if "rank=0" in parts.query.split("&") and run != ".none.":
-        remove_earlier(parts.path + run, ends)
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    run = "." + re.sub(r"[^\w.-]", "_", run_id) + "."
+    # The id of a Slurm step (".r1" after a requeue), or of a launch without Slurm. Any other id
+    # may be that of another launch, too, which may be using its file.
+    step = re.escape(os.environ.get("HPCLAUNCH_STEP", ""))
+    is_own = re.fullmatch(rf"(?=\d+\.\d){step}(\.r\d+)?|local(-\d+){{3}}", run_id)
+    if is_own and "rank=0" in parts.query.split("&"):
+        remove_earlier(parts.path + run, int(restarts))
     end = len(re.split("[?#]", url, maxsplit=1)[0])
-    return url[:end] + run + ends + url[end:]
+    return url[:end] + run + restarts + "." + launchers_port() + url[end:]
 
 
-def remove_earlier(stem: str, ends: str) -> None:
+def remove_earlier(stem: str, restarts: int) -> None:
     """Remove the files of this run's earlier rounds, whose processes are all dead."""
     import re
 
     directory, base = os.path.split(stem)
-    file = re.compile(re.escape(base) + r"\d+\.\d+")
+    file = re.compile(re.escape(base) + r"(\d+)\.\d+")
     try:
         for name in os.listdir(directory or "."):
-            if file.fullmatch(name) and name != base + ends:
+            match = file.fullmatch(name)
+            if match and int(match.group(1)) < restarts:
                 os.unlink(os.path.join(directory, name))
     except OSError:
         pass  # if the directory is at fault, torch will raise an error

@@ -437,7 +437,12 @@ def claim(fd: int, slot: int, field: int) -> bool:
     """Write this process's pid to a field of a slot, unless it names another living process. Return
     whether it was written. Of several Pythons below one worker, the first one succeeds."""
     at = slot * layout.SLOT + 8 * field
-    os.lockf(fd, os.F_LOCK, 0)  # until the descriptor is closed
+    while True:
+        try:
+            os.lockf(fd, os.F_LOCK, 0)  # until the descriptor is closed
+            break
+        except InterruptedError:  # Python does not call this one again after a signal's handler
+            pass
     known = int.from_bytes(os.pread(fd, 8, at), sys.byteorder)
     if known and known != os.getpid() and os.path.exists(f"/proc/{known}"):
         return False

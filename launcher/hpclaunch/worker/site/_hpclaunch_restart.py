@@ -131,10 +131,12 @@ class Restarts:
         os.umask(self.mask)
         for fd in inheritable() - self.inherited:
             os.set_inheritable(fd, False)
+        template = beside("_hpclaunch_template")
+        with contextlib.suppress(OSError):  # the log directory was moved: it keeps what it has
+            template.redirect(self.worker.out, self.worker.err)
         try:
-            beside("_hpclaunch_template").redirect(self.worker.out, self.worker.err)
             if self.worker.stdin:
-                os.dup2(os.open(self.worker.stdin, os.O_RDONLY), 0)
+                template.move(os.open(self.worker.stdin, os.O_RDONLY), 0)
             # Each thread has its own setting.
             self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

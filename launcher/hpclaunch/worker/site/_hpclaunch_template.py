@@ -458,9 +458,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     set_command_line(template.command)
     redirect(worker.out, worker.err)
     if worker.stdin:
-        fd = os.open(worker.stdin, os.O_RDONLY)
-        os.dup2(fd, 0)
-        os.close(fd)
+        move(os.open(worker.stdin, os.O_RDONLY), 0)
     close(*template.output)
     for stream, data in enumerate(template.written, start=1):
         write(stream, data)
@@ -620,7 +618,14 @@ def close(*fds: "int | None") -> None:
 
 def redirect(out: str, err: str) -> None:
     for stream, path in enumerate((out, err), start=1):
-        fd = append_to(path)
+        move(append_to(path), stream)
+
+
+def move(fd: int, stream: int) -> None:
+    """Make a descriptor one of the standard streams. It is one already if the stream was closed."""
+    if fd == stream:
+        os.set_inheritable(fd, True)
+    else:
         os.dup2(fd, stream)
         os.close(fd)
 
