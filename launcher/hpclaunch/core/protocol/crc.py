@@ -6,5 +6,5 @@ import zlib
 
 
 def checksum(text: str) -> int:
-    """Return the CRC-32 of a text, to send instead of one that is only compared; 0 for ""."""
+    """Return the CRC-32 of a text; 0 for "". It replaces texts that are only compared."""
     return zlib.crc32(text.encode(errors="surrogateescape"))

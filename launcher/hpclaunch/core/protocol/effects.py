@@ -29,7 +29,7 @@ class Dial:
 
 @value(frozen=True)
 class TakePlace:
-    """Take this place in the job: listen at its port, and report to the first head as its agent.
+    """Take this place in the job: listen at its port, and report to the first head under its index.
     Answered by PlaceTaken.
     """
 
@@ -104,9 +104,9 @@ class StartWorkers:
 
 @value(frozen=True)
 class KeepWorkers:
-    """Extend the worker lease: let workers run until this time. When the lease ends, the fork
-    server holds them (SIGSTOP) until it is extended, even if the agent is stopped, and LeaseOver
-    follows. Held workers that must stop get SIGKILL.
+    """Extend the worker lease: let workers run until this time. When it ends, the fork server holds
+    them (SIGSTOP), even if the agent is stopped, and LeaseOver follows. The next KeepWorkers lets
+    them continue. Held workers that must stop get SIGKILL.
     """
 
     until: float  # on this machine's monotonic clock

@@ -227,7 +227,7 @@ class EndFound:
     left: float | None  # seconds; None if that is not known
     state: JobState = JobState.UNKNOWN
     may_requeue: bool | None = None  # whether Slurm can requeue the job; None if that is not known
-    requeued_if_killed: bool = False  # the preemption requeues the job if it still runs then
+    requeued_if_killed: bool = False  # Slurm requeues the preempted job if it has to kill it
     draining: tuple[str, ...] = ()  # nodes of the job that Slurm drains
     endless: bool = False  # the job has no time limit, or no longer has one
     number: int = 0
@@ -251,8 +251,8 @@ class WorkersGone:
 
 @value(frozen=True)
 class LeaseOver:
-    """The worker lease has ended. The fork server holds the workers until it is extended, or kills
-    them if they are being stopped.
+    """The worker lease has ended. The fork server kills workers that are being stopped, and holds
+    others until the lease is extended.
     """
 
 

@@ -86,7 +86,7 @@ class RoundBegan:
     came: tuple[str, ...]  # hosts that are new since the last round
     gone: tuple[str, ...]  # hosts of the last round that are not in this one
     keeps_spares: bool  # the job has more nodes than a round may have
-    spares: tuple[str, ...]  # hosts that could take part, but are beyond the most nodes
+    spares: tuple[str, ...]  # hosts that could take part, but the round has no room for them
     checkpoint: str  # its path; "" for none
     rule: str  # the rule by which it is the newest
     passed_over: tuple[str, ...]  # newer ones that cannot be used, as "name: why"
@@ -193,7 +193,7 @@ class HangFound:
     account: tuple[str, ...]  # what the ranks do, in words
     rank: int  # the rank at fault; NO_RANK: none is known
     host: str  # its host, or ""
-    ends_in: float | None = None  # seconds until the round ends, without a restart left; None: now
+    ends_in: float | None = None  # no restart is left: seconds until the round ends; None: now
 
 
 @value(frozen=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-# At most 18 digits: a damaged file may have thousands, which take long or are no int.
+# At most 18 digits: a damaged file may have thousands, which int() converts slowly or refuses.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})")
 RANGE = re.compile(r"([^,]*?)\[(\d{1,18})-(\d{1,18})\]")
 MOST = 1 << 16  # hosts of a range; a larger range comes from a damaged file

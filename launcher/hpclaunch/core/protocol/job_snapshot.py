@@ -1,6 +1,6 @@
 """A snapshot: a job at one moment, as its head knows it.
 
-All times are seconds before or until the moment of the snapshot.
+Times are seconds before the snapshot, except `end`: seconds after it.
 """
 
 from __future__ import annotations

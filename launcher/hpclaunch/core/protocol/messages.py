@@ -65,10 +65,10 @@ class Report:
     seen: Seen | None = None  # its answer to the last Look; None if there was none
     networks: tuple[str, ...] = ()  # from which its node connects to others; () in a job of one
     progress: Progress | None = None  # of its workers; None while none run
-    answers: tuple[Answer, ...] = ()  # to the queries of the orders, one of a kind
+    answers: tuple[Answer, ...] = ()  # to the queries of the orders, at most one of each kind
     notice: NoticeAnswer | None = None  # its answer to the last notice that it was offered
     warned: int = 0  # the signal that may mean the end of the job, now or later; 0 for none
-    passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
+    passed: tuple[int, int] = (0, 0)  # the last signal for the workers, and how many came
     spent: Spent = Spent()  # the time that its workers have spent in that round
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
@@ -97,7 +97,7 @@ class Report:
         )
 
     def answer(self, body: type[B], query: Query | None = None) -> B | None:
-        """Return the answer that has such a body, to this query if one is given."""
+        """Return an answer's body of this type; with `query`, only from the answer to it."""
         for each in self.answers:
             if isinstance(each.body, body) and query in (None, each.query):
                 return each.body
@@ -115,14 +115,14 @@ class Order:
     round: int
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
-    lost: bool = False  # with STOP: a worker has failed, and the others may wait for it
+    lost: bool = False  # with STOP, unless the job ends: workers may wait for others that are gone
     signum: int = signal.SIGTERM  # with STOP: the signal for the workers
     heard: int = 0  # the serial of the newest report that the head has received
     keep: float = 0.0  # the worker lease, in seconds after that report was sent
     configuration: Configuration | None = None  # None if the agent has this one already
     tenure: int = 0  # the term in which this head began to lead
     look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
-    queries: tuple[Query, ...] = ()  # with RUN: at most one of a kind
+    queries: tuple[Query, ...] = ()  # with RUN: at most one of each kind
     clock: float = 0.0  # the head's monotonic clock when it sent this
     notice: StepNotice | None = None  # with RUN: the notice to offer to the workers, or to give
     later: bool = False  # the signal in the report's `warned` means a later end
@@ -138,7 +138,7 @@ class Order:
 
 @value(frozen=True)
 class Hint:
-    """The answer of an agent that must not lead to one that asks it to."""
+    """The answer of an agent that was asked to lead, but must not."""
 
     term: int
     led: bool  # True: the sender follows the head of that term; False: it asks that head to lead

@@ -199,7 +199,7 @@ class Job:
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
     notice_signal: int = 0  # the signal that gives workers notice; 0: the one the script handles
     requeueing: Requeueing = Requeueing()
-    first_round: int = 0  # the number of this run's first round: all runs are counted
+    first_round: int = 0  # this run's first round: its number continues those of earlier runs
     timing: Timing = DEFAULTS
     elects: bool = True  # a lost head is replaced; False: the job ends with the first head
 
@@ -425,7 +425,7 @@ class Tally:
     restarts: int = 0  # of the whole job
     spent: int = 0  # restarts since the last progress
     checkpoint: int = 0  # checksum of the mark of the checkpoint that the last round began with
-    saved: int = 0  # when the newest checkpoint that a round began with was saved, in ns
+    saved: int = 0  # the newest checkpoint that a round began with: when it was saved, in ns
     step: int = NO_STEP  # the highest step that a round began with
     scale: int = 0  # checksum of that step's scale: steps of different scales cannot be compared
     failed: bool = False  # the last round failed, and no other has begun
@@ -576,7 +576,7 @@ class Arrivals:
     usual: tuple[int, ...]  # for each: when half of the workers had begun it, in us after `base`
     late: tuple[int, ...]  # for each: how much later the last worker began it, in microseconds
     last: tuple[int, ...]  # for each: the rank of that worker
-    on_gpus: bool = False  # these are steps, since GPUs run the collectives
+    on_gpus: bool = False  # `numbers` are steps, which stand for collectives on GPUs
 
 
 @value(frozen=True)

@@ -138,7 +138,7 @@ class ColdCause(str, Enum):
     """The reason why a forked worker must become a new interpreter."""
 
     VARIABLE = "variable"  # it sets a variable that torch has read already
-    MODULE = "module"  # it imports a module whose name another, preloaded module has
+    MODULE = "module"  # it imports a module that has the same name as a preloaded one
 
 
 @value(frozen=True)
@@ -150,7 +150,7 @@ class WorkerTurnedCold:
     name: str  # of the variable or module
     file: str
     line: int
-    is_impossible: bool  # the process cannot become one, because a worker has forked it
+    is_impossible: bool  # the process is a fork of a worker, so it cannot become a new interpreter
 
 
 @value(frozen=True)

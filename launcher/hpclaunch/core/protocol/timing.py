@@ -45,12 +45,12 @@ class Timing:
     first_steps: float = 10.0  # wait for ranks that have not made an optimizer yet
     warned: float = 2.0  # wait for the head to report whether SIGTERM means a later end
     announced: float = 1200.0  # a SIGTERM this long before the time limit, or less, announces it
-    closing: float = 3.0  # from the end of the workers to Slurm's: time to ask for another run
+    closing: float = 3.0  # from the workers' end to that of the job: time to ask for another run
     search: float = 10.0  # wait for the search for a checkpoint saved since the notice
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     wave: float = 0.5  # wait for the signal that ends the job to reach the other agents by itself
-    stuck: float = 5.0  # in a lost round, a worker that writes nothing for this long gets SIGKILL
+    stuck: float = 5.0  # if a round follows, a worker that writes nothing this long gets SIGKILL
     # From the end of stopped workers to SIGKILL for their leftovers. torch_shm_manager needs 2 s.
     leftovers: float = 3.0
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 GIB = 1 << 30
 CONTINUES = "was stopped by a signal, and continues"  # about a process
-# Characters that a terminal may take for a command: control characters but the tab, also as bytes
-# that are not UTF-8, and characters that change the direction of the text or end a line.
+# Characters that a terminal may take for a command: control characters but the tab, also as single
+# bytes (surrogates in the text), and characters that change the direction of text or end a line.
 _COMMANDS = re.compile(
     r"[\x00-\x08\n-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]"
 )
@@ -60,8 +60,8 @@ def some(names: Iterable[str], most: int) -> str:
 
 
 def plain(name: str) -> str:
-    """Make a name from outside safe for the console: replace characters that could be an escape
-    code, end the line or be invisible with "?".
+    """Make a name from outside safe for the console: put "?" for characters that could be an escape
+    code, end the line or be invisible.
     """
     return "".join(c if c.isprintable() else "?" for c in name)
 
