@@ -52,7 +52,7 @@ class Candidate(Generic[B]):
     def hear(self, sender: int, ballot: B, now: float) -> list[Effect]:
         """Note the ballot of an agent that asks this one to lead, or takes it for the head.
 
-        Returns a hint for the sender if it should ask another agent.
+        Returns a hint to ask another agent, or the effects of joining the sender in a later term.
         """
         follower = self.follower
         if sender in self._ballots and ballot.serial <= self._ballots[sender][1].serial:

@@ -151,8 +151,8 @@ class Follower:
         if not self.link.hear(beat, address, now):
             return False
         if sender in self.dead:
-            # A probe found the sender dead. Either it was started again since, or it sent this
-            # before it died: with its connection closed, it is probed again.
+            # A probe found the sender dead. It was started again since, or it sent this before it
+            # died. Mark its connection as closed, so that `head_found` can probe it again.
             self.link.close(now)
         # Forget other deaths: an agent may have been started again in the same place.
         is_dead = self.link.is_dead and sender in self.dead

@@ -49,10 +49,10 @@ class Presence:
         # the agents that can lead, only voters get one.
         self.has_configuration = False
         self._joined_at = -math.inf  # when this head gave it a vote
-        # The start of the vote lease of an earlier start of the agent that was a voter, if that one
-        # cannot live beside the newest start; else `-inf`.
+        # When the vote lease of an earlier start of the agent began; `-inf` unless that start was a
+        # voter, and cannot live beside the newest one.
         self._last_lease_start = -math.inf
-        # When the last vote lease of the start that a configuration lists ends; `inf` while that
+        # The end of the last vote lease of the start that a configuration lists; `inf` while that
         # start may be alive.
         self.vote_ends_at = math.inf
         self.contact = Contact()
@@ -83,7 +83,7 @@ class Presence:
 
     @property
     def _voter_lease_start(self) -> float:
-        """The start of the vote lease of the newest start of the agent that was a voter."""
+        """The beginning of the vote lease of the agent's newest start that was a voter."""
         return self.lease_start if self.has_configuration else self._last_lease_start
 
     @property
@@ -122,8 +122,8 @@ class Presence:
         """Forget the reports of the last start of the agent: a new one is heard.
 
         `excludes_last`: the two cannot live at the same time, so the last start is dead once the
-        new one has answered an order. That proves the death of the listed voter only if a voter has
-        followed this head before: otherwise the new start may be the one that is listed.
+        new one has answered an order. That proves the listed voter dead only if an earlier start
+        was a voter that followed this head; otherwise the new start may be the listed one.
         """
         self._last_lease_start = self._voter_lease_start if excludes_last else -math.inf
         self.contact, self.answered = Contact(), Acknowledged()

@@ -13,8 +13,8 @@ before the new head's lease begins. The rules:
 - While a configuration replaces another, a quorum of each is needed, as in Raft's joint consensus.
   The old one is dropped once less than half of its voters may be alive without the new one.
 
-Only one of the dead is left out: the dead may be the voters that had a newer configuration. Those
-without it are less than half of the old voters, so they are no majority even of all but one.
+Only one of the dead is left out: the dead may be the voters that had a newer configuration. The
+voters without it are less than half of the old ones: too few for a majority even of all but one.
 """
 
 from __future__ import annotations
