@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .member.moments import WorkersMoment
     from .protocol.job_snapshot import JobSnapshot
 
-# A renewal that extends a worker lease by less than this share of the loss timeout, or a beat if
-# that is less, is left out while the lease holds for another beat.
+# A renewal of the worker lease is left out if it adds less than this share of the loss timeout (and
+# less than a beat), and the lease holds for another beat anyway.
 KEEP_SHARE = 0.02
 
 

@@ -146,8 +146,8 @@ class JobEnd:
         return self._leaving.search(self._training.search, now, ended_well=True)
 
     def why_done(self, now: float, *, drains: bool) -> Origin:
-        """Return why all workers have ended with 0: they left if they have saved since they were
-        asked to, or if it `is_certain`; else they were done. `drains`: Slurm drains a node.
+        """Return why all workers have ended with 0. They left if they have saved since they were
+        asked to leave, or if that `is_certain`; else they were done. `drains`: Slurm drains a node.
         """
         leaving = self._leaving
         if leaving.has_searched and (leaving.saved_since(now) or leaving.is_certain):

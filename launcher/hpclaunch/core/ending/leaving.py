@@ -79,8 +79,8 @@ class Leaving:
         """Return whether workers that have ended with 0 may have done so because of a notice or a
         signal.
 
-        They reached the step of a notice of the end; or that of a signal's notice, recently or as
-        their last step; or a signal may have reached them without a notice.
+        A signal may have reached them without a notice; or they took the notice of the end; or
+        they took another notice, given recently or for their last step.
         """
         if self._signalled_at < math.inf:
             return True
@@ -100,7 +100,7 @@ class Leaving:
     @property
     def is_certain(self) -> bool:
         """Whether workers that have ended with 0 are not finished even if they have saved nothing:
-        they ended at the very step of a notice of the end, or before it and after Slurm's SIGTERM.
+        they ended after Slurm's SIGTERM before any notice, or at the step of a notice of the end.
         """
         given = self.notices.given
         at_once = self.notices.knows_end and given is not None and given.is_last
@@ -129,8 +129,8 @@ class Leaving:
 
     @property
     def _sigterm_at(self) -> float:
-        """When Slurm has announced the end by a SIGTERM that the workers of this round have
-        received as well, since it goes to all processes of the step; infinite if it has not.
+        """The time of the SIGTERM by which Slurm announced the end in this round; infinite if there
+        was none. It goes to all processes of the step, so the workers received it as well.
         """
         warned_at = self.allocation.warned_at
         is_theirs = self.allocation.comes_later and warned_at >= self.notices.began_at

@@ -157,8 +157,8 @@ class Notices:
     # Giving one
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
-        """Offer or give the notice that is due. Return what to record, if all agents need new
-        orders; None if they do not.
+        """Offer or give the notice that is due. Return None unless all agents need new orders; then
+        return what to record.
 
         `holds`: this head has its lease. Without it, another head may lead, so nothing is given.
         """

@@ -57,7 +57,7 @@ class Row:
     next_run: NextRun = NextRun.NEVER
     kind: EndKind = EndKind.STOPPED  # as options and notifications name it
     cause: EndCause = EndCause.OTHER  # as reports name it, if no worker has failed
-    state: JobState | None = None  # of the job, as Slurm announces the end
+    state: JobState | None = None  # the job's state in Slurm that announces this end
     moment: str = ""  # when Slurm ends the job, in messages
     # The origin that the verdict has; None: that of the row. In a verdict on SIGTERM, it is
     # replaced once Slurm has said what the signal means.

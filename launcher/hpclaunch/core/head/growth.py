@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Growth:
-    """The reasons to replace or add nodes in one round, and the search for the checkpoint that ends
-    it: little work is lost if one was saved just before.
+    """The reasons to replace or add nodes in one round, and the search for a new checkpoint: little
+    work is lost if the round ends just after a save.
     """
 
     def __init__(self, state: HeadState) -> None:

@@ -43,11 +43,11 @@ class HangWatch:
         return self._asked_at + self.timing.gathering
 
     def check(self, current: Round, now: float, *, is_last: bool) -> list[Effect] | None:
-        """Look for a hang. Return what to record, if all agents need new orders; None if they do
-        not. A hang is noted as a failure of the round.
+        """Look for a hang. Return None unless all agents need new orders; then return what to
+        record. A hang is noted as a failure of the round.
 
         `is_last`: no other round could follow. Then a hang is recorded at once, but the round is
-        given more time: what a stalled file system holds up may continue after all.
+        given more time: a stalled file system may recover.
         """
         suspects = _suspects(current)
         ended = sum(len(p.report.exits) for p in current.participants if p.report is not None)

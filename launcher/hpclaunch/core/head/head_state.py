@@ -134,7 +134,7 @@ class HeadState:
         return [] if until is None else [KeepWorkers(until)]
 
     def reconfigure(self, now: float) -> bool:
-        """Let the agents that are present vote. Return whether there is a new configuration."""
+        """Make the agents that are present voters. Return whether there is a new configuration."""
         if not self.lease.holds(now):
             return False
         version = self.lease.configuration.version

@@ -41,7 +41,7 @@ _GPU_MEMORY = (
     "somebody else is on the GPU."
 )
 
-# For each field, the first row counts that matches and has it. So causes precede their
+# For each field, the first matching row that has it counts. So causes precede their
 # consequences, and special cases precede general ones.
 MEANINGS = (
     # Backends that this torch does not have
@@ -107,7 +107,7 @@ MEANINGS = (
         _GPU_MEMORY,
         EndCause.GPU_MEMORY,
     ),
-    Meaning(_words("error: out of memory"), _GPU_MEMORY),  # of a library, or of the host
+    Meaning(_words("error: out of memory"), _GPU_MEMORY),  # no cause: it may be the host's memory
     # The memory of the host, and what it is limited to
     Meaning(
         _words(

@@ -20,7 +20,7 @@ class LossDetector:
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
         self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
-        self._notice_at = math.inf  # when to record them again
+        self._notice_at = math.inf  # when to record silent agents again
 
     def expect(self, peer: Peer) -> None:
         """Schedule the next check of this agent's silence. The head's own agent is not checked."""

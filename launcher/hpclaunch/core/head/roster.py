@@ -13,7 +13,7 @@ from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
 from ..protocol.wording import NAMES, some
 
-CORDONED = {  # why a node has no workers; the agent of an unfit node reports another reason
+CORDONED = {  # why a node has no workers; for an unfit node, its agent reports why
     CordonKind.FAILING: "its workers, and no others, have failed again and again",
     CordonKind.SLOW: "the others have waited for its workers, step after step",
     CordonKind.DRAINING: "Slurm drains it",

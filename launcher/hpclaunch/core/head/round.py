@@ -91,7 +91,7 @@ class Round:
         return min(found)
 
     def ended(self, now: float) -> RoundEnded:
-        """Return the fact that no worker of the round is left."""
+        """Return the fact that records the end of the round, as of now."""
         seen = min(self.stopped_at, now)
         out = (p for p in self.participants if p.is_lost or p.unfit)
         lost = [LostNode(p.host, p.why_lost or p.unfit, is_unfit=not p.is_lost) for p in out]

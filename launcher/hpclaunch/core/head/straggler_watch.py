@@ -66,7 +66,7 @@ class StragglerWatch:
         return math.inf if self._awaits_steps and not self.query else self._next_at
 
     def check(self, current: Round, now: float) -> list[Effect] | None:
-        """Return what to record, if all agents need new orders; None if they do not."""
+        """Return None unless all agents need new orders; then return what to record."""
         if self.query is not None:
             samples = _samples(current, self.query)
             if now < self._next_at and len(samples) < len(current.participants):

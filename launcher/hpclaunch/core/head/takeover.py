@@ -35,7 +35,7 @@ class Takeover:
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         ended = self._ended_round(election, now, heard)
-        # Otherwise no voter had begun the round that the old head recorded.
+        # False if no voter had begun the round that the old head recorded.
         was_running = ended is not None and ended.round == self.configuration.record.round
         changed = HeadChanged(there, here, election.term, heard - now, ended, was_running)
         # Facts that are held back until a quorum has answered our orders, and when each of them
@@ -102,7 +102,7 @@ class Takeover:
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Return when our first round may begin.
 
-        An agent that no voter has heard may still have workers, for the loss timeout at most: if
+        An agent outside the configuration may still have workers, for the loss timeout at most: if
         the old head is known to be dead, the voters did not wait for the worker leases to end.
         """
         timing, roster = self.job.timing, self.roster

@@ -13,7 +13,7 @@ from ..protocol.model import Doing
 from ..protocol.values import value
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
-YOUNG, YOUNGEST = 60.0, 5.0  # seconds: the period is YOUNGEST until an agent is this old
+YOUNG, YOUNGEST = 60.0, 5.0  # seconds; below the age of YOUNG, YOUNGEST replaces SHORTEST
 PER_AGE = 30  # the period is at least the age divided by this
 AGENTS = 16  # the most agents that write to the log directory in one second
 LATEST = 1e11  # seconds since the epoch; a later time is damaged data

@@ -300,8 +300,8 @@ class WorkerGroup:
         return []
 
     def signal(self, signum: int) -> list[Effect]:
-        """Pass a signal on to the workers. The head lets all of them get it before the same step;
-        only if the user wants no notice, it is passed on at once.
+        """Pass a signal on to the workers. The head lets all of them get it before the same step.
+        If the user wants no notices, it is passed on at once.
         """
         if self.phase is not Phase.RUNNING:
             return []

@@ -61,7 +61,7 @@ class Choosing(JobStage):
         self._choice: CheckpointChosen | None = None  # what the last search found
         self._chosen_at = 0.0
         self._look: CommonLook | None = None  # at the choice
-        # The keys of both are checksums of the checkpoints' marks.
+        # Both name checkpoints by the checksums of their marks.
         self._avoid: dict[int, str] = {}  # why to pass over a checkpoint that has not failed
         self._failed = set(self.budget.tally.avoided)  # checkpoints that have failed
         self._tally_before: Tally | None = None  # the tally before a choice was rejected
@@ -131,7 +131,7 @@ class Choosing(JobStage):
         return min(stop_at, paused_until, self._notice_at, self._look.give_up_at)
 
     def _notice(self, now: float) -> list[Effect]:
-        """Note which time-outs are over, and record if the choice takes long."""
+        """Apply the look's time-out. If choosing takes long, record that it does."""
         look = self._look
         if look is not None and now >= look.give_up_at:
             look.give_up_at, look.not_answered = math.inf, Awaited()

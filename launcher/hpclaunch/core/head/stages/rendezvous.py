@@ -48,7 +48,7 @@ class Rendezvous:
     At the start of the job, the head waits for agents that were never heard. Later it waits only
     for lost nodes, if too few are left and one of the lost nodes may return.
 
-    Call `update` after every change. The queries after it change nothing.
+    Call `update` after every change. `is_ready` and `verdict` then only read.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Rendezvous:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether too few nodes are left even if every node returns that may."""
+        """Whether so many nodes can never return that too few are left for a round."""
         never = {p.place.node for p in self.roster if p.unfit or p.presence.is_dead}
         return self._nodes - len(never) < self.fewest
 
@@ -197,8 +197,8 @@ class Rendezvous:
 
     @property
     def _is_held_up(self) -> bool:
-        """Whether workers of the last round may be left on any node, also one that takes no part in
-        the next round.
+        """Whether there is a pause, or workers of the last round may be left on any node, even on
+        one that takes no part in the next round.
         """
         if self.is_paused:
             return True

@@ -86,7 +86,7 @@ class Running(JobStage):
         state = self.state
         current, end = state.current_round, state.end
         done = self._is_done
-        # Processes that the workers have left behind delay neither a restart nor the end.
+        # After a loss or when time is up, workers that ended with 0 are done despite leftovers.
         hurried = EndReason.LOSS in current.ends or end.allocation.is_over(now)
         done = done or (hurried and current.has_ended_well)
         if current.has_failed and not done:  # if all are done, a failed store is not needed

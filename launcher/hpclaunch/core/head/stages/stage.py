@@ -67,7 +67,7 @@ class JobStage:
         return end.next_deadline() if end.is_waiting else self._next_deadline()
 
     def _next_deadline(self) -> float:
-        """Return the stage's own deadline, for when the end of the job waits for no answer."""
+        """Return the stage's own deadline. It is not used while the end of the job `is_waiting`."""
         return math.inf
 
     def needs_search(self, number: int) -> bool:
