@@ -64,7 +64,7 @@ class Suspicion:
         return (progress.limit, progress.longest) if progress and progress.limit else ()
 
     def forget(self) -> None:
-        """Discard what was seen: the workers were stopped from outside."""
+        """Discard what was seen: the workers have ended, or the fork server holds them."""
         self._seen = None
 
     def _limit(self, seen: WorkersSeen, usual: float) -> float:

@@ -93,8 +93,8 @@ class GpuReading:
 
     @property
     def contained(self) -> bool:
-        """Whether its driver shows that memory errors have damaged nothing else: drivers since 565
-        by a recovery action that is not a reset, older ones by a pending row remap.
+        """Whether memory errors have damaged nothing else. Drivers since 565 show it by a recovery
+        action that leaves the GPU usable, older ones by a pending row remap.
         """
         if self.rows_failed or self.recovery in _UNUSABLE:
             return False

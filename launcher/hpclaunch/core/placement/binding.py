@@ -304,8 +304,8 @@ def _counted(sets: Sequence[set[int]]) -> list[int]:
 def remarks(
     bindings: Sequence[Binding], localities: Sequence[Locality], cpus: Iterable[int]
 ) -> tuple[str, ...]:
-    """Return a line for each set of GPUs that are far from this task's CPUs, and near the same
-    other ones. NEARER is the advice.
+    """Return remarks on GPUs that are far from this task's CPUs, one for all GPUs near the same
+    CPUs. NEARER is the advice.
     """
     far: dict[Cpus, list[str]] = {}
     for b, s in zip(bindings, localities, strict=True):

@@ -50,7 +50,7 @@ def first_change(
 def first_imports(tree: ast.Module) -> list[tuple[str, str]]:
     """Return the modules that a script always imports, in order, and the names that it imports from
     each: (module, "") or (module, name). If the script sets environment variables, its imports may
-    depend on them: then return only the module that torch imports itself.
+    depend on them: then return at most COMPILER.
     """
     found: dict[tuple[str, str], None] = {}
     if not any(map(_sets_variables, ast.walk(tree))):

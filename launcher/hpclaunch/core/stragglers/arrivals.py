@@ -10,7 +10,7 @@ from .medians import lower_median
 # The time at which a rank began each collective that it remembers, in ns, by group and number.
 Trace = Mapping[str, Mapping[int, int]]
 
-# Collectives of a group that the head compares: of all agents, and of each at most and at least.
+# The most collectives of a group that an agent reports: IN_ALL / agents, but LEAST to MOST.
 IN_ALL, MOST, LEAST = 16384, 256, 64
 RUN = LEAST // 4  # the shortest run of consecutive ones among these
 
@@ -55,8 +55,8 @@ def _of_group(
 
 
 def _thinned(numbers: set[int], most: int) -> list[int]:
-    """Return runs of consecutive numbers, the same on all agents. With every second number, the
-    first collective of each step might be left out, and a late rank may be late only to that one.
+    """Return runs of consecutive numbers, the same on all agents. Taking every second number could
+    leave out the first collective of each step, the only one to which a rank may be late.
     """
     every, run = 1, most // 4
     while len(numbers) > most:

@@ -1,7 +1,7 @@
 """The backend that torch.distributed uses where several workers share a GPU.
 
-NCCL up to 2.29 refuses two ranks on one GPU, or hangs. From 2.30 on, a variable allows it, as an
-experiment for two ranks; more ranks exhaust the GPU and hang. gloo always works.
+NCCL up to 2.29 refuses two ranks on one GPU, or hangs. From 2.30 on, a variable enables two, as an
+experimental feature; more ranks exhaust the GPU and hang. gloo always works.
 
 The hooks load this file only in workers that share a GPU (HPCLAUNCH_RANKS_PER_GPU), when they make
 a process group. A group of one rank may use NCCL, as independent replicas do.

@@ -51,7 +51,7 @@ def _at_exit() -> None:
         if went_through_all(error.__traceback__) and is_the_workers():
             write(path, described(error))
     except BaseException:  # noqa: S110
-        pass  # also those of signal handlers: users must see only the script's exception
+        pass  # even if a signal handler raised it: users must see only the script's exception
 
 
 def went_through_all(trace: "TracebackType | None") -> bool:
@@ -61,7 +61,8 @@ def went_through_all(trace: "TracebackType | None") -> bool:
 
 
 def is_the_workers() -> bool:
-    """Return whether this is the worker, or no ancestor up to the worker is a Python."""
+    """Return whether this is the worker, or no process from its parent up to the worker is a
+    Python."""
     pid, leader = os.getpid(), os.getsid(0)
     if pid == leader:
         return dies_with_its_parent()

@@ -2,8 +2,8 @@
 
 The objects of these modules are frozen (`gc.freeze`), so that collections leave their pages shared.
 At the end of a worker, Python would still clear them one by one. That copies all of their pages,
-and takes longer than the end of a new interpreter. After `gc.unfreeze`, Python would also traverse
-them three times. So these objects are left as they are until the process ends.
+and takes longer than the end of a new interpreter. If they were unfrozen first, Python would also
+traverse them three times. So these objects are left as they are until the process ends.
 
 The script's objects and `__main__` are not frozen, and are finalized as usual: threads are joined,
 exit handlers run, garbage is collected, `__main__` and the modules that the worker itself has
@@ -118,8 +118,8 @@ class TemplateRemover:
 def unwind(main: "ModuleType") -> None:
     """Have Python clear `__main__`, the newest names first, since objects may use older ones.
 
-    `__main__` refers to itself afterwards, since Python clears only modules that are alive. Its
-    names may outlive it: a left-out module may refer to one of its functions or classes.
+    `__main__` refers to itself afterwards, since Python clears only modules that are alive.
+    Otherwise its names might stay: a left-out module may refer to one of its functions or classes.
     """
     names = vars(main)
     newest_first = [*names.items()][::-1]

@@ -1,9 +1,9 @@
 """Sets up Horovod with gloo as horovodrun would: its variables, and the rendezvous server.
 
-The hooks load this file when a script calls `hvd.init()`, unless horovodrun or mpirun has started
-the script. The ranks exchange their places in the round's store, and rank 0 writes its server's
-port there. The server is a thread of rank 0's process and ends with it. Horovod needs the server
-only to connect, and every round has a new one.
+The hooks call `prepare` before a script's `hvd.init()`. It does nothing if horovodrun or mpirun has
+started the script. The ranks exchange their places in the round's store, and rank 0 writes its
+server's port there. The server is a thread of rank 0's process and ends with it. Horovod needs the
+server only to connect, and every round has a new one.
 
 Horovod's server speaks plain HTTP without authentication; torch's store has none either. So it
 listens at the store's address only, and answers only the hosts of the ranks.

@@ -51,7 +51,7 @@ ALLOCATED = 25  # how often GPU memory was allocated, at the last answer; 0: not
 HANDLED = 26  # a bit per signal below SIGNAL: the script handled or ignored it at its end
 
 NEVER = 1 << 62
-IN_A_ROW = 16  # steps of others without a step of the leading optimizer: then another leads
+IN_A_ROW = 16  # after so many steps without one of the leading optimizer, another leads
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 
 PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")

@@ -75,7 +75,7 @@ class Lesson:
 
     def note(self, *step: "str | None") -> None:
         """Note a step, until the lesson is sent. A script that did `from random import seed` keeps
-        the replaced function, which calls this even later."""
+        the replacement, which calls this even afterwards."""
         if self.left > 0:
             try:
                 self.changes.append((next(reversed(sys.modules)), [*step]))
@@ -169,8 +169,8 @@ class ModuleByName:
 def lasting(changes: "Sequence[Step]", environ: "dict[str, str | None]") -> "list[Step]":
     """Return the steps with only the last value of each variable.
 
-    Leave out a variable that was changed and put back: some scripts remove all for a while. Keep
-    one that was only set to the value that it had: next time it may have another."""
+    Leave out a variable that was changed and put back: some scripts clear the environment for a
+    while. Keep one that was only set to the value that it had: next time it may have another."""
     sets = [step for step in changes if step[0] == "set"]
     last = {step[1]: step for step in sets}
     several = {step[1] for step in sets if step is not last[step[1]]}

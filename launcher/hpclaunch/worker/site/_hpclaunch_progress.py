@@ -118,14 +118,14 @@ class Progress:
             os.register_at_fork(after_in_child=self._detach)
             if (
                 slot.numbers[layout.ANSWERER] != os.getpid()
-            ):  # the other one only waits: it is a launcher
+            ):  # the answerer so far is a launcher, which only waits
                 slot.numbers[layout.ANSWERER] = os.getpid()
                 _print_stacks(place)
         except (ImportError, OSError):
-            pass  # as above
+            pass  # as in `begin`
 
     def _end(self) -> None:
-        """Record that the script has ended, and its signal handlers, before Python resets them."""
+        """Record the signals that the script handles, before Python resets them, and its end."""
         slot = self.slot()
         if slot is not None:
             import _signal  # type: ignore[import-not-found]  # the module in C
@@ -255,7 +255,7 @@ class Progress:
             return True
         given = numbers[layout.GIVEN]
         if given and not (numbers[layout.MAKES] or numbers[layout.ENTERED]):
-            numbers[layout.TAKEN] = given  # even if another notice is offered next
+            numbers[layout.TAKEN] = given  # later calls return True, whatever is offered next
             return True
         at_its_step = numbers[layout.ENTERED] >= numbers[layout.STEP_OF_NOTICE]
         return bool(given > 0 and given == numbers[layout.NOTICE] and at_its_step)
@@ -315,7 +315,7 @@ class Progress:
         self.phase(layout.RENDEZVOUS, among=(layout.START,))
 
     def _has_met(self) -> None:
-        """End the rendezvous, successful or not. The process may be a server that never trains."""
+        """End the rendezvous, successful or not. Begin START again: a server may never train."""
         self.phase(layout.START, among=(layout.RENDEZVOUS,))
         self.answer()
 
@@ -324,8 +324,8 @@ class Progress:
         has loaded its state."""
         slot = self.slot()
         if slot is not None:
-            # Loading its state keeps the count of an optimizer. A new one may have the id, but must
-            # not have the count, of an optimizer that was freed, perhaps on some ranks only.
+            # An optimizer that loads its state keeps its count. A new one may have the id of one
+            # that was freed, perhaps on some ranks only, but must not have its count.
             if "state" not in vars(optimizer):
                 self._counts[id(optimizer)] = self._most
             if not self._counts_steps:
@@ -394,8 +394,8 @@ def _wrap(
 
 
 def _hook_before(entering: "Callable[[object], None]") -> "Callable[..., None]":
-    """Return a hook that calls `entering`. If torch.compile knows the hook's condition, compiled
-    code contains nothing of the hook."""
+    """Return a hook that calls `entering`. If torch.compile can evaluate the hook's condition,
+    compiled code contains nothing of the hook."""
     from torch.compiler import is_dynamo_compiling
 
     def before_step(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -406,8 +406,8 @@ def _hook_before(entering: "Callable[[object], None]") -> "Callable[..., None]":
 
 
 def _hook_after(stepped: "Callable[[object], None]") -> "Callable[..., None]":
-    """Return a hook that calls `stepped`. torch.compile traces the hook with a compiled optimizer,
-    whose graph it must not break: it may call only `comptime`."""
+    """Return a hook that calls `stepped`. torch.compile traces it together with an optimizer. The
+    hook must not break the optimizer's graph, so it may call only `comptime`."""
     # torch imports this module soon in any case, for the first optimizer that is created.
     from torch._dynamo.comptime import comptime
 

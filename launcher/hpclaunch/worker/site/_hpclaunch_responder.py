@@ -41,8 +41,8 @@ def _answer(place: "layout.Place", slot: "layout.Slot", handler: "Any") -> None:
     import _signal  # type: ignore[import-not-found]  # the module in C
     from _thread import get_native_id
 
-    # This thread takes no signal that the script waits for in another thread. `is_answering` sees
-    # that its handler of SIGNAL runs: SIGNAL is blocked then, but SIGNAL + 1 is not.
+    # This thread takes no signal that the script waits for in another thread. While it handles
+    # SIGNAL, SIGNAL is blocked and SIGNAL + 1 is not: `is_answering` relies on this.
     both = {layout.SIGNAL, layout.SIGNAL + 1}
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - both)
     try:

@@ -1,4 +1,4 @@
-"""Makes a worker a new interpreter if its script changes a variable that torch has read already.
+"""Turns a worker into a new interpreter if its script changes a variable that torch has read.
 
 torch reads environment variables while it is loaded, in a forked worker before the script begins.
 So until the script imports torch, changes of these variables are watched. A change replaces the
@@ -132,7 +132,7 @@ class Restarts:
         for fd in inheritable() - self.inherited:
             os.set_inheritable(fd, False)
         template = beside("_hpclaunch_template")
-        with contextlib.suppress(OSError):  # the log directory was moved: it keeps what it has
+        with contextlib.suppress(OSError):  # the log directory was moved: keep the open files
             template.redirect(self.worker.out, self.worker.err)
         try:
             if self.worker.stdin:
@@ -162,7 +162,7 @@ def inheritable() -> "set[int]":
 
 
 def is_import_of_package() -> bool:
-    """Return whether an installed package is being imported. Such a package, as scikit-learn, sets
+    """Return whether an installed package is being imported. Some, such as scikit-learn, set
     variables for itself. An installed program that is run with -m counts as the script.
     """
     frame: Any = sys._getframe(2)

@@ -16,16 +16,16 @@ interpreter reports why (`_hpclaunch_restart.py`).
 
 On Renew, a fork of the template, the successor, does the steps of a lesson
 (`_hpclaunch_renewal.py`). It is a child of the fork server, like the workers. On its own channel it
-answers Begun, then either Unsafe, and ends, or Ready, and replaces this template, which serves
-until then.
+answers Begun, then Unsafe or Ready. After Unsafe it ends; after Ready it replaces this template,
+which serves until then.
 
 A child of this process forks the workers and ends at once. So they become children of the fork
 server, the nearest subreaper, and it alone waits for them and ends them.
 
-When it forks, the template must have nothing that a fork could break: one thread (except HARMLESS
-ones), no child, no device, no sockets or writable files but its own, no module that the script
-would find elsewhere, and no variable read that differs between workers ("own"). Otherwise it is
-unfit. A module that breaks this ends the template, and the next one does without the module.
+When it forks, the template must have one thread (except HARMLESS ones), no child, no device, no
+sockets or writable files but its own, and no module that the script would find elsewhere. It must
+not have read a variable that differs between workers ("own"). Otherwise it is unfit. A module that
+breaks these rules ends the template, and the next one does without the module.
 """
 
 import atexit

@@ -16,7 +16,7 @@ AT_LOAD = (
     *("I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # MKL, to divide the cores
     *("OPENBLAS_", "GOTO", "BLIS_", "NPY_", "NUMPY_"),  # NumPy, which torch imports, and its BLAS
     "OPENSSL_",  # libcrypto, which hashlib loads
-    "ATEN_",  # the first operator: later, unless torch makes tensors when it is loaded
+    "ATEN_",  # the first operator; it runs while torch is loaded if torch makes tensors then
     # The constructors of cuBLAS and cuSPARSELt start their logging and open the driver's library.
     # It is not documented which variables the driver then reads.
     *("CUDA_", "CUBLAS_", "CUBLASLT_", "NVIDIA_", "NVRTC_", "LIBNVVM_", "CASK_"),
