@@ -265,8 +265,8 @@ def none_newer(parts: Iterable[Part], seal: Entry, slack: int = SLACK) -> None:
 
 
 def all_ranks(found: Iterable[int], world: int | None, name: str) -> int:
-    """Return how many ranks have saved. Raises IncompleteError if one has not: a rank of `world`,
-    or below the highest that has saved. `name` is the file that it lacks, with {} for the rank.
+    """Return how many ranks have saved. Raises IncompleteError if a rank below `world`, or below
+    the highest that has saved, is missing. `name` is the file that it lacks, with {} for the rank.
 
     A script may start more ranks than `world`, which is the launcher's.
     """

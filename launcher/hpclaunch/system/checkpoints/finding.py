@@ -32,7 +32,7 @@ from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
-PAUSE = 120.0  # seconds; files that are older than the rest by more were there before the save
+PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
 
 
@@ -43,7 +43,7 @@ class ExaminedCheckpoint(NamedTuple):
     rule: str  # what decided its place in the order
     lacks: str | None  # why it cannot be used; None if it is complete
     quiet: bool  # not worth a line to the user as long as there is another checkpoint
-    parts: tuple[Part, ...]  # of a complete one
+    parts: tuple[Part, ...]  # its files; () unless its format found all of them
     size: int  # bytes
 
     @property
@@ -198,7 +198,7 @@ def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     searched = set(roots(where))
     skipped = {errno.EACCES, errno.EPERM}  # a pattern may match directories of other users
     if os.path.basename(os.path.abspath(where)) == "**":
-        skipped.add(errno.EFBIG)  # and this one directories of data
+        skipped.add(errno.EFBIG)  # `**` may also match large directories of data
     refused = None
     is_any_listed = False
     for path in searched:

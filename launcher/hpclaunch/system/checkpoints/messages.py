@@ -1,6 +1,6 @@
 """Requests of an agent to the process that searches for checkpoints (`service.py`), and replies.
 
-A reply has the `id` of the request that it answers.
+A reply to a search or a look has the `id` of that request.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Looked(Message):
 
 class Suggested(Message):
     where: str  # as --checkpoint-dir takes it; "" if there is no suggestion
-    path: str  # what is there
+    path: str  # the checkpoint that was found there
 
 
 Request: TypeAlias = Search | LookAt | Suggest | Watch

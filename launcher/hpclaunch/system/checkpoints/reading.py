@@ -140,7 +140,7 @@ def _has_changed(part: Part) -> bool:
 
 
 class CheckpointReading:
-    """A reading of all bytes of a checkpoint, as many as time allows, in several threads.
+    """A reading of the bytes of a checkpoint, as many as time allows, in several threads.
 
     Progress is remembered: another reading of the same parts continues from there. `share` is
     (k, n): this node is the k-th of n nodes, each of which reads its share of the bytes.

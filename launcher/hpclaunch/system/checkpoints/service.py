@@ -115,7 +115,7 @@ class CheckpointService:
             found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
         ).run()
         if outcome.wrong and not outcome.is_lasting:
-            return outcome  # as if it was not read, so that the next reading has the same time
+            return outcome  # not counted: the next reading has as much time
         self._spent[mark] = spent + time.monotonic() - began
         if outcome.wrong:
             self.memory.note_damage(mark, outcome.wrong)

@@ -1,5 +1,5 @@
-"""An MPS daemon that is not ours, and whether workers can use it. Standard library only: the errand
-service asks, since a daemon may hang.
+"""An MPS daemon that is not ours, and whether workers can use it. The errand service runs this,
+since a daemon may hang: standard library only.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class GpuWatcherClient(Helper):
         self.send(Check(round, tuple(sorted(dead))))
 
     def ask_use(self) -> None:
-        """Ask how the GPUs are used. A report has the answer, or a warning that NVML hangs. Until
-        then, do not ask again.
+        """Ask how the GPUs are used. A report has the answer, or a warning that NVML hangs. Calls
+        before the answer do nothing.
         """
         if not self._use_asked:
             self._use_asked, self._use_deadline = True, time.monotonic() + self._limit
@@ -99,8 +99,8 @@ class GpuWatcherClient(Helper):
             yield self._answer(Finding("NVML", why, Grade.WARN))
 
     def expire(self) -> GpuReport:
-        """Return the answer that NVML hangs, and kill the watcher if a check has waited for it.
-        Workers may still run well, so otherwise it is a warning. Call this at `next_deadline`.
+        """Report that NVML hangs. Call this at `next_deadline`. If a check has waited until then,
+        kill the watcher and report a failure. Otherwise only warn: workers may still run well.
         """
         found = f"does not answer within {self._limit:.0f} s"
         advice = "most likely a GPU fell off the bus: look at dmesg, and reboot the node"

@@ -206,8 +206,8 @@ def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
 def amd(environ: Mapping[str, str], count: int) -> GpuSurvey:
     """Return the survey of `count` AMD GPUs, as counted by torch: NVML knows nothing of them.
 
-    ROCR_VISIBLE_DEVICES says which of the node's a process has at all, HIP_VISIBLE_DEVICES (and
-    CUDA_VISIBLE_DEVICES, which HIP reads where the former is not set) which of those.
+    ROCR_VISIBLE_DEVICES selects GPUs of the node, and HIP_VISIBLE_DEVICES selects among these. If
+    the latter is not set, HIP reads CUDA_VISIBLE_DEVICES.
     """
     rocr = _entries(environ.get("ROCR_VISIBLE_DEVICES"))
     hip = _entries(environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
@@ -247,7 +247,7 @@ def _local_node(bus: str) -> int:
 
 
 def _sysfs(bus: str, name: str) -> str:
-    """Return a file of a device's. NVML writes a PCI domain with 8 digits, the kernel with 4."""
+    """Return a device's file, or "". NVML writes a PCI domain with 8 digits, the kernel with 4."""
     try:
         return (PCI / bus[-len("0000:00:00.0") :] / name).read_text().strip() if bus else ""
     except OSError:

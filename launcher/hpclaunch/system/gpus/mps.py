@@ -41,8 +41,8 @@ def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
 
 
 def installed(environ: Mapping[str, str], cuda: tuple[int, int]) -> tuple[MpsSupport, str]:
-    """Return the MPS support of this node without other daemons, and the pipe directory of such a
-    daemon, or "". `foreign_mps.ask` finds out whether it can be used.
+    """Return the MPS support of this node, and the pipe directory of a daemon that is not ours; ""
+    if there is none. `foreign_mps.ask` finds out whether that daemon can be used.
     """
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES

@@ -91,7 +91,7 @@ def _nccl(value: str, there: Mapping[str, Any]) -> bool:
 
 
 def clock(synchronised: bool | None) -> Finding:
-    """Check the clock, for which the kernel says whether it is `synchronised`."""
+    """Check the clock: `synchronised` is what the kernel reports, None if it does not."""
     if synchronised is None:
         return Finding(problems.CLOCK, "the kernel does not report whether it is synchronised")
     if not synchronised:

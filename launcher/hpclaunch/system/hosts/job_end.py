@@ -84,7 +84,7 @@ def end_of_step(fields: dict[str, str], before: float) -> float:
     if began is None:
         return before
     found = re.fullmatch(r"(?:(\d{1,9})-)?(\d\d?):(\d\d):(\d\d)", limit)
-    if found is None:  # UNLIMITED, or Partition_Limit, which the end of the job includes
+    if found is None:  # UNLIMITED; or Partition_Limit, which the job's end respects
         return math.inf
     days, hours, minutes, rest = (int(number or 0) for number in found.groups())
     return began + ((days * 24 + hours) * 60 + minutes) * 60 + rest

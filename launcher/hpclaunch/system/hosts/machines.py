@@ -55,8 +55,8 @@ def _allocation(
 
 
 def own_address(named: str, *, loopback: bool = False) -> str:
-    """Return the address of this machine that `named`, an address, a name or an interface, stands
-    for; "" if there is none. Loopback addresses count only with `loopback`.
+    """Return the address of this machine for `named` (an address, a name or an interface); "" if
+    there is none. Loopback addresses count only with `loopback`.
     """
     found = _local(named) or _addresses_on(named)
     usable = [a for a in found if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]

@@ -19,7 +19,7 @@ from ..shared.step_membership import own_step
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
-# Options of srun before a name that may contain that of a launcher.
+# Options of srun whose value may contain the name of a launcher.
 NAMING = {b"-J", b"--job-name", b"-o", b"--output", b"-e", b"--error", b"-D", b"--chdir"}
 INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
@@ -89,7 +89,7 @@ def _check_job(environ: Mapping[str, str]) -> None:
 
 
 def step_without_variables() -> str:
-    """Return the step whose task this process is by its cgroup and parents; "" if it is none."""
+    """Return the step that this process is a task of, by its cgroup and parents; "" if none."""
     mine = own_step()
     return "" if mine is None or not mine.step.isdecimal() else f"{mine.job}.{mine.step}"
 
@@ -191,7 +191,7 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
         launcher = _launcher(words)
         if not ours or launcher is None:
             continue
-        # Those of the script may have other meanings.
+        # Only options of srun itself: those of the script may have other meanings.
         asked = {b"--no-kill", b"-k"} & set(words[:launcher])
         if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):
             return False

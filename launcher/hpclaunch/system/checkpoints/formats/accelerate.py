@@ -144,8 +144,8 @@ def _begun_by_first(candidate: CheckpointCandidate, after: int) -> bool:
 
 
 def _rotated(candidate: CheckpointCandidate, beside: list[CheckpointCandidate], after: int) -> bool:
-    """Return whether a save beside it was created or deleted since then. With automatic names, only
-    the first rank does that, when it begins the next save, for which all ranks wait.
+    """Return whether a save beside it was created or deleted since then. With automatic names, no
+    rank does that until the first rank has begun the next save.
     """
     root = candidate.place.root.path
     if not NAME.fullmatch(candidate.name) or os.path.basename(root) != "checkpoints":

@@ -115,5 +115,5 @@ def _pieces(path: str, identity: Identity) -> dict[str, Pieces]:
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
 def _known(_folder: str) -> dict[str, tuple[Identity, dict[str, Pieces]]]:
-    """Return the pieces that metadata in a directory have named, by the name of the metadata."""
+    """Return the cache of a directory: the pieces that each of its metadata files names."""
     return {}

@@ -2,8 +2,8 @@
 which names the tag.
 
 The first rank writes `latest` after its own files, and ranks wait for each other only after that.
-So `latest` may name a tag whose files are not all there: a tag is complete if it has the files of
-all ranks, whose number every file with a model records. If `latest` does not name the tag, its
+So `latest` may name a tag whose files are not all there. A tag is complete if it has the files of
+all ranks; every file with a model records their number. If `latest` does not name the tag, its
 files may be of two unfinished saves, unless their times show that they are of one.
 
 A pipeline has a file for each layer, and each expert has one. A rank writes these first, then the
@@ -119,9 +119,9 @@ def tag_parts(
     """Return the files of a tag. Raises IncompleteError unless they are those of all ranks, and of
     one save.
 
-    `own` is the checkpoint that consists of these files, whose `world` is set; None if it has other
-    files too, which are written later. If it has none, and the name of the tag is used again, a
-    file that is newer than `latest` counts as one of the next save.
+    `own` is the checkpoint if these are all of its files, and its `world` is set. It is None if
+    other files are written later. If `own` is given and its name may be used again, a file that is
+    newer than `latest` counts as one of the next save.
     """
     tag = os.path.basename(folder.path)
     folder.files.look()

@@ -61,7 +61,7 @@ def _is_bare(path: str, _identity: Identity) -> bool | None:
             try:
                 found, before = archives.pickled(window)
                 data = found.beginning(MOST_SEARCHED)
-                # Tensors follow the pickle in the older form, which has others before it.
+                # In the older form, other pickles come before this one, and tensors after it.
                 whole = len(data) == found.length or before > 0
             except archives.DamagedError:  # the beginning, with the pickle, may be whole
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
