@@ -22,8 +22,8 @@ class Adapter:
     In every turn, the loop waits for a descriptor or the earliest deadline. Then it calls `ready`
     of all adapters, and after that `update` of all. Each event that these yield is handled by the
     core, and the effects are performed, before the iterator continues. No method may wait for
-    another process or a file system, except `conclude` and `close`. Only the end of a helper that
-    is gone, or was killed, is waited for, within the limits in `helper.py`.
+    another process or a file system, except `conclude` and `close`. But any method may wait
+    for the exit of a helper that is gone or was killed, within the limits in `helper.py`.
     """
 
     # Whether the deadline is the time limit of a helper. It is extended after this process was

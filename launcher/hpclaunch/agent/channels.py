@@ -289,7 +289,7 @@ class Channels(Adapter):
                     self._record(ignored)
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
-        """Return the address at which others reach this node; "" if a local peer cannot show it."""
+        """Return the address at which others reach this node; "" if it is not known yet."""
         if self.address or self.where.places[item.index].node == self.here.node:
             return self.address
         try:

@@ -65,7 +65,7 @@ class Config:
     cpus_are_shared: bool  # all tasks on this node may use the same CPUs
     bind: Mode  # how the CPUs are divided among the workers
     threads: int  # OMP_NUM_THREADS where several workers share the CPUs; 0: OpenMP decides
-    gpus: tuple[Gpu, ...]  # that this task may use; those of AMD only if they must be counted
+    gpus: tuple[Gpu, ...]  # that this task may use; AMD's only if the number of GPUs matters
     broken: tuple[Finding, ...]  # GPUs that did not answer when they were counted
     cuda: tuple[int, int]  # the newest version that the driver supports
     selector: str  # the variable that selects GPUs

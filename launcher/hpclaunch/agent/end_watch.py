@@ -1,4 +1,4 @@
-"""The question to Slurm when it will end the job. Only the leading agent asks it."""
+"""Asks Slurm when it will end the job. Only the leading agent does."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Errands(Adapter):
         self._hung: set[int] = set()  # errands that were given up and still run in the process
 
     def run(self, errand: Callable[[int], Errand], done: Done) -> None:
-        """Begin the errand that `errand` makes of its number.
+        """Begin an errand: call `errand` with a new number, and send what it returns.
 
         `done` is called later with the answer, or with None if the errand failed, was too late, or
         its process is gone. It returns the events that follow.

@@ -73,7 +73,7 @@ class GpuSharing(Adapter):
         return []
 
     def cancel(self) -> None:
-        """Forget the round that waits for its GPUs: it is over. Late answers change nothing."""
+        """Forget the round that waits for its GPUs. Late answers then change nothing."""
         self._part = self._pending = None
 
     def _answered(

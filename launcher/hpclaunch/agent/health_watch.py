@@ -44,7 +44,7 @@ class HealthWatch(Adapter):
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
         self._disk_until = math.inf  # time limit of the answer about the logs' disk
         self._watcher: GpuWatcherClient | None = None
-        self._checks = 0  # that are done, but for the GPUs
+        self._checks = 0  # how many have begun to check the host
         self.use: tuple[GpuUse, ...] = ()  # the newest reading of the GPUs' use
         self._warned: set[str] = set()  # checks whose warning was recorded
         self._ranks: dict[int, int] = {}  # of the round's workers, by pid

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..system.logs.fact_files import AgentFacts
 
 SHORTEST, LONGEST = 30.0, 300.0  # seconds between two records of the use of the seats
-PER_AGE = 100  # between these limits, the job's age is divided by this
+PER_AGE = 100  # within these limits, the period is the job's age divided by this
 MOST_KEPT = 1000  # facts kept until they are folded, or until those of earlier heads are known
 
 

@@ -49,8 +49,8 @@ class Logs(Adapter):
         self.service.say(text)
 
     def ask(self, question: Callable[..., Question], done: Done) -> None:
-        """Send the question that `question` makes of its number. `done` is called later with the
-        answer, or with None if the process is gone. It returns the events that follow.
+        """Call `question` with a new number, and send what it returns. `done` is called later with
+        the answer, or with None if the process is gone. It returns the events that follow.
         """
         self._number += 1
         self._asked[self._number] = done

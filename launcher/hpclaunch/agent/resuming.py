@@ -96,7 +96,7 @@ class Resuming(Adapter):
     # Rounds
 
     def began(self, part: Assignment) -> None:
-        """Note the start of a round. If this agent chose its checkpoint, read new ones ahead."""
+        """Note a round's start. If this agent chose its checkpoint, read new ones once saved."""
         self.look(None)
         self.ended()
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
@@ -316,7 +316,7 @@ class Resuming(Adapter):
         return []  # an answer to an old request, or only Begun
 
     def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:
-        """Return the newest complete checkpoint. Record it if it is new, or that it is gone."""
+        """Return the newest complete checkpoint. Record a new one, or the loss of the last one."""
         newest = found[-1] if found and found[-1].lacks is None else None
         known = self._newest
         is_gone = known is not None and all(known.path != each.path for each in found)

@@ -23,7 +23,7 @@ ASKED, OVERDUE = 60.0, 120.0
 
 
 def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: bool) -> None:
-    """Return when this agent may leave, unless it is killed before."""
+    """Carry out the sequel. Return once this agent may leave."""
     match verdict.sequel:
         case Sequel.LINGER:
             if leads:

@@ -46,7 +46,7 @@ class ViewFile:
         self._until = -math.inf
 
     def newest(self) -> int:
-        """Return the descriptor of an answer that is new enough; -1 as `make` does."""
+        """Return the descriptor of an answer that is new enough; -1 if none could be made."""
         now = time.monotonic()
         if now >= self._until:
             self.make()

@@ -40,9 +40,7 @@ class LogServiceClient(Helper):
         self.unwritten: Counter[str] = Counter()  # lines that could not be appended, by file
 
     def successor(self) -> LogServiceClient:
-        """Return a new client, which sends the requests and counts the lines that this one could
-        not.
-        """
+        """Return a new client with this one's unsent requests and counts of lost lines."""
         another = LogServiceClient()
         another._unsaid, another.unwritten = self._unsaid, self.unwritten
         begin = self._waiting.find(b"\n") + 1 if self._is_cut else 0

@@ -63,7 +63,7 @@ class LogDirectory:
     """A log directory, created private to the user. Earlier output in it is never overwritten."""
 
     def __init__(self, path: Path, launch: str, again: str = "") -> None:
-        """`launch` is the launch's name; so is `again` if it continues an earlier run, else ""."""
+        """`again` is the name of the `launch` if it continues an earlier run, else ""."""
         self.path, self.launch = path.absolute(), launch
         self._substitute: Path | None = None
         self.first_round = _next_round(self.path, again) if again else 0
@@ -179,8 +179,8 @@ def jobs_of(launch: str) -> tuple[str, str]:
 
 
 def _next_round(path: Path, launch: str) -> int:
-    """Return the number after the highest round of earlier runs. Their directory is also `path`, or
-    is beside it with a name that differs only in the number of the run.
+    """Return the number after the highest round of earlier runs. These used `path` itself, or
+    directories beside it whose names differ only in the end (`_NUMBERED`).
     """
     alike = re.compile(re.escape(_NUMBERED.sub("", launch)) + _NUMBERED.pattern)
     found = []
@@ -207,7 +207,7 @@ def rounds(directory: Path) -> dict[int, Path]:
 
 def unused(path: Path, name: str, launch: str) -> tuple[Path, str]:
     """Return a directory that no other launch uses: `path`, or one in it called `name`. Return also
-    the `name` of the launch's first agent: without Slurm, each agent has another.
+    the `name` that the first agent has passed: without Slurm, each agent passes a different one.
 
     The directory is in use as long as one of the launch's agents lives. All have the same `launch`.
     """

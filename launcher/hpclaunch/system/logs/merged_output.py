@@ -326,7 +326,7 @@ class _Round:
 
     @property
     def index_size(self) -> int:
-        """Return the size of its first index, to which most of the launches there have written."""
+        """Return the size of its first index, which most launches in this directory write."""
         return next((index.size for index in self._indexes.values()), 0)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
@@ -360,8 +360,8 @@ class _Round:
                 self._add(name)
 
     def _holds_both_streams(self, name: str, streams: Collection[str]) -> bool:
-        """Return whether a file of standard output holds standard error as well: it has content,
-        and no file for that exists, although a rank's files are made before it writes anything.
+        """Return whether a file of standard output holds standard error as well. All files of a
+        rank are made before it writes: once this one has content, no other one will follow.
         """
         has_errors = name.replace(".out", ".err") in streams
         return not has_errors and size(self._directory / name) > 0

@@ -164,7 +164,7 @@ class _Stream:
 class Mirror:
     """Follows files; `fileno` is readable when one has grown."""
 
-    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; without one, negative
+    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; by -fd - 1 without
     _inotify: Inotify = field(default_factory=Inotify)
     _look_at: float = math.inf  # when to read files without a watch
 

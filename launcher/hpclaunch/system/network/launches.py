@@ -129,7 +129,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     """Return the launches with this name, or of this Slurm job. Raises NoLaunchError for none, and
     UnreachableError if one may run.
     """
-    if not which:  # such as a variable that is not set; it would mean all launches
+    if not which:  # perhaps an unset variable; "" would match all launches
         raise NoLaunchError("the name of the job is empty: hpclaunch status lists them")
     here = [_read(data) for _, data in view_client.looked_patiently(which)]
     if leading := [launch for launch in here if launch.job is not None]:
@@ -147,7 +147,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
     if not running:
         state = f"it is {jobs[0].state}" if jobs else "it is over"
-        is_over = not complaint or "Invalid job id" in complaint  # unknown a while after the end
+        is_over = not complaint or "Invalid job id" in complaint  # Slurm forgets old jobs
         no_launch = NoLaunchError if is_over else UnreachableError
         raise no_launch(f"cannot look at job {which}: {complaint or state}")
     if len(running) > 1:
@@ -227,7 +227,7 @@ def _look(
 
 @contextmanager
 def _started() -> Iterator[None]:
-    """Raise UnreachableError if a command cannot be started: it is missing, or nothing can be."""
+    """Raise UnreachableError if a command cannot be started, for example a missing one."""
     try:
         yield
     except OSError as e:

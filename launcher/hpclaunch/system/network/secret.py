@@ -77,7 +77,7 @@ def _read(path: Path) -> bytes:
 def _create(path: Path) -> None:
     """Create the secret file, unless another agent does so first.
 
-    It appears with its content, except where the file system has no hard links.
+    Nobody can read it half-written, except where the file system has no hard links.
     """
     import tempfile
 

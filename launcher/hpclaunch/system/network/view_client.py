@@ -137,7 +137,7 @@ def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
 
 
 def _is_complete(data: bytes) -> bool:
-    """Return whether an answer is complete, as one of a member or another version always is."""
+    """Return whether an answer is complete. Those of members and of other versions always are."""
     job = unpacked(data)["job"]
     try:
         lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])

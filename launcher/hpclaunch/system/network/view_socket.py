@@ -97,8 +97,9 @@ class ViewSocket:
         return questions
 
     def answer(self, end: socket.socket, file: int) -> None:
-        """Send the file with this descriptor. A client that does not take it gets none, and with -1
-        in its place nobody does."""
+        """Send the file with this descriptor; -1 sends nothing. A client that does not read gets
+        no answer.
+        """
         with end, contextlib.suppress(OSError):
             socket.send_fds(end, [b"."], [file], socket.MSG_DONTWAIT)
 

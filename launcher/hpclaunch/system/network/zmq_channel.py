@@ -49,8 +49,8 @@ HANDSHAKE = 3000  # milliseconds
 BACKLOG = 4096  # connections that wait to be accepted; what the kernel allows by default
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # linux/tcp.h; Python has no names for them
 _ZAP = "inproc://zeromq.zap.01"
-# The events of a failed handshake. On the head's side one without detail is a connection that was
-# closed at once, as by a port scanner; on a member's side it is the only sign of a refusal.
+# The events of a failed handshake. To a head, NO_DETAIL shows only that a connection was closed at
+# once, as by a port scanner. To a member, it is the only sign of a refusal.
 _REFUSED_BY_US = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _REFUSED = _REFUSED_BY_US | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 

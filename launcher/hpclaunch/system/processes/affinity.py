@@ -44,7 +44,7 @@ def topology(cpus: Iterable[int], root: Path = SYSTEM) -> dict[int, Cpu]:
             complexes |= dict.fromkeys(together, min(together, default=cpu))
         core, socket = cores[cpu]
         node = nodes.get(cpu, 0)
-        # Without a known cache each node is one complex; its number is that of no CPU.
+        # Without a known cache each node is one complex. Its number is negative, unlike a CPU's.
         found[cpu] = Cpu(core, socket, node, complexes.get(cpu, -1 - node))
     return found
 

@@ -102,7 +102,7 @@ def _run(
 
 
 def _file(content: bytes = b"") -> Any:
-    """Return a file in memory, at its beginning. Unlike with a pipe, nobody waits for the end of
+    """Return a file in memory, at its beginning. The reader of a pipe would wait for all
     processes that a command leaves behind.
     """
     file = os.fdopen(os.memfd_create("hpclaunch", os.MFD_CLOEXEC), "w+b", buffering=0)

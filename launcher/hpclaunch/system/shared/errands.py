@@ -20,7 +20,7 @@ class FindJobEnd(Message):
     step: str  # of the agents, such as "7.0"; "" outside of one
     end: str  # SLURM_JOB_END_TIME, or ""
     restarts: str  # SLURM_RESTART_COUNT, or ""
-    nodes: str  # which of these are drained? "" for none
+    nodes: str  # check which of these are drained; "" for none
     since: float  # seconds since 1970; a job that had ended by then is an earlier one
     before: JobEndFound | None  # the last answer, of which a part is used if Slurm is silent
 
@@ -86,7 +86,7 @@ class Stacks(Message):
 class AskMps(Message):
     """Ask an MPS daemon that is not ours whether workers can use it. Answered by MpsAnswered."""
 
-    limit = 30.0  # seconds; longer than its two answers and the start of the process may take
+    limit = 30.0  # seconds; enough to start the process and wait for two answers
     number: int
     control: str  # the path of nvidia-cuda-mps-control
     pipes: str  # the daemon's directory

@@ -2,11 +2,10 @@
 
     python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
 
-calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment,
-except for the encoding of names, which have to be the same text at both ends, and for the PATHS of
-this package and of the libraries that it needs. FD is the process's end of the socket, BLOCKED the
-signals that the user had blocked ("12,25"). All signals are blocked when it begins: a signal that
-is meant for the agent must not end it.
+calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment. It
+decodes file names as the agent does, and imports this package and libraries from PATHS. FD is the
+process's end of the socket, BLOCKED the signals that the user had blocked ("12,25"). All signals
+are blocked when it begins: a signal that is meant for the agent must not end it.
 
 main gets a lower number for FD: the agent's may be too high for select(), and for the user's limit
 of open files.
@@ -56,8 +55,8 @@ _own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes t
 class Helper:
     """A helper process, and the agent's end of the socket to it.
 
-    `lost` is set once the process is gone, and `survivors` if it, or something that it had started,
-    cannot be killed then.
+    `lost` is set once the process is gone, and `survivors` if it or a process below it could not be
+    killed.
     """
 
     has_children = False  # they become ours when it is gone, and are killed
@@ -150,7 +149,7 @@ class Helper:
             if below:
                 self._end_children(lambda: below & self._orphans(), limit)
 
-    # Waits outside the agent's loop. Meanwhile, they continue helpers that were stopped.
+    # These methods wait outside the agent's loop, and meanwhile send SIGCONT to stopped helpers.
 
     def _is_ready(self, event: int, limit: float) -> bool:
         """Wait for POLLIN or POLLOUT of the socket."""

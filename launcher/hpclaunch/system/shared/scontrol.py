@@ -26,7 +26,7 @@ def node_address(node: str) -> str:
 
 def said(*words: str) -> str:
     """Return the answer of Slurm; "" if there is none."""
-    env = os.environ | {"SLURM_TIME_FORMAT": "%s"}  # of times: seconds since 1970
+    env = os.environ | {"SLURM_TIME_FORMAT": "%s"}  # show times in seconds since 1970
     command = ["scontrol", "show", *words]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT, env=env, check=True)
