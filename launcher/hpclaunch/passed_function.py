@@ -17,9 +17,9 @@ from typing import Any
 from .core.protocol.errors import UsageError
 from .worker import private_files
 
-# Processes that a worker starts with multiprocessing also run the script: it defines the names that
-# the function uses in `__main__`, and does not call the function. These names may replace any of
-# the script's, so nothing looks up a name after that. The hash distinguishes functions of one name.
+# Processes that a worker starts with multiprocessing also run the script. There it only defines, in
+# `__main__`, the names that the function uses. These names may replace any of the script's, so
+# nothing looks up a name after that. The hash distinguishes functions of one name.
 SCRIPT = """\
 # The function {name}, {digest}
 import pickle

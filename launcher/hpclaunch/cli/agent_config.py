@@ -319,8 +319,8 @@ def _logs(
 
 
 def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
-    """Return whether the first agent of a step was started before. Other launches have no unique
-    name by which this could be known.
+    """Return whether this is the first agent of its step, and was started before. Other launches
+    have no unique name that would show this.
     """
     is_first = where.index == HEAD and where.is_step and not where.alone
     return is_first and logs is not None and logs.was_begun(where.identity)

@@ -44,8 +44,8 @@ def run_words(args: Sequence[str]) -> int:
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
-    """Return whether this task of a step prints usage errors: the first and the last one do, since
-    the first may run another program.
+    """Return whether this launcher prints usage errors. Of the tasks of a step, the first and the
+    last do: the first may run another program. A launcher that a worker has started always does.
     """
     task, tasks = environ.get("SLURM_PROCID", "0"), environ.get("SLURM_STEP_NUM_TASKS", "")
     is_last = tasks.isdecimal() and task == str(int(tasks) - 1)

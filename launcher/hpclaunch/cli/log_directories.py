@@ -13,7 +13,7 @@ from .parser import Parser
 
 
 def add_argument(parser: Parser) -> None:
-    """Add the argument that becomes `named` of `chosen`."""
+    """Add the argument JOB, whose value `chosen` takes as `named`."""
     parser.add_argument(
         "job",
         nargs="?",

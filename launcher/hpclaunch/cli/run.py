@@ -119,7 +119,7 @@ def run(
                 from hpclaunch.agent import assembly
 
             return assembly.run(config, signals, server, logs, lambda: begun(config))
-        except UsageError:  # no agent was made, which would close both
+        except UsageError:  # there is no agent yet that would close both
             server.close()
             logs.close()
             raise
@@ -144,7 +144,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
-    """Return the signals of --signals-to-handle that an agent does not handle anyway."""
+    """Return the signals of --signals-to-handle that an agent would not handle without it."""
     return tuple(s for s in options.signals_to_handle if s not in (*END_SIGNALS, *FORWARDED))
 
 

@@ -5,8 +5,8 @@
     hpclaunch stacks 71 --rank 3   all stacks of one of them
 
 A line has the last step, the innermost line of the script, the state of the
-process, and what it waits for in the kernel. Workers for which all of this is
-the same share a line.
+process, and what it waits for in the kernel. Workers that have all of this in
+common share a line.
 """
 
 from __future__ import annotations

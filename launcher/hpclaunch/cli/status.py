@@ -151,7 +151,7 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
 
 
 def aged(launch: LaunchSnapshot) -> LaunchSnapshot:
-    """Return the snapshot of a launch whose head does not answer now."""
+    """Return a snapshot with its age, since the head of its launch does not answer now."""
     return replace(launch, old=max(0.0, time.time() - launch.time))
 
 

@@ -19,7 +19,7 @@ AUTO, NONE = "auto", "none"
 def start(
     options: argparse.Namespace, what: Program, environ: Mapping[str, str], *, head: bool
 ) -> tuple[Start, str]:
-    """Return how to start the workers, and why cold if the user may have expected otherwise."""
+    """Return how to start workers, and why they start cold if the user may not expect that."""
     if options.no_python:  # the program may use torch in any language
         return Start(warm=False, ahead=head), ""
     look = look_at(what, environ)
@@ -47,7 +47,7 @@ class Look(NamedTuple):
 def look_at(what: Program, environ: Mapping[str, str]) -> Look:
     """Find out from a program's text whether it may use torch, and whether it must start cold.
 
-    If the text does not show that it must, it starts warm, and each worker checks that again.
+    Unless the text shows that it must start cold, it starts warm, and each worker checks again.
     """
     from hpclaunch.core.source import first_imports, interpreter_call
     from hpclaunch.system.shared import program_text

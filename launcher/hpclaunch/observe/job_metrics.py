@@ -141,7 +141,7 @@ def _add_ends(families: _Families, job: JobSnapshot, at: float, ended: Mapping[s
 
 
 def _add_ledger(families: _Families, report: JobReport) -> None:
-    """Add the ledger, as gauges: training time becomes another category if steps are redone."""
+    """Add the ledger, as gauges: training time shrinks when steps turn out to be done twice."""
     families.add("begin_timestamp", "When the launch began.", report.begin, "seconds")
     families.add("seats", "GPUs of the job, or workers where there are none.", report.seats)
     what = "The share of training whose steps were not lost."

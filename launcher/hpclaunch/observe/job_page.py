@@ -24,7 +24,7 @@ from .time_axis import UNITS, LocalTime, TimeAxis, ahead
 
 MOST_ENDS = 100  # of rounds: the first one, and the last ones
 MOST_TEXT = 200_000  # characters of output and stacks on a page
-MOST_MARKS = 400  # of a kind: of those at nearly the same place only the first is drawn
+MOST_MARKS = 400  # of each kind; of marks at nearly the same place, only the first is drawn
 MOST_EVENTS = 200
 NODES = 6
 FAMILIES = {

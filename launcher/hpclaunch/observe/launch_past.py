@@ -45,7 +45,7 @@ class Save:
 class LaunchPast:
     """The past of a launch, in the order of time."""
 
-    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: what it did from each time on
+    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: (since when, what it did)
     saves: tuple[Save, ...] = ()
     happenings: tuple[Happening, ...] = ()
 

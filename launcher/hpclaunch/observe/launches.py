@@ -106,7 +106,7 @@ def account(launches: Sequence[Launch]) -> Account:
 
 
 def round_ends(launches: Sequence[Launch]) -> list[RoundEnded]:
-    """Return the rounds of all launches that ended early, in the order of time."""
+    """Return the early ends of rounds in all launches, in the order of time."""
     return sorted((end for each in launches for end in each.ends), key=lambda end: end.at)
 
 

@@ -104,8 +104,8 @@ class Notifications:
     def _exhausted(
         self, spares: set[str], number: int | None = None, nodes: int = 0
     ) -> Iterator[Notification]:
-        """Set the spares, of the round `number` or of the running one. Yield a notification if the
-        last spare is gone.
+        """Set the spares. Yield a notification if the last one is gone, with the round `number`, or
+        by default the running one.
         """
         had, self._spares = self._spares, spares
         if had and not spares:

@@ -35,7 +35,7 @@ Curve = list[list[Point]]  # pieces, with gaps between them
 
 @value(frozen=True)
 class Loss:
-    """Seat seconds until a time that were no training, and the share of training."""
+    """Seat seconds until `at` for all but training, and the share of training."""
 
     at: float
     overhead: float

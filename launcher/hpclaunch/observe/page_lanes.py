@@ -20,7 +20,7 @@ FEW_RANKS = 16  # with a lane each; with more ranks, each node has one
 MOST_LANES = 96  # of more nodes, several consecutive ones share a lane
 MOST_BARS = 5_000  # on a page: of more, the shortest are merged
 
-# The categories in the order in which a round goes through them, without those beside it.
+# The order in which a job goes through its categories. SPARE and LOST have no place in it.
 IN_ORDER = (
     *(Category.SCRIPT, Category.WAITING, Category.START, Category.IMPORTS, Category.RENDEZVOUS),
     *(Category.LOADING, Category.TRAINING, Category.SAVING, Category.REDONE, Category.DETECTION),
@@ -84,9 +84,9 @@ def agent_bars(
     until: float,
     least: float,
 ) -> list[Bar]:
-    """Return the bars of an agent. `uses` is what its node did from each time on, UNKNOWN while it
-    had workers; `rounds` has the begin and the end of each round, and `until` is the end of the
-    launch. Saves of less than `least` seconds are left out.
+    """Return the bars of an agent. `uses` has the times at which its node began another category;
+    UNKNOWN means that it had workers. `rounds` has the begin and the end of each round, and `until`
+    is the end of the launch. Saves of less than `least` seconds are left out.
     """
     own = defaultdict[int, list[AgentMoment]](list)
     for moment in history.moments:

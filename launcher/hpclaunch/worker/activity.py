@@ -30,7 +30,7 @@ CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarte
 BYTES = 1 << 16
 FAULTS = 16  # pages of memory; one fault may map several
 LOOKS = 5  # at a thread that runs
-# Further fields of /proc/PID/stat, each also with those of children that have ended.
+# Further fields of /proc/PID/stat; each slice includes the counts of children that have ended.
 PAGE_FAULTS, CPU_TIMES = slice(7, 11), slice(11, 15)
 THREADS = 17
 

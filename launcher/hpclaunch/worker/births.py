@@ -2,8 +2,8 @@
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. The store process is always forked from the template, which is started on
-the store's first connection if not before. A start waits for the template's first successor: what
-it imports, every worker would have to import itself.
+the store's first connection if not before. A start waits for the template's first successor, since
+every worker would have to repeat its imports otherwise.
 
 Once a worker has become a new interpreter (`site/_hpclaunch_restart.py`), later rounds of this
 launch start cold.
@@ -95,7 +95,7 @@ class Births:
         """Start these workers, as soon as it is known whether warm or cold."""
         self._request = request
         if request.warm and self.template.state is State.NONE and not self._must_be_cold:
-            self.start_template()  # the last time, it was impossible
+            self.start_template()  # the last attempt has failed
         self.proceed()
 
     def proceed(self) -> None:

@@ -18,7 +18,7 @@ class Worker(Message):
     out: str  # a file, or for the template also a terminal
     err: str
     stdin: str = ""  # a file; "": it inherits the agent's
-    cpus: list[int] = []  # noqa: RUF012 frozen. To bind it to; none: those of its agent
+    cpus: list[int] = []  # noqa: RUF012 frozen. CPUs to bind it to; []: the agent's
 
 
 class Step(Message):
@@ -164,7 +164,7 @@ class Template(Message):
 
 
 class PassedOver(Message):
-    """The template does not import a module, since workers would differ from fresh interpreters."""
+    """The template does without a module that cannot be imported, or that a fork could break."""
 
     module: str
     why: str

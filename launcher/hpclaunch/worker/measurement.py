@@ -58,8 +58,8 @@ LIMIT = 90.0  # seconds for what a rank does on its own, and for what the pairs 
 KERNEL_LIMIT = 30.0  # seconds in which a GPU must be done with what takes milliseconds
 LINK_LIMIT = 20.0  # seconds in which a pair must be done with what takes milliseconds
 SPAN = 0.3  # seconds of each measurement, long compared to a time slice of the scheduler
-WINDOWS = 5  # of time, at least, so that there is a best one
-MANY = 200  # windows at most
+WINDOWS = 5  # timed repetitions of each measurement, at least
+MANY = 200  # repetitions at most
 NO_ANSWER = "no longer answers: it hangs, or its node does"
 SILENT = Fault(FaultKind.SILENT, NO_ANSWER)
 BLOCK = 64  # rows after which the exact matrices repeat
@@ -98,7 +98,7 @@ class Device:
                 raise RuntimeError(f"the GPU is not done after {limit:.0f} s")
 
     def speed(self, run: Callable[[], object], amount: float) -> Speed:
-        """Return the speed of `run`, in `amount` per second."""
+        """Return the speed of `run` in work per second; each call does `amount`."""
         windows: list[float] = []
         end = time.monotonic() + SPAN
         run()

@@ -70,7 +70,7 @@ class NoticeBoard:
         return self._socket is not None and time.monotonic() < self._until
 
     def serve(self, seconds: float, *others: Readable) -> None:
-        """Wait at most so many seconds for questions or one of the `others`, and answer those."""
+        """Wait at most so many seconds for questions or one of the `others`. Answer questions."""
         listener = self._socket
         ends = [*self._asking] if listener is None else [listener, *self._asking]
         for end in select.select([*ends, *others], [], [], seconds)[0]:

@@ -22,7 +22,7 @@ ANOTHERS = "it belongs to another user"
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory with mode 0700, and so every one above it that is missing.
+    """Make a directory with mode 0700, and likewise each missing directory above it.
 
     One that is there keeps its mode.
     """

@@ -119,7 +119,7 @@ NS = 1e9
 SMALL = 1 << 16  # bytes
 TICKS = os.sysconf("SC_CLK_TCK")  # in a second
 MACHINE = os.uname().machine
-# Fields of /proc/PID/stat after the name. CPU_TIMES and STARTED, since the boot, are in ticks.
+# Fields of /proc/PID/stat after the name. CPU_TIMES is in ticks, STARTED in ticks since the boot.
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
 CPU_TIMES = slice(11, 13)
 
@@ -183,14 +183,14 @@ def tracer_of(pid: int) -> int:
 
 
 def ran(process: int | str) -> float:
-    """Return the seconds for which PID, by its main thread, or PID/task/TID has run; 0.0 if it has
-    ended, or this kernel does not count them."""
+    """Return the seconds for which a thread has run; 0.0 if it has ended, or this kernel does not
+    count them. `process` is PID/task/TID, or PID for the main thread."""
     return _scheduled(process, 0) or 0.0
 
 
 def queued(process: int | str) -> float | None:
-    """Return the seconds for which PID, by its main thread, or PID/task/TID could have run but had
-    no CPU; None if it has ended, or this kernel does not count them."""
+    """Return the seconds for which a thread could have run but had no CPU; None if it has ended, or
+    this kernel does not count them. `process` is as for `ran`."""
     return _scheduled(process, 1)
 
 

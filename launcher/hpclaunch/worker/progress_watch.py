@@ -237,7 +237,7 @@ class ProgressWatch:
         """Return (milliseconds that a worker has spent on each of layout.SPENDING, on average;
         which of these the workers do now).
 
-        If they do different things, those that are ahead wait for the others, or for a save.
+        If they differ, SAVING counts, or else the earliest one: those that are ahead wait for it.
         """
         if not self._workers:
             return [0] * len(layout.SPENDING), layout.TRAINING

@@ -16,7 +16,7 @@ from typing import Any
 
 from .site import _hpclaunch_layout as layout
 
-LEVELS = 10  # of lists and objects in each other; torch's recorder has 5
+LEVELS = 10  # of nested lists and objects; torch's recorder has 5
 PHASES = (*layout.PHASES, "other")  # names, by `Slot.phase`
 MOST_READS = 100  # of a slot that changes while it is read
 

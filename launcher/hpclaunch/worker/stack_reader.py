@@ -132,7 +132,7 @@ def locked(file: FileIO) -> bool:
 
 
 def workers_of(job: str | None) -> Iterator[FoundWorker]:
-    """Yield the workers of this user, of one job or for None of all."""
+    """Yield the workers of this user in a job, or in all jobs if that is None."""
     for server in all_pids():
         try:
             if not _is_own(server):

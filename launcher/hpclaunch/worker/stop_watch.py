@@ -34,7 +34,7 @@ class StopWatch:
             self._since = {}
         self._since = {pid: self._since.get(pid, now) for pid in stopped}
         over = [pid for pid, since in self._since.items() if now >= since + self._limit]
-        # The SIGCHLD of another process must not postpone the end of an earlier one's time.
+        # A look for one process must not postpone the deadline of another.
         ends = (since + self._limit for since in self._since.values())
         next_end = min((end for end in ends if end > now), default=math.inf)
         self.due = min(now + PERIOD, next_end) if self._since else math.inf

@@ -24,8 +24,8 @@ class Store:
     """
 
     def __init__(self) -> None:
-        self.pid = 0  # of the process that serves this round's
-        self.port = 0  # of this round's
+        self.pid = 0  # of the process that serves this round's store
+        self.port = 0  # of this round's store
         self.asked = False  # the process is being forked
         self.errors = ""  # the file for that process's errors
         self.wanted = False  # a process is to take the socket over
@@ -111,7 +111,7 @@ class Store:
         self.unguard_round()
 
     def unguard_round(self) -> None:
-        """Let all connections to the round's store be refused at once, since nobody serves it."""
+        """Remove the guard of the round's store: without a process, connections are refused."""
         if self._guard_of_round is not None:
             self._guard_of_round.close()
         self._guard_of_round = None

@@ -18,9 +18,9 @@ from .messages import decode
 from .processes import Spawner
 from .template_messages import NO_TORCH, REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
 
-MOST_ENDS = 10  # of templates, which only fork: after so many, something keeps killing them
+MOST_ENDS = 10  # of templates; after more, something keeps killing them
 MOST_RENEWALS = 6  # attempts to import a lesson, each without the module that ended the one before
-LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
+LIMIT = 15.0  # seconds that a start waits for a successor, whose imports each worker would repeat
 IDLE_LIMIT = 600.0  # seconds for a successor that no start waits for
 LEFT = 0  # exit code of a template that leaves, perhaps because of a module that it has named
 

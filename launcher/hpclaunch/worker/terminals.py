@@ -199,7 +199,7 @@ def _set_size(fd: int, size: Size) -> None:
 
 
 def _become_copier(channel: socket.socket) -> None:
-    """Run as the copier, in a fork of the fork server of which nothing is kept."""
+    """Run as the copier in a fork of the fork server. Keep nothing of the fork server."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
