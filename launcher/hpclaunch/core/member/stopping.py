@@ -39,9 +39,9 @@ class Stopping:
     def begin(self, now: float, *, lost: bool) -> None:
         """Start the grace period: the workers were sent a signal.
 
-        `lost`: a worker has failed, so the others may be waiting for it in a collective, where
-        their signal handlers cannot run. Then only workers that are doing something get the full
-        grace period; idle ones are killed earlier.
+        `lost`: workers may wait in a collective for others that are gone, where their signal
+        handlers cannot run. Then only workers that are doing something get the full grace period;
+        idle ones are killed earlier.
         """
         if self._leftovers:
             self._kill_leftovers_soon(now)

@@ -228,16 +228,20 @@ def states_of(wanted: bytes) -> "list[bytes]":
     """Return the states, as in proc(5), of this process's other threads with this name."""
     from _thread import get_native_id
 
-    states = []
     try:
-        for thread in set(os.listdir("/proc/self/task")) - {str(get_native_id())}:
+        threads = set(os.listdir("/proc/self/task")) - {str(get_native_id())}
+    except OSError:
+        return []  # this process has too many open files
+    states = []
+    for thread in threads:
+        try:
             with open(f"/proc/self/task/{thread}/stat", "rb") as f:
                 _, _, rest = f.read().partition(b"(")
-            name, _, rest = rest.rpartition(b") ")
-            if name == wanted:
-                states.append(rest[:1])
-    except OSError:
-        pass  # a thread has ended meanwhile, or this process has too many open files
+        except OSError:
+            continue  # the thread has ended meanwhile
+        name, _, rest = rest.rpartition(b") ")
+        if name == wanted:
+            states.append(rest[:1])
     return states
 
 
