@@ -123,6 +123,8 @@ class LedgerCheck:
             last = min([last, *(worker.stopped_at for worker in world.workers)])
             found_out = not stopped or last >= world.still_since + plan.job.timing.hang + HEARD
             end = min([*failed, world.still_since if plan.coupled and found_out else math.inf])
+            if plan.coupled and not stopped and last < world.awake_since + HEARD:
+                end = min(end, world.rested_since)  # nobody has heard that the rest is over
             for worker in world.workers:
                 until = min(self.sim.now, worker.ended_at)
                 if not stopped:

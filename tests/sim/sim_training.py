@@ -58,6 +58,7 @@ class Round:
     still_since: float = math.inf  # since when it does, and in a coupled training all do nothing
     still_until: float = math.inf  # it only rests, and uses the CPU
     awake_since: float = -math.inf  # it did
+    rested_since: float = math.inf  # and had done so since then
     workers: list[Worker] = field(default_factory=list)
     exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
     leaves: bool | None = None  # its workers do when they have notice
@@ -158,7 +159,8 @@ class Training:
 
     def _wake(self, this: Round) -> None:
         if all(worker.stopped_at > self.sim.now for worker in this.workers):
-            this.culprit, this.still_since, this.awake_since = None, math.inf, self.sim.now
+            this.rested_since, this.awake_since = this.still_since, self.sim.now
+            this.culprit, this.still_since = None, math.inf
         for worker in this.workers:
             self.run_deferred(worker)
 
