@@ -214,20 +214,25 @@ def test_a_pattern_that_goes_through_too_much_says_so(tmp_path, monkeypatch):
         finding.search(f"{tmp_path}/**")
 
 
+def refuse_to_list(monkeypatch, name, number):
+    """Let the directories of this name fail with this error when they are listed."""
+    listed = os.scandir
+
+    def scandir(path: str):
+        if os.path.basename(path) == name:
+            raise OSError(number, os.strerror(number), path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
 def test_what_is_somebody_elses_below_a_pattern(tmp_path, monkeypatch):
     """A pattern passes over a directory that cannot be listed; an error is raised only where the
     user means just this directory."""
     (tmp_path / "private").mkdir()
     (tmp_path / "run").mkdir()
     good = save(tmp_path / "run" / "step-1.pt", at=100)
-    listed = os.scandir
-
-    def scandir(path: str):
-        if os.path.basename(path) == "private":
-            raise PermissionError(13, "Permission denied", path)
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
+    refuse_to_list(monkeypatch, "private", errno.EACCES)
     for pattern in ("*", "**"):
         assert newest(tmp_path / pattern) == (str(good), [])
     for where in ("private", "priv*"):
@@ -268,14 +273,7 @@ def test_a_directory_that_cannot_be_read_at_the_moment_fails_the_search(tmp_path
     (tmp_path / "broken").mkdir()
     (tmp_path / "run").mkdir()
     save(tmp_path / "run" / "step-1.pt", at=100)
-    listed = os.scandir
-
-    def scandir(path: str):
-        if os.path.basename(path) == "broken":
-            raise OSError(5, "Input/output error", path)
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
+    refuse_to_list(monkeypatch, "broken", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         finding.search(str(tmp_path / "*"))
 
