@@ -41,8 +41,8 @@ class Task:
 def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[Shares]:
     """Distribute the GPUs of one node. `tasks` are in the order of their local ranks.
 
-    Tasks that may use the same GPUs are treated as one task. With no more workers than GPUs, worker
-    k gets the k-th GPU; with more, neighbours share one.
+    Tasks that may use the same GPUs are treated as one task. Worker k gets the k-th GPU. If there
+    are more workers than GPUs, neighbours share one.
 
     Workers are isolated (each sees its own GPUs only) if a GPU is shared, if the local rank is not
     the index of the worker's GPU in its task, and on MIG instances, since CUDA shows a process only
