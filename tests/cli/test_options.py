@@ -188,7 +188,7 @@ def table():
     torch that has it first)."""
     rows = {}
     for line in TABLE.read_text().splitlines():
-        if line.startswith("| `"):
+        if line.startswith("| `-"):
             names, *rest = (cell.strip() for cell in line.strip("|").split(" | "))
             names = re.findall(r"`(.+?)`", names)
             for name in names:

@@ -227,12 +227,12 @@ def test_times_that_the_page_on_faults_states() -> None:
 def test_every_variable_of_ours_is_described() -> None:
     sources = [*(ROOT / "launcher/hpclaunch").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
     used = {name for path in sources for name in VARIABLE.findall(path.read_text())}
-    described = VARIABLE.findall(section(DOCS / "commands.md", "Environment variables"))
+    described = VARIABLE.findall(section(DOCS / "options.md", "Environment variables"))
     assert sorted(described) == sorted(used)
 
 
 def test_every_command_is_in_the_table() -> None:
-    cells = " ".join(row[0] for row in rows((DOCS / "commands.md").read_text()))
+    cells = " ".join(row[0] for row in rows(section(DOCS / "options.md", "Commands")))
     assert not [command for command in COMMANDS if not re.search(rf"`[^`]*\b{command}\b", cells)]
 
 
