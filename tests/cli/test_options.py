@@ -187,8 +187,8 @@ def table():
     """The rows by each spelling: (all spellings, variable, torchrun's default, ours, status, the
     torch that has it first)."""
     rows = {}
-    for line in TABLE.read_text().splitlines():
-        if line.startswith("| `-"):
+    for line in TABLE.read_text().partition("\n## Options\n")[2].splitlines():
+        if line.startswith("| `"):
             names, *rest = (cell.strip() for cell in line.strip("|").split(" | "))
             names = re.findall(r"`(.+?)`", names)
             for name in names:
