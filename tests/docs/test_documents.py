@@ -38,9 +38,9 @@ PAGES = [
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "bench/results/README.md")),
     *sorted(DOCS.glob("*.md")),
 ]
-BLOCK = re.compile(r"^```(?:bash|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Before the launcher: a prompt, variables, and a step with its options
-COMMAND = re.compile(r"^(?:\$ )?(?:srun (?:-\S+ )*)?hpclaunch (?=\S)(.*)$", re.MULTILINE)
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Before the launcher: a step with its options
+COMMAND = re.compile(r"^(?:srun (?:-\S+ )*)?hpclaunch (?=\S)(.*)$", re.MULTILINE)
 # A whole command in the middle of a sentence or a table, not one that is cut off with "..."
 INLINE = re.compile(r"`(?:srun )?hpclaunch (--?[a-z][^`]*\.py[^`]*)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
