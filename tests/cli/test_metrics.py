@@ -25,7 +25,7 @@ from test_status import runs, stepping, waiting
 pytestmark = pytest.mark.starts
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
-PAGE = DASHBOARD.with_name("metrics.md")
+PAGE = DASHBOARD.with_name("watching.md")
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 

@@ -187,7 +187,7 @@ def table():
     """The rows by each spelling: (all spellings, variable, torchrun's default, ours, status, the
     torch that has it first)."""
     rows = {}
-    for line in TABLE.read_text().splitlines():
+    for line in TABLE.read_text().partition("\n## Options\n")[2].splitlines():
         if line.startswith("| `"):
             names, *rest = (cell.strip() for cell in line.strip("|").split(" | "))
             names = re.findall(r"`(.+?)`", names)

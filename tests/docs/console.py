@@ -1,6 +1,7 @@
-"""The commands that a document shows in its ```console blocks, and what it says they print.
+"""The commands that a document shows in its ```bash blocks, and what it says they print.
 
-    $ command              a command; `> ` continues it
+A ```text block that follows a ```bash block has what its commands print; without one it is nothing:
+
     what it prints         matches when only long numbers (ids, ports, times) and fractions differ
     ...                    any lines, or none; within a line, the rest of it or a part
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ANY = "..."
 NUMBER = r"\d+\.\d+|\d{4,}"
+BLOCKS = re.compile(r"^```bash\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 BUSY = "^hpclaunch: on .*: load: "  # what the launcher says of a host on which others compute
 
 
@@ -27,25 +29,16 @@ class Step:
 
 
 def sections(path: Path) -> dict[str, list[Step]]:
-    """Return the steps below every heading that has any."""
+    """Return the steps below every heading of the second level that has any."""
     found: dict[str, list[Step]] = {}
-    for part in re.split(r"^## ", path.read_text(), flags=re.MULTILINE):
+    for part in re.split(r"^## ", path.read_text(), flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
-        blocks = re.findall(r"^```console\n(.*?)^```$", body, re.MULTILINE | re.DOTALL)
+        blocks = BLOCKS.findall(body)
+        shown = [text for _, text in blocks if text]
+        assert len(shown) == body.count("\n```text\n"), f"{title}: what prints each text?"
         if blocks:
-            found[title] = [step for block in blocks for step in _steps(block)]
+            found[title] = [Step(command, tuple(text.splitlines())) for command, text in blocks]
     return found
-
-
-def _steps(block: str) -> list[Step]:
-    shown = re.split(r"^\$ ", block, flags=re.MULTILINE)
-    assert shown[0] == "", f"a block begins with a command: {block}"
-    steps = []
-    for text in shown[1:]:
-        first, *rest = text.splitlines()
-        more = [line[2:] for line in rest if line.startswith("> ")]
-        steps.append(Step("\n".join([first, *more]), tuple(rest[len(more) :])))
-    return steps
 
 
 def follow(steps: list[Step], run: Callable[[str], str], names: dict[str, str]) -> None:

@@ -38,9 +38,9 @@ PAGES = [
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "bench/results/README.md")),
     *sorted(DOCS.glob("*.md")),
 ]
-BLOCK = re.compile(r"^```(?:bash|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Before the launcher: a prompt, variables, and a step with its options
-COMMAND = re.compile(r"^(?:\$ )?(?:srun (?:-\S+ )*)?hpclaunch (?=\S)(.*)$", re.MULTILINE)
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Before the launcher: a step with its options
+COMMAND = re.compile(r"^(?:srun (?:-\S+ )*)?hpclaunch (?=\S)(.*)$", re.MULTILINE)
 # A whole command in the middle of a sentence or a table, not one that is cut off with "..."
 INLINE = re.compile(r"`(?:srun )?hpclaunch (--?[a-z][^`]*\.py[^`]*)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
@@ -48,7 +48,7 @@ TABLE = re.compile(r"^\| option \|.*\n\| ---.*\n((?:\|.*\n)+)", re.MULTILINE)
 VARIABLE = re.compile(r"\bHPCLAUNCH_[A-Z_]+\b")
 # Whose options the tables of a page have, where they are not the launcher's; see also
 # tests/cli/test_options.py for docs/options.md, and tests/cli/test_sbatch.py for docs/slurm.md.
-OPTIONS_OF = {"doctor.md": "doctor", "files.md": "replay", "slurm.md": "sbatch"}
+OPTIONS_OF = {"install.md": "doctor", "files.md": "replay", "slurm.md": "sbatch"}
 
 
 def name(page: Path) -> str:
@@ -227,12 +227,12 @@ def test_times_that_the_page_on_faults_states() -> None:
 def test_every_variable_of_ours_is_described() -> None:
     sources = [*(ROOT / "launcher/hpclaunch").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
     used = {name for path in sources for name in VARIABLE.findall(path.read_text())}
-    described = VARIABLE.findall(section(DOCS / "commands.md", "Environment variables"))
+    described = VARIABLE.findall(section(DOCS / "options.md", "Environment variables"))
     assert sorted(described) == sorted(used)
 
 
 def test_every_command_is_in_the_table() -> None:
-    cells = " ".join(row[0] for row in rows((DOCS / "commands.md").read_text()))
+    cells = " ".join(row[0] for row in rows(section(DOCS / "options.md", "Commands")))
     assert not [command for command in COMMANDS if not re.search(rf"`[^`]*\b{command}\b", cells)]
 
 

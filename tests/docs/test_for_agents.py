@@ -1,4 +1,4 @@
-"""docs/for-agents.md and docs/commands.md: the fields and the codes that they name are there."""
+"""docs/for-agents.md and docs/options.md: the fields and the codes that they name are there."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_stages_are_all_named() -> None:
 
 
 def test_every_exit_code_of_ours_is_in_the_table() -> None:
-    known = codes("commands")
+    known = codes("options")
     assert {f"{code}" for name, code in vars(model).items() if name.startswith("EXIT_")} <= known
     assert {"0", "2", "75"} <= codes("for-agents") <= known
 

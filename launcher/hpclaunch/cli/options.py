@@ -354,7 +354,7 @@ def _add_output(add: Callable[..., None]) -> None:
         metavar="WHERE",
         help="offer metrics to Prometheus: PORT listens on loopback, ADDRESS:PORT elsewhere; "
         "FILE.prom, or a directory with a / in its name, is for the textfile collector of "
-        "node_exporter (docs/metrics.md)",
+        "node_exporter (docs/watching.md)",
     )
     add(
         "--metrics-ranks",
@@ -366,7 +366,7 @@ def _add_output(add: Callable[..., None]) -> None:
         type=values.given,
         metavar="COMMAND",
         help="a shell command to run for each event of the job, with the event as JSON on its "
-        "standard input (docs/metrics.md)",
+        "standard input (docs/watching.md)",
     )
     add(
         "-r",
