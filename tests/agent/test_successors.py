@@ -63,7 +63,7 @@ def test_a_helper_that_the_next_request_starts_is_not_said_to_be_gone_for_good(c
     recorded = []
     is_replaced = Successors("n1", recorded.append)
     assert [is_replaced(Reading()) for _ in range(MOST + 1)][-1] is False
-    again = "was killed again and again, and starts again only when it is needed"
+    again = "was killed again and again, and now starts only when it is needed"
     assert again in words(recorded[-1])
 
 

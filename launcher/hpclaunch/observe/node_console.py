@@ -180,7 +180,7 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
     if fact.is_replaced:
         how += " and replaced" if fact.was_killed else " and was replaced"
     elif fact.kind in ON_REQUEST:
-        how += " again and again, and starts again only when it is needed"
+        how += " again and again, and now starts only when it is needed"
     else:
         how += " again and again, and is not replaced"
     lost = f": {LOST_WITH[fact.kind]}" if fact.kind in LOST_WITH else ""
