@@ -4,7 +4,7 @@
 One JSON object per line; lines are only ever appended:
 
     {"time", "format", "version", "launch", "host", "incarnation"}    an agent's run begins, or
-                                                                      goes on after lost lines
+                                                                      continues after lost lines
     {"time", "fact": NAME, ...}                                       a fact, with its fields
     {"time", "lost"}                              so many lines before this are missing
 
@@ -119,7 +119,7 @@ def _runs(lines: list[bytes]) -> list[AgentFacts]:
                     names = (value["launch"], value["host"], value["incarnation"])
                     run = AgentFacts(*msgspec.convert(names, tuple[str, str, str]))
                     if before is not None and replace(before, facts=[]) == run:
-                        run = before  # it goes on after lost lines
+                        run = before  # it continues after lost lines
                     else:
                         found.append(run)
             elif run is not None and "fact" in value:
