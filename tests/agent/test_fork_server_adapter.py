@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ class DeadClient:
     """A client whose process was killed, and has no successor."""
 
     lost, survivors, heard = False, False, True
+    gone = True
 
     def fileno(self):
         return FD
@@ -26,6 +28,9 @@ class DeadClient:
     def hear(self):
         self.lost = True
         return []
+
+    def is_gone(self):
+        return self.gone
 
     def successor(self):
         raise OSError(errno.EAGAIN, "no further process")
@@ -49,11 +54,25 @@ def fork_server():
     return ForkServer(context, DeadClient(), None, LastWords(logs), None, None, None)
 
 
+UNFIT = [
+    events.HealthFound("the fork server cannot be started again: no further process"),
+    events.WorkersGone(),
+]
+
+
 def test_a_node_where_the_fork_server_cannot_start_again_is_unfit(fork_server):
-    assert list(fork_server.ready({FD}, 0.0)) == [
-        events.HealthFound("the fork server cannot be started again: no further process"),
-        events.WorkersGone(),
-    ]
+    assert list(fork_server.ready({FD}, 0.0)) == []
+    assert fork_server.update(fork_server.deadline()) == UNFIT
+
+
+def test_the_loop_runs_while_the_workers_of_a_dead_fork_server_end(fork_server):
+    fork_server._client.gone = False
+    assert list(fork_server.ready({FD}, 0.0)) == []
+    for _ in range(3):
+        assert fork_server.update(fork_server.deadline()) == []
+    fork_server._client.gone = True
+    assert fork_server.update(fork_server.deadline()) == UNFIT
+    assert fork_server.deadline() == math.inf
 
 
 def test_the_store_for_the_next_round_ends_the_wait_for_gpus_of_the_last(fork_server, monkeypatch):

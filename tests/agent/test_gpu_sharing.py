@@ -137,13 +137,14 @@ def test_a_daemon_of_somebody_else_is_awaited_and_may_stay_occupied(sharing, rec
     assert gone == events.WorkersGone()
 
 
-def test_a_keeper_that_is_killed_is_replaced_and_asked_again_once(sharing):
+def test_a_keeper_that_ends_is_replaced_and_asked_again_once(sharing, recorded):
     prepare(sharing)
     assert hear(sharing, lost=True) == []
     first, second = Keeper.made
     assert second.asked == first.asked == [3]
     assert hear(sharing, lost=True) == [events.GpusReady(3)]  # without MPS
     assert Keeper.made[-1].asked == []
+    assert "the process that keeps it has ended repeatedly" in words_of_node(recorded[-1])
 
 
 def test_without_a_keeper_workers_take_turns_and_the_next_round_tries_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +21,11 @@ class Service:
     """A log service that accepts lines unless it has `stalled`."""
 
     def __init__(self):
-        self.lines, self.stalled = [], False
+        self.lines, self.stalled, self.unwritten = [], False, Counter()
+        self.names = set()
 
     def append(self, directory, name, text):
+        self.names.add(name)
         if not self.stalled:
             self.lines += map(json.loads, text.splitlines())
         return not self.stalled
@@ -97,6 +100,18 @@ def test_a_title_that_a_stalled_directory_refuses_is_written_later(service, agen
     history.update(now)
     title, moment = service.lines
     assert (title["launch"], moment["round"]) == ("71.0", 1)
+
+
+def test_a_title_that_may_be_lost_on_a_full_disk_is_written_again(service, agent):
+    history = keeping(service, agent)
+    now = history.deadline()
+    history.update(now)
+    (name,) = service.names
+    service.unwritten[name], agent.member.round = 2, 1
+    history.update(now)
+    agent.member.round = 2
+    history.update(now)
+    assert [line.get("round") for line in service.lines] == [None, 0, None, 1, 2]
 
 
 def test_an_agent_without_workers_records_nothing(service, agent):

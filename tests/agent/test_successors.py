@@ -59,6 +59,19 @@ def test_a_helper_that_ends_again_and_again_is_not_replaced(clock):
     assert is_replaced(Serving())
 
 
+def test_a_helper_that_the_next_request_starts_is_not_said_to_be_gone_for_good(clock):
+    recorded = []
+    is_replaced = Successors("n1", recorded.append)
+    assert [is_replaced(Reading()) for _ in range(MOST + 1)][-1] is False
+    again = "was killed again and again, and now starts only when it is needed"
+    assert again in words(recorded[-1])
+    assert not is_replaced(Reading())
+    assert len(recorded) == MOST + 1  # it is said once
+    clock[0] += WITHIN
+    assert is_replaced(Reading())
+    assert len(recorded) == MOST + 2
+
+
 def test_a_helper_that_fails_by_itself_is_replaced_less_often(clock):
     recorded = []
     is_replaced = Successors("n1", recorded.append)

@@ -97,7 +97,7 @@ def test_a_job_that_saved_in_time_is_to_be_submitted_again(origin):
     assert "\n  advice: submit the job again: it continues from its newest checkpoint." in said
 
 
-@pytest.mark.parametrize("origin", ENDS_OF_SLURM)
+@pytest.mark.parametrize("origin", [Origin.TIME_LIMIT, Origin.PREEMPTION])
 def test_a_job_that_did_not_save_in_time_is_to_save_at_the_notice(origin):
     said = " ".join(at_head(*decided(origin)).split())
     assert "advice: let the script save when it has notice (hpclaunch.notice.due)" in said

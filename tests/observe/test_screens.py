@@ -185,7 +185,10 @@ SCREENS = (
         for kind, style in STYLES.items()
     }
     | {
-        f"top-{name}-{number}": (top_screen(LAUNCHES[name], state, STYLES["80"], 24), STYLES["80"])
+        f"top-{name}-{number}": (
+            top_screen(LAUNCHES[name], state, STYLES["80"], 24).lines,
+            STYLES["80"],
+        )
         for name in ("1024-ranks", "two-ranks", "spare", "member", "rendezvous")
         for number, state in enumerate(TOPS)
     }

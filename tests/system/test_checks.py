@@ -53,7 +53,12 @@ def test_an_address_of_this_host():
         ("NCCL_SOCKET_IFNAME", "=l", Grade.FAIL),
         ("NCCL_SOCKET_IFNAME", "=lo", Grade.OK),
         ("NCCL_SOCKET_IFNAME", "nope", Grade.FAIL),
+        ("NCCL_SOCKET_IFNAME", "=nope,lo", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "lo:1", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "=lo:1", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "nope,", Grade.FAIL),
         ("NCCL_SOCKET_IFNAME", "^nope", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "^nope,", Grade.OK),
         ("NCCL_SOCKET_IFNAME", "^=nope", Grade.OK),
     ],
 )

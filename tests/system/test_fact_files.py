@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -35,8 +36,8 @@ def written(file):
     return b"".join(file.lines._waiting.splitlines(keepends=True))
 
 
-def kept(directory, label, host, *facts):
-    service, file = LogServiceClient(), FactFile(directory, label, "71.0", host, "a")
+def kept(directory, label, host, *facts, incarnation="a"):
+    service, file = LogServiceClient(), FactFile(directory, label, "71.0", host, incarnation)
     for fact in facts:
         file.record(fact, time.time())
         file.lines.flush(service)
@@ -48,7 +49,7 @@ def kept(directory, label, host, *facts):
 def test_the_facts_of_each_start_of_an_agent(tmp_path):
     kept(tmp_path, "0", "n1", NodeLost("n2", f"no {OLD_NAME}"))
     kept(tmp_path, "1", "n2", HeadAwaited("n2", "n1", 10.0, ""))
-    kept(tmp_path, "0", "n1", NodeHeard("n2"))
+    kept(tmp_path, "0", "n1", NodeHeard("n2"), incarnation="b")
     found, unknown = fact_files.read(tmp_path)
     assert [(run.host, [fact for _, fact in run.facts]) for run in found] == [
         ("n2", [HeadAwaited("n2", "n1", 10.0, "")]),
@@ -94,6 +95,38 @@ def test_lines_that_are_cut_off_or_make_no_sense_are_left_out(tmp_path):
     assert unknown == []
     path.write_bytes(older + line)
     assert fact_files.read(tmp_path) == ([], ["facts.jsonl"])
+
+
+class FullDisk:
+    """A log service that loses all lines until `has_room`, and then reports how many."""
+
+    def __init__(self):
+        self.wanting, self.has_room = False, False
+        self.unwritten, self.text = Counter(), ""
+
+    def append(self, directory, name, text, *, is_last=False):
+        if self.has_room:
+            self.text += text
+        else:
+            self.unwritten[name] += text.count("\n")
+        return True
+
+
+def test_facts_after_lost_lines_are_those_of_the_same_run(tmp_path):
+    disk, file = FullDisk(), FactFile(tmp_path, "0", "71.0", "n1", "a")
+    file.record(NodeHeard("n2"), 1.7e9)
+    file.lines.flush(disk)  # with the title
+    disk.has_room = True
+    for host in ("n3", "n4"):
+        file.lines.flush(disk)
+        file.record(NodeHeard(host), 1.7e9)
+        file.lines.flush(disk)
+        disk.unwritten["facts.jsonl"] += 1
+    (run,) = fact_files.of_lines(disk.text)
+    assert (run.launch, run.host, run.incarnation) == ("71.0", "n1", "a")
+    assert [fact for _, fact in run.facts] == [NodeHeard("n3"), NodeHeard("n4")]
+    lost = [json.loads(line).get("lost") for line in disk.text.splitlines()]
+    assert list(filter(None, lost)) == [2, 1]
 
 
 def test_what_is_no_file_of_ours_is_left_out(tmp_path):

@@ -503,6 +503,9 @@ def end_of(client):
         assert time.monotonic() < deadline
         select.select([client.server], [], [], 0.1)
         client.hear()
+    while not client.server.is_gone():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Dance(Message):

@@ -158,11 +158,36 @@ def parent(tmp_path, monkeypatch):
         os.waitpid(child, 0)
 
 
-def test_a_lost_helper_that_does_not_end_is_not_waited_for_for_ever(parent):
-    server, _ = parent
+def lose(server):
     while not server.lost:
         server.receive()
+
+
+def test_a_lost_helper_that_does_not_end_is_not_waited_for_for_ever(parent, monkeypatch):
+    server, _ = parent
+    monkeypatch.setattr("hpclaunch.system.shared.helper.GONE_LIMIT", LIMIT)
+    lose(server)
+    assert not server.is_gone()
+    assert not server.survivors
+    monkeypatch.setattr("hpclaunch.system.shared.helper.GONE_LIMIT", 0.0)
+    assert server.is_gone()
     assert server.survivors
+
+
+def poll(server):
+    while not server.is_gone():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", [poll, Parent.abandon, lambda server: server.end(0.0)])
+def test_the_children_of_a_lost_helper_are_killed(parent, monkeypatch, end):
+    monkeypatch.setattr("hpclaunch.system.shared.helper.GONE_LIMIT", LIMIT)
+    server, child = parent
+    lose(server)
+    server._process.kill()
+    end(server)
+    assert not psutil.pid_exists(child)
+    assert not server.survivors
 
 
 def test_a_helper_that_cannot_be_killed_is_not_waited_for_for_ever(parent, monkeypatch):

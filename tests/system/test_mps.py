@@ -129,6 +129,7 @@ class Agent:
         while not self.keeper.lost:
             assert time.monotonic() < deadline
             self.receive()
+        self.keeper.abandon()
 
 
 @pytest.fixture

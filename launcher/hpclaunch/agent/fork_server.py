@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ from ..core.protocol.node_facts import (
 from ..core.protocol.process_kinds import ProcessKind
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
+from ..system.shared.helper import AGAIN
 from ..worker import fork_server_messages as messages
 from . import evidence, sampling
 from .adapter import Adapter, Fd, Performs
@@ -75,6 +77,7 @@ class ForkServer(Adapter):
         self._note, self._record = context.note, context.record
         self._native_stacks = evidence.NativeStacks(context.errands)
         self._start = RoundStart(context, output, sharing)
+        self._look_at = math.inf  # when to check whether a lost fork server is gone
         self._is_in_order = False  # the agent ends in order, so no death notice is posted
         self._death_notice: tuple[int, str, bytes, str] | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
@@ -158,10 +161,20 @@ class ForkServer(Adapter):
         for reply in self._client.hear():
             yield from self._on_reply(reply)
         if self._client.lost:
-            yield from self._replace()
+            self._look_at = now
+
+    def deadline(self) -> float:
+        return self._look_at
+
+    def update(self, now: float) -> list[events.Event]:
+        """Replace a lost fork server once all of its workers have ended, which may take a while."""
+        if now < self._look_at:
+            return []
+        self._look_at = math.inf if self._client.is_gone() else now + AGAIN
+        return self._replace() if self._look_at == math.inf else []
 
     def _replace(self) -> list[events.Event]:
-        """Replace the fork server, which is dead. Its workers have died with it."""
+        """Replace the fork server, which is gone. Its workers are gone as well."""
         dead = self._client
         dead.abandon()
         self._logs.service.finish()

@@ -165,7 +165,7 @@ class GpuSharing(Adapter):
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """Replace the keeper. Its daemons have ended with it, so their clients, if any, fail."""
         keeper.abandon()
-        self._keeper, why = None, "the process that keeps it was killed again"
+        self._keeper, why = None, "the process that keeps it has ended repeatedly"
         if self._is_replaced(keeper):
             try:
                 self._keeper = keeper.successor()

@@ -15,11 +15,14 @@ WITHIN = 600.0  # seconds
 
 
 class Successors:
-    """A callable that records the end of a helper, and returns whether to replace the helper."""
+    """A callable that records the end of a helper, and returns whether to replace the helper. Ends
+    after the first refusal are not recorded: a request that is repeated may start one each second.
+    """
 
     def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
         self._host, self._record = host, record
         self._ends: dict[type[Helper], deque[float]] = defaultdict(lambda: deque(maxlen=MOST))
+        self._refused: set[type[Helper]] = set()  # since the last one that was replaced
 
     def __call__(self, ended: Helper) -> bool:
         ends, now = self._ends[type(ended)], time.monotonic()
@@ -28,7 +31,12 @@ class Successors:
         is_replaced = len(ends) < most or now >= ends[-most] + WITHIN
         ends.append(now)
         assert ended.kind is not None, "a helper that is replaced has a kind"
-        self._record(
-            HelperEnded(self._host, ended.kind, was_killed=was_killed, is_replaced=is_replaced)
-        )
+        if is_replaced:
+            self._refused.discard(type(ended))
+        if type(ended) not in self._refused:
+            self._record(
+                HelperEnded(self._host, ended.kind, was_killed=was_killed, is_replaced=is_replaced)
+            )
+        if not is_replaced:
+            self._refused.add(type(ended))
         return is_replaced

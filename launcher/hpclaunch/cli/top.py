@@ -99,7 +99,7 @@ def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> LaunchSn
         while state is not None:
             with found.watch(PAUSE) as stream:
                 while state is not None and not stream.over:
-                    _draw(launch, state, live, environ)
+                    state = _draw(launch, state, live, environ)
                     ready, _, _ = select.select([sys.stdin, stream], [], [], PAUSE)
                     if stream in ready:
                         for seen in stream.receive():
@@ -113,7 +113,7 @@ def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> LaunchSn
                     break
                 except launches.UnreachableError:
                     launch = status.aged(launch)
-                    _draw(launch, state, live, environ)
+                    state = _draw(launch, state, live, environ)
                     if select.select([sys.stdin], [], [], PAUSE)[0]:
                         state = _typed(state)
                 except launches.NoLaunchError:
@@ -121,11 +121,15 @@ def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> LaunchSn
     return None
 
 
-def _draw(launch: LaunchSnapshot, state: TopState, live: Live, environ: Mapping[str, str]) -> None:
+def _draw(
+    launch: LaunchSnapshot, state: TopState, live: Live, environ: Mapping[str, str]
+) -> TopState:
+    """Draw the screen, and return the state that it shows."""
     from rich.text import Text
 
-    lines = top_screen(launch, state, status.style(environ), live.console.height)
-    live.update(Text.from_ansi("\n".join(lines), no_wrap=True), refresh=True)
+    screen = top_screen(launch, state, status.style(environ), live.console.height)
+    live.update(Text.from_ansi("\n".join(screen.lines), no_wrap=True), refresh=True)
+    return screen.state
 
 
 def _typed(state: TopState) -> TopState | None:

@@ -15,6 +15,8 @@ LOST_WITH = {  # by process: what its end may mean for the user
     ProcessKind.LOGS: "lines may be missing here, and are in the files; the journal may have a gap",
     ProcessKind.GPUS: "check nvidia-smi on this host",
 }
+# Helpers that are not replaced at once after too many ends, but started for the next request.
+ON_REQUEST = {ProcessKind.CHECKPOINTS, ProcessKind.GPUS, ProcessKind.MPS}
 WITHOUT_MPS = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
     "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
@@ -174,9 +176,13 @@ def words_of_another_run(fact: facts.AnotherRun) -> str:
 
 
 def _helper_ended(fact: facts.HelperEnded) -> str:
-    done = "was killed" if fact.was_killed else "failed"
-    replaced = "and replaced" if fact.was_killed else "and was replaced"
-    how = f"{done} {replaced if fact.is_replaced else 'again and again, and is not replaced'}"
+    how = "was killed" if fact.was_killed else "failed"
+    if fact.is_replaced:
+        how += " and replaced" if fact.was_killed else " and was replaced"
+    elif fact.kind in ON_REQUEST:
+        how += " again and again, and now starts only when it is needed"
+    else:
+        how += " again and again, and is not replaced"
     lost = f": {LOST_WITH[fact.kind]}" if fact.kind in LOST_WITH else ""
     return f"the {NAMES[fact.kind]} on {fact.host} {how}{lost}"
 

@@ -84,18 +84,27 @@ class TopState:
         return replace(self, filter=self.filter + key) if len(key) == 1 else self
 
 
-def top_screen(launch: LaunchSnapshot, state: TopState, style: TextStyle, height: int) -> list[str]:
-    """Return at most `height` lines."""
+@value(frozen=True)
+class TopScreen:
+    """The lines of a screen, and the state that they show: it scrolls no further than the rows."""
+
+    lines: list[str]
+    state: TopState
+
+
+def top_screen(launch: LaunchSnapshot, state: TopState, style: TextStyle, height: int) -> TopScreen:
+    """Return a screen of at most `height` lines."""
     job = launch.job
     if job is None:
-        return head_lines(launch, style)[:height]
+        return TopScreen(head_lines(launch, style)[:height], state)
     above = [*head_lines(launch, style), ""]
     titles, *rows = _table(job, state, style)
     room = max(1, height - len(above) - 2)
     first = min(state.first, max(0, len(rows) - room))
     shown = rows[first : first + room]
     keys = _keys(state, first, len(shown), len(rows))
-    return [*above[: max(0, height - 3)], titles, *shown, style.line((keys, Colour.FAINT))][:height]
+    lines = [*above[: max(0, height - 3)], titles, *shown, style.line((keys, Colour.FAINT))]
+    return TopScreen(lines[:height], replace(state, first=first))
 
 
 def _table(job: JobSnapshot, state: TopState, style: TextStyle) -> list[str]:

@@ -204,26 +204,21 @@ def _become_copier(channel: socket.socket) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
+    for fd in (0, 1):
         os.dup2(null, fd)
     mine = channel.fileno()
     os.closerange(3, mine)
     os.closerange(mine + 1, os.sysconf("SC_OPEN_MAX"))
-    Copier(channel).run()
-
-
-def _open_for_data(file: str) -> int:
-    """Return a descriptor for the data of a stream, which is lost if its file cannot be opened."""
-    try:
-        return open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
+    Copier(channel, console=2).run()
 
 
 class Copier:
-    """The copier, which runs until neither streams nor the fork server are left."""
+    """The copier, which runs until neither streams nor the fork server are left. A stream whose
+    file cannot be opened is copied to the console.
+    """
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, console: int) -> None:
+        self._console = console
         self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
         self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
         self._end: float | None = None  # the time of its end, once the fork server is gone
@@ -239,6 +234,8 @@ class Copier:
                         self._do(self._channel, decode(REQUESTS, raw))
                 except EOFError:
                     self._channel, self._end = None, time.monotonic() + LINGER
+                    if self._console not in self._files.values():
+                        os.close(self._console)  # nobody who reads it waits for this process
 
     def _wait(self) -> set[int]:
         poll = select.poll()
@@ -256,7 +253,7 @@ class Copier:
             case Copy(file):
                 stream = channel.descriptors.pop(0)
                 os.set_blocking(stream, False)
-                self._files[stream] = _open_for_data(file)
+                self._files[stream] = self._open(file)
             case Flush():
                 for stream in [*self._files]:
                     self._copy(stream, MOST)
@@ -264,6 +261,16 @@ class Copier:
                     channel.send(Flushed().encoded())
             case _:
                 never(request)
+
+    def _open(self, file: str) -> int:
+        """Return a descriptor of a file, or of the console after a message with the reason."""
+        try:
+            return open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as e:
+            text = f"hpclaunch: {file}: {e.strerror}: its lines are only shown here\n"
+            with contextlib.suppress(OSError):
+                os.write(self._console, text.encode(errors="surrogateescape"))
+            return self._console
 
     def _copy(self, stream: int, most: int) -> None:
         """Copy at most so many bytes. Data that cannot be written to the file is lost."""
@@ -276,7 +283,9 @@ class Copier:
                 data = b""
             if not data:
                 os.close(stream)
-                os.close(self._files.pop(stream))
+                file = self._files.pop(stream)
+                if file != self._console:
+                    os.close(file)
                 return
             most -= len(data)
             with contextlib.suppress(OSError):

@@ -213,7 +213,7 @@ def test_the_whole_way_of_an_end(origin):
     row, way = ENDS[origin], WAYS[origin]
     crew = STORIES[origin](Requeueing())
     assert bool(crew.notices) == way.has_notice == (row.notice is not Notice.NEVER)
-    assert way.seeks_save == (row.code in (Code.LAST_SAVE, None))
+    assert way.seeks_save == (row.code in (Code.LAST_SAVE, EXIT_SAVED, None))
     if way.code is None:
         crew.until(200.0)
         assert row.code is None
@@ -235,6 +235,17 @@ def test_the_whole_way_of_an_end(origin):
 def test_without_a_save_an_end_that_workers_have_notice_of_has_another_code(origin):
     assert verdict(origin, "", saved=True).code == EXIT_SAVED
     assert verdict(origin, "", saved=False).code == 128 + TERM
+
+
+def test_workers_that_leave_after_a_users_notice_have_saved_or_are_done():
+    assert ENDS[Origin.NOTICE].code == EXIT_SAVED
+    crew = training()
+    crew.until(100.0)
+    crew.feed(0, Requested(Request.NOTICE))
+    crew.until(101.0)
+    take(crew)
+    leave(crew)
+    assert ended(crew).origin is Origin.DONE
 
 
 def test_the_table_has_all_origins_and_names_all_kinds():

@@ -260,8 +260,7 @@ def test_nothing_is_left_of_a_child_that_reads_a_pickle(service, tmp_path, is_ki
         os.kill(pid, signal.SIGKILL)
         while not service.lost:
             service.replies()
-    else:
-        service.close()
+    service.close()
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 

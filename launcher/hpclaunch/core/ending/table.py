@@ -98,7 +98,7 @@ ENDS = {
         moment="Slurm requeues it",
     ),
     Origin.NOTICE: Row(
-        code=Code.LAST_SAVE,
+        code=EXIT_SAVED,  # workers that have saved nothing count as done
         notice=Notice.AT_ONCE,
         next_run=NextRun.WANTED,
         kind=EndKind.TIME_LIMIT,

@@ -82,12 +82,14 @@ def _gloo(value: str, there: Mapping[str, Any]) -> bool:
 
 def _nccl(value: str, there: Mapping[str, Any]) -> bool:
     """Return whether NCCL would find an interface. The value has prefixes of names; `=` in front
-    means whole names, `^` all but these.
+    means whole names, `^` all but these. NCCL ignores empty names, and in each what follows `:`.
     """
-    names = value.lstrip("^=").split(",")
-    whole = "=" in value[:2]
+    chosen = value.removeprefix("^")
+    names = [name.partition(":")[0] for name in chosen.removeprefix("=").split(",")]
+    names = [name for name in names if name]
+    whole = chosen.startswith("=")
     hit = [n for n in there if (n in names if whole else n.startswith(tuple(names)))]
-    return len(hit) < len(there) if value.startswith("^") else bool(hit)
+    return len(hit) < len(there) if value.startswith("^") else bool(hit or not names)
 
 
 def clock(synchronised: bool | None) -> Finding:

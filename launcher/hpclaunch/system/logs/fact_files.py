@@ -3,7 +3,8 @@
 
 One JSON object per line; lines are only ever appended:
 
-    {"time", "format", "version", "launch", "host", "incarnation"}    an agent's run begins
+    {"time", "format", "version", "launch", "host", "incarnation"}    an agent's run begins, or
+                                                                      continues after lost lines
     {"time", "fact": NAME, ...}                                       a fact, with its fields
     {"time", "lost"}                              so many lines before this are missing
 
@@ -24,7 +25,7 @@ import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.protocol import facts
-from hpclaunch.core.protocol.values import field, value
+from hpclaunch.core.protocol.values import field, replace, value
 from hpclaunch.worker import private_files
 
 from ..shared import bounded_json, packing
@@ -43,23 +44,28 @@ class FactFile:
     def __init__(
         self, directory: Path | None, label: str, launch: str, host: str, incarnation: str
     ) -> None:
-        self._title: dict[str, Any] | None = {
+        self._title: dict[str, Any] = {
             "format": FORMAT,
             "version": __version__,
             "launch": launch,
             "host": host,
             "incarnation": incarnation,
         }
+        self._is_titled = False
         self.lines = AppendedLines(directory, name_of("facts", label), self._note_gap)
 
     def record(self, fact: facts.Fact, at: float) -> None:
         """Write a fact that was recorded at this time, in seconds since the epoch."""
-        if self._title is not None:
-            title, self._title = self._title, None
-            self._line(title)
+        if not self._is_titled:
+            self._write_title()
         self._line({"fact": type(fact).__name__, **msgspec.to_builtins(fact)}, at)
 
+    def _write_title(self) -> None:
+        self._is_titled = True
+        self._line(self._title)
+
     def _note_gap(self, lost: int) -> None:
+        self._write_title()  # the first one may be lost
         self._line({"lost": lost})
 
     def _line(self, value: dict[str, Any], at: float | None = None) -> None:
@@ -108,11 +114,14 @@ def _runs(lines: list[bytes]) -> list[AgentFacts]:
             if not isinstance(value, dict):
                 continue
             if "format" in value:
-                run = None
+                before, run = run, None
                 if value["format"] == FORMAT:
                     names = (value["launch"], value["host"], value["incarnation"])
                     run = AgentFacts(*msgspec.convert(names, tuple[str, str, str]))
-                    found.append(run)
+                    if before is not None and replace(before, facts=[]) == run:
+                        run = before  # it continues after lost lines
+                    else:
+                        found.append(run)
             elif run is not None and "fact" in value:
                 at = msgspec.convert(value["time"], float)
                 run.facts.append((at, msgspec.convert(value, type=KINDS[value["fact"]])))

@@ -1,11 +1,12 @@
 """The histories: `history-AGENT-TIME.jsonl` in the log directory, one for each start of an agent.
 
 The first line names the agent, and each other line is a moment. Lines are only ever appended; the
-last one may be cut off.
+last one may be cut off. After lost lines, which may have the first among them, it is repeated.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -54,18 +55,16 @@ def read(directory: Path) -> list[AgentHistory]:
 
 def _history(lines: list[bytes]) -> AgentHistory | None:
     """Return the history in a file; None if it is of another version, or without a title."""
-    moments = []
-    try:
-        first = packing.unpack(lines[0], HistoryTitle)
-    except (IndexError, msgspec.MsgspecError):
+    first: HistoryTitle | None = None
+    moments: list[AgentMoment] = []
+    for each in lines:
+        with contextlib.suppress(msgspec.MsgspecError):  # cut off, by a full disk or a lost node
+            if first is None:
+                first = packing.unpack(each, HistoryTitle)
+            else:
+                moments.append(packing.unpack(each, AgentMoment))
+    if first is None or first.format != FORMAT:
         return None
-    if first.format != FORMAT:
-        return None
-    for each in lines[1:]:
-        try:
-            moments.append(packing.unpack(each, AgentMoment))
-        except msgspec.MsgspecError:
-            continue  # cut off: by a full disk, or a node that was lost
     moments = [moment for moment in moments if is_sound(moment)]
     moments.sort(key=lambda moment: moment.at)
     return AgentHistory(first.launch, first.index, first.host, tuple(moments))

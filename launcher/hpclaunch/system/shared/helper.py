@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,7 +55,8 @@ _own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes t
 class Helper:
     """A helper process, and the agent's end of the socket to it.
 
-    `lost` is set once the process is gone, and `survivors` if it or a process below it could not be
+    `lost` is set once the process has closed its end. After that, call `is_gone` until it returns
+    True, or `abandon` or `end`. `survivors` is set if the process or one below it could not be
     killed.
     """
 
@@ -94,6 +95,7 @@ class Helper:
         _own[self._process.pid] = self.kind
         self.heard = False  # it has answered
         self.lost = False
+        self._lost_at = math.inf
         self.survivors = False
 
     def fileno(self) -> int:
@@ -110,13 +112,19 @@ class Helper:
         try:
             replies = self._lines.receive()
         except EOFError:
-            self.lost = True
-            if self.has_children:
-                self._end_orphans()
+            self.lost, self._lost_at = True, time.monotonic()
             _own.pop(self._process.pid, None)
             return []
         self.heard = True
         return replies
+
+    def is_gone(self) -> bool:
+        """Return whether a lost process and all below it have ended, after killing what is left.
+        After GONE_LIMIT, set `survivors` and return True.
+        """
+        left = self._process.poll() is None or _kill(self._orphans())
+        self.survivors = left and time.monotonic() >= self._lost_at + GONE_LIMIT
+        return self.survivors or not left
 
     def was_killed(self) -> bool:
         """Return whether the process was killed from outside; call this once it is lost."""
@@ -133,7 +141,8 @@ class Helper:
         Give up soon, since it may hang in a driver.
         """
         self._lines.close()
-        if not self._ends_within(limit):
+        has_ended = self._ends_within(limit)
+        if not has_ended or (self.lost and self.has_children):
             self._process.kill()
             self._end_orphans()
         self._leave()
@@ -146,7 +155,9 @@ class Helper:
         self._leave()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
-            if below:
+            if self.lost and self.has_children:
+                self._end_children(self._orphans, limit)
+            elif below:
                 self._end_children(lambda: below & self._orphans(), limit)
 
     # These methods wait outside the agent's loop, and meanwhile send SIGCONT to stopped helpers.
@@ -191,14 +202,19 @@ class Helper:
 
     def _end_children(self, find: Callable[[], set[int]], limit: float) -> None:
         """Kill and reap children of ours until none is found or the time `limit` is reached."""
-        while (left := find()) and time.monotonic() < limit:
-            for pid in left:
-                # One that has gained another user's rights (setuid) cannot be killed.
-                with contextlib.suppress(ProcessLookupError, ChildProcessError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, os.WNOHANG)
+        while (left := _kill(find())) and time.monotonic() < limit:
             time.sleep(AGAIN)
-        self.survivors = bool(left)
+        self.survivors = left
+
+
+def _kill(pids: Collection[int]) -> bool:
+    """Kill these children of ours, and reap those that have ended. Return whether there are any."""
+    for pid in pids:
+        # One that has gained another user's rights (setuid) cannot be killed.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+    return bool(pids)
 
 
 class StoppedHelpers:
