@@ -393,6 +393,10 @@ class Checker:
         head = agent.control.head
         assert head is not None
         most, budget = self.sim.plan.job.max_restarts, head.state.budget
+        key = (head.state.orders.term, head.state.round)
+        is_known = head.stage is not Stage.RUNNING or key in self.begun
+        if is_known and not took_over:
+            return
         last, _, before, newest = next(reversed(self.begun.values()), (0, 0, 0, ""))
         if took_over:
             mine = [r for key, r in self.begun.items() if agent.index in self.started.get(key, ())]
@@ -401,9 +405,8 @@ class Checker:
             what = f"leads with {budget.used} of {budget.total} restarts since progress"
             self._require(known <= budget.total, agent, f"{what}, but knew of {known}")
             self._require(given_back <= given <= before, agent, f"{what}: {given_back} to {before}")
-        key = (head.state.orders.term, head.state.round)
         part = next((p.assignment for p in head.state.roster if p.assignment is not None), None)
-        if head.stage is not Stage.RUNNING or key in self.begun or part is None:
+        if is_known or part is None:
             return
         if part.checkpoint not in ("", newest):
             before = min(last, part.restarts)
@@ -444,11 +447,13 @@ class Checker:
         if head is None or not head.state.lease.holds(agent.clock):
             return
         for peer in head.state.roster:
+            if not peer.is_lost:
+                continue
             other = self._at(peer)
             index, there = other.index, other.living and other.has_heard
             if peer.report is None and not self.sim.plan.numbered:
                 continue  # nobody has had this place yet
-            lost = peer.is_lost and there and not peer.why_lost.endswith("before")
+            lost = there and not peer.why_lost.endswith("before")
             if head.state.orders.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
             is_last = peer.report is not None and peer.report.round < head.state.round
