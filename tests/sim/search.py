@@ -792,17 +792,22 @@ THREE_ARE_LEFT = Scene(
     6,
     Limits(kills=1, starts=0, kept=0),
     "talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, beat 0, talk 1 0, "
-    "talk 2 0, beat 0, talk 1 0, talk 2 0, kill 1, prove 1 0, beat 0, beat 0, prove 1 3, pass, "
-    "talk 2 0, beat 0, prove 1 3, pass, talk 2 0, beat 0, pass, pass, pass, talk 4 3, talk 5 3",
+    "talk 2 0, beat 0, talk 1 0, talk 2 0, kill 1, prove 1 0, beat 0, beat 0, talk 2 0, pass, "
+    "talk 2 0, beat 0, prove 1 3, prove 1 4, prove 1 5, pass, talk 2 0, beat 0, pass, talk 2 0, "
+    "beat 0, pass, talk 2 0, beat 0, talk 3 5, talk 4 5",
     *(2, 4),
 )
-# Half of the agents are cut off from the head. Other starts of them, with other claims, have come.
+# Half of the agents are cut off from the head. Other starts of them, with other claims, follow it,
+# and it loses the last agent.
 OTHERS_BESIDE = Scene(
     4,
     Limits(kills=1, starts=2, kept=0),
-    "talk 1 0, pass, talk 1 0, beat 0, pass, talk 1 0, beat 0, talk 1 0, beat 0, "
-    "start 4, start 5, talk 4 0, talk 5 0, beat 0, talk 1 0",
-    *(2, 4),
+    "talk 1 0, pass, talk 1 0, beat 0, pass, talk 1 0, beat 0, talk 1 0, beat 0, start 4, start 5, "
+    "talk 4 0, talk 5 0, beat 0, talk 1 0, talk 4 0, talk 5 0, beat 0, talk 1 0, talk 4 0, "
+    "talk 5 0, beat 0, talk 1 0, talk 4 0, talk 5 0, kill 1, prove 1 0, beat 0, pass, talk 4 0, "
+    "talk 5 0, beat 0, prove 1 2, pass, talk 4 0, talk 5 0, beat 0, talk 3 2, pass, talk 4 0, "
+    "talk 5 0, beat 0, talk 3 2, pass, talk 4 0, talk 5 0, beat 0",
+    *(2, 5),
     twins=(2, 3),
 )
 # The first agents come, one after the other.
