@@ -218,6 +218,8 @@ class Control:
         """Deliver messages to this agent itself, and the effects that follow from them, until none
         are left. All other effects are appended to `outside`.
         """
+        if not effects:
+            return
         todo = deque(effects)
         while todo:
             effect = todo.popleft()
