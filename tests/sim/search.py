@@ -19,9 +19,9 @@ in any order. Agents that are cut off from one another are those that exchange n
     prove A B    B has proof that A is dead
     doubt A B    the same, and the proof is late
 
-A and B are numbers of processes. The first of them have the places of the same numbers. Each of the
-others, the twins, is another start in one of these places, where its claim differs, or is not
-known, so that both may live at once.
+A, B and H are processes. The first ones are the agents, by their places. Each of the others, the
+twins, is another start in one of these places. Its claim differs, or no claims are known, so that
+both may live at once.
 """
 
 from __future__ import annotations
