@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpclaunch.system.shared.inotify import MODIFY, ONESHOT, Inotify
@@ -24,16 +23,16 @@ REST = 0.05  # seconds for which a file that has grown is not watched
 BURST = 10  # lines of a file in quick succession; each PERIOD allows one more
 
 
-@dataclass(slots=True)
 class _Followed:
     """A file, of which `size` bytes are in the index or in `news`."""
 
-    path: Path
-    size: int
-    news: list[FileGrowth] = field(default_factory=list)  # not written yet
-    allowance: float = BURST  # lines
-    allowed_at: float = 0.0  # when `allowance` was computed
-    look_at: float = math.inf  # when to check it, if inotify does not watch it
+    def __init__(self, path: Path, size: int, allowed_at: float) -> None:
+        self.path = path
+        self.size = size
+        self.news: list[FileGrowth] = []  # not written yet
+        self.allowance: float = BURST  # lines
+        self.allowed_at = allowed_at  # when `allowance` was computed
+        self.look_at = math.inf  # when to check it, if inotify does not watch it
 
 
 class IndexWriter:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hpclaunch.system.shared.inotify import MODIFY, Inotify
 from hpclaunch.worker import private_files
@@ -34,8 +33,7 @@ class Sink(Protocol):
     def write(self, data: bytes) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Tap:
+class Tap(NamedTuple):
     """Copies lines to a sink with a prefix; with needles, only whole lines with one of them."""
 
     sink: Sink
@@ -80,14 +78,14 @@ class Duplicates:
         self._complaint = error.strerror or str(error)
 
 
-@dataclass(slots=True)
 class _Way:
     """The state of copying a file to one tap. `partial` is a line held back since `since`."""
 
-    tap: Tap
-    partial: bytes = b""
-    since: float = math.inf
-    last: bytes = b"\n"  # the last byte written with a prefix
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self.partial = b""
+        self.since = math.inf
+        self.last = b"\n"  # the last byte written with a prefix
 
     @property
     def due(self) -> float:
@@ -138,13 +136,13 @@ class _Way:
         return lines if begun else self.tap.prefix + lines
 
 
-@dataclass(slots=True)
 class _Stream:
     """One followed file."""
 
-    fd: int
-    ways: tuple[_Way, ...]
-    behind: bool = True  # there may be more to read
+    def __init__(self, fd: int, ways: tuple[_Way, ...]) -> None:
+        self.fd = fd
+        self.ways = ways
+        self.behind = True  # there may be more to read
 
     @property
     def room(self) -> int:
@@ -160,13 +158,13 @@ class _Stream:
             way.flush()
 
 
-@dataclass(slots=True)
 class Mirror:
     """Follows files; `fileno` is readable when one has grown."""
 
-    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch; by -fd - 1 without
-    _inotify: Inotify = field(default_factory=Inotify)
-    _look_at: float = math.inf  # when to read files without a watch
+    def __init__(self) -> None:
+        self._streams: dict[int, _Stream] = {}  # by watch; by -fd - 1 without
+        self._inotify = Inotify()
+        self._look_at = math.inf  # when to read files without a watch
 
     def fileno(self) -> int:
         """Return the descriptor; -1 without inotify."""

@@ -17,7 +17,7 @@ Some lines may be missing, torn, or repeated. Bytes that no index mentions have 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpclaunch.system.shared import bounded_json
 
@@ -29,8 +29,7 @@ LARGEST = 1 << 60  # bytes; longer than any file
 JOINED = 0.1  # seconds: a growth so soon after the last one is joined with it
 
 
-@dataclass(frozen=True, slots=True)
-class FileGrowth:
+class FileGrowth(NamedTuple):
     """A file grew by `length` bytes from `begin` on, between `since` and `until`. If `begin` and
     `length` are 0, it was emptied.
     """
@@ -46,8 +45,7 @@ class FileGrowth:
         return self.until
 
 
-@dataclass(frozen=True, slots=True)
-class IndexBegun:
+class IndexBegun(NamedTuple):
     """A log service has begun to follow the files of a round."""
 
     time: float
