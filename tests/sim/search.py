@@ -18,6 +18,10 @@ in any order. Agents that are cut off from one another are those that exchange n
     kill A, start A: A dies; it is started again
     prove A B    B has proof that A is dead
     doubt A B    the same, and the proof is late
+
+A, B and H are processes. The first ones are the agents, by their places. Each of the others, the
+twins, is another start in one of these places. Its claim differs, or no claims are known, so that
+both may live at once.
 """
 
 from __future__ import annotations
@@ -67,6 +71,7 @@ class Ballot:
     seeking: int
     version: int
     configuration: Configuration | None
+    claim: str
 
 
 @value(frozen=True)
@@ -89,12 +94,15 @@ class Proof(NamedTuple):
     until: float
 
 
+Message = Ballot | Beat | Hint | Proof
+
+
 class Kept(NamedTuple):
     """A message on its way."""
 
-    sender: int
+    sender: int  # the number of a process, as is `to`
     to: int
-    message: Ballot | Beat | Hint | Proof
+    message: Message
 
 
 @cache
@@ -105,8 +113,8 @@ def rotation_of(agents: int) -> Rotation:
 class Start:
     """One start of an agent, put together as core/control.py and core/head/head.py do it."""
 
-    def __init__(self, agents: int, place: int, number: int) -> None:
-        self.place, self.name = place, f"{place}{'abcdef'[number]}"
+    def __init__(self, agents: int, place: int, number: int, claim: str = "") -> None:
+        self.place, self.name, self.claim = place, f"{place}{'abcdef'[number]}", claim
         self.rotation = rotation_of(agents)
         anew = place == 0 and number > 0
         self.follower = Follower(self.rotation, TIMING, place, anew=anew)
@@ -165,6 +173,7 @@ class Start:
             follower.seeking,
             -1 if known is None else known.version,
             known if follower.seeking != NOBODY else None,
+            self.claim,
         )
 
     def order(self, to: int, now: float) -> Beat:
@@ -187,43 +196,43 @@ class Start:
             None if has_it or has_none else configuration,
         )
 
-    def hear(self, kept: Kept, now: float) -> list[Kept]:
-        """Returns the answers."""
+    def hear(self, sender: int, message: Message, now: float) -> list[Message]:
+        """Hear a message from a place. Returns the answers."""
         led = self.lease is not None
-        match kept.message:
+        answers: list[Message] = []
+        match message:
             case Ballot() as ballot:
-                answers = self.hear_report(kept.sender, ballot, now)
+                answers = self.hear_report(sender, ballot, now)
             case Beat() as beat if beat.incarnation == self.name:
-                answers = self.hear_order(kept.sender, beat, now)
+                self.hear_order(sender, beat, now)
             case Hint() as hint:
-                answers = sent(self.place, self.follower.hear_hint(kept.sender, hint, now))
+                answers = hints(self.follower.hear_hint(sender, hint, now))
             case Proof(until) if now < until:
-                self.hear_proof(kept.sender, now)
+                self.hear_proof(sender, now)
                 return []
             case _:
                 return []
         self.decide(now)
         if self.lease is not None and not led:
-            answers = [Kept(self.place, kept.sender, self.order(kept.sender, now))]
+            answers = [self.order(sender, now)]
         return answers
 
-    def hear_order(self, sender: int, beat: Beat, now: float) -> list[Kept]:
+    def hear_order(self, sender: int, beat: Beat, now: float) -> None:
         if self.follower.hear(sender, beat, "", now):
             self.follower.head_found()
         if self.lease is not None and not self.follower.leads:
             self.lease = None
             self.presences, self.reports = [], {}
-        return []
 
-    def hear_report(self, sender: int, ballot: Ballot, now: float) -> list[Kept]:
+    def hear_report(self, sender: int, ballot: Ballot, now: float) -> list[Message]:
         lease = self.lease
         if lease is None:
-            return sent(self.place, self.candidate.hear(sender, ballot, now))
+            return hints(self.candidate.hear(sender, ballot, now))
         presence, known = self.presences[sender], self.reports.get(sender)
         if known is not None and known.incarnation != ballot.incarnation:
             if not presence.is_given_up:
                 return []
-            presence.start_anew(excludes_last=True)
+            presence.start_anew(excludes_last=ballot.claim != "" and ballot.claim == known.claim)
             known = None
         if known is not None and ballot.serial <= known.serial:
             return []
@@ -235,7 +244,7 @@ class Start:
         lease.note_answer(sender, ballot.version, now)
         if presence.is_given_up:
             presence.come_back()
-        return [Kept(self.place, sender, self.order(sender, now))]
+        return [self.order(sender, now)]
 
     # Time, and what follows from it
 
@@ -286,12 +295,19 @@ class Start:
             asked.add(self.rotation.head_of(follower.seeking))
         return agent in (self.reports if self.lease is not None else asked)
 
-    def ask_after(self, agent: int, now: float) -> None:
-        """Check on an agent whose connection was closed, or which is asked to lead."""
+    def ask_after(self, agent: int, now: float) -> str:
+        """Check on an agent whose connection was closed, or which is asked to lead.
+
+        Returns the name of the start that is asked about. It is "" for any start of the agent: only
+        a head knows names, and not that of an agent that it asks to lead.
+        """
         if self.lease is not None:
             self.presences[agent].contact.close(now)
         if agent == self.follower.head:
             self.follower.link.close(now)
+        known, seeking = self.reports.get(agent), self.follower.seeking
+        is_asked = seeking != NOBODY and self.rotation.head_of(seeking) == agent
+        return "" if known is None or is_asked else known.incarnation
 
     def hear_proof(self, agent: int, now: float) -> None:
         if self.lease is not None and self.presences[agent].can_be_dead():
@@ -318,12 +334,9 @@ class Start:
         return self.lease is not None and self.lease.holds(now)
 
 
-def sent(sender: int, effects: list[Effect]) -> list[Kept]:
-    return [
-        Kept(sender, effect.to, effect.message)
-        for effect in effects
-        if isinstance(effect, Send) and isinstance(effect.message, Hint)
-    ]
+def hints(effects: list[Effect]) -> list[Message]:
+    sent = (effect.message for effect in effects if isinstance(effect, Send))
+    return [message for message in sent if isinstance(message, Hint)]
 
 
 class Limits(NamedTuple):
@@ -337,23 +350,41 @@ class Limits(NamedTuple):
 class Cluster:
     """All agents, and the messages that are kept on their way."""
 
-    def __init__(self, agents: int, limits: Limits, *, absent: int = 0) -> None:
-        """The others follow the first one. The last `absent` agents are not started yet."""
-        self.now, self.size, self.limits = 0.0, agents, limits
+    def __init__(
+        self,
+        agents: int,
+        limits: Limits,
+        *,
+        absent: int = 0,
+        twins: tuple[int, ...] = (),
+        claims: bool = True,
+    ) -> None:
+        """The others follow the first one. The last `absent` agents are not started yet, and
+        neither are the twins, each of which has a place of the others. `claims`: they are known.
+        """
+        self.now, self.size, self.limits, self.claims = 0.0, agents, limits, claims
         there = agents - absent
-        self.starts: list[Start | None] = [
-            Start(agents, i, 0) if i < there else None for i in range(agents)
-        ]
-        self.numbers = [1] * there + [0] * absent  # starts so far
+        self.places = (*range(agents), *twins)  # by process
+        self.starts: list[Start | None] = [None] * len(self.places)
+        self.names = [""] * len(self.places)  # of the last start of each process; "" before that
+        self.numbers = [0] * agents  # starts so far, by place
         self.post: list[Kept] = []
+        for i in range(there):
+            self.start(i)
         for _ in range(3):
             for i in range(1, there):
                 self.do(("talk", i, 0))
             self.do(("beat", 0))
 
-    def __getitem__(self, place: int) -> Start:
-        start = self.starts[place]
-        assert start is not None, f"agent {place} is not there"
+    def start(self, process: int) -> None:
+        place, claim = self.places[process], f"{process}" if self.claims else ""
+        start = Start(self.size, place, self.numbers[place], claim)
+        self.starts[process], self.names[process] = start, start.name
+        self.numbers[place] += 1
+
+    def __getitem__(self, process: int) -> Start:
+        start = self.starts[process]
+        assert start is not None, f"process {process} is not there"
         return start
 
     def heads(self) -> list[str]:
@@ -361,35 +392,37 @@ class Cluster:
 
     def actions(self) -> Iterator[tuple[Any, ...]]:
         yield ("pass",)
-        there = [s for s in self.starts if s is not None]
-        for a in there:
-            for h in a.reaches():
-                if h != a.place and self.starts[h] is not None:
-                    yield ("talk", a.place, h)
-                    yield ("hear", a.place, h)
-                    yield ("ask", a.place, h)
+        there = [(number, s) for number, s in enumerate(self.starts) if s is not None]
+        for a, start in there:
+            reaches = start.reaches()
+            for h, head in there:
+                if head.place in reaches and head.place != start.place:
+                    yield ("talk", a, h)
+                    yield ("hear", a, h)
+                    yield ("ask", a, h)
                     if self.limits.kept:
-                        yield ("keep", a.place, h)
-            if a.lease is not None:
-                yield ("beat", a.place)
-                for to in a.reports:
-                    if to != a.place and self.starts[to] is not None:
-                        yield ("order", a.place, to)
+                        yield ("keep", a, h)
+            if start.lease is not None:
+                yield ("beat", a)
+                for to, other in there:
+                    if other.place in start.reports and other.place != start.place:
+                        yield ("order", a, to)
                         if self.limits.kept:
-                            yield ("hold", a.place, to)
+                            yield ("hold", a, to)
             if self.limits.kills:
-                yield ("kill", a.place)
+                yield ("kill", a)
         for number in range(len(self.post)):
             yield ("arrive", number)
-        for place, start in enumerate(self.starts):
-            if start is None:
+        for number, (dead, place) in enumerate(zip(self.starts, self.places, strict=True)):
+            if dead is None:
                 if self.limits.starts or not self.numbers[place]:
-                    yield ("start", place)
-                if self.numbers[place]:
-                    for a in there:
-                        yield ("prove", place, a.place)
-                        if self.limits.kept and a.asks_after(place):
-                            yield ("doubt", place, a.place)
+                    yield ("start", number)
+                if self.names[number]:
+                    for a, start in there:
+                        if start.place != place:
+                            yield ("prove", number, a)
+                            if self.limits.kept and start.asks_after(place):
+                                yield ("doubt", number, a)
 
     def do(self, action: tuple[Any, ...]) -> None:
         """Raises BrokenLawError if two heads lead after it, or one has lost its lease by it."""
@@ -401,40 +434,39 @@ class Cluster:
                     if start is not None:
                         start.tick(self.now)
             case ("talk", a, h):
-                self.deliver(Kept(a, h, self[a].report_to(h, self.now)), answers=True)
-                if h in self[a].follower.report_to:  # it has news at once
+                self.deliver(Kept(a, h, self.report(a, h)), answers=True)
+                if self.places[h] in self[a].follower.report_to:  # it has news at once
                     self.deliver(Kept(a, h, self[a].report()), answers=True)
             case ("hear", a, h):
-                self.deliver(Kept(a, h, self[a].report_to(h, self.now)), answers=True)
+                self.deliver(Kept(a, h, self.report(a, h)), answers=True)
             case ("ask", a, h):
-                self.deliver(Kept(a, h, self[a].report_to(h, self.now)), answers=False)
+                self.deliver(Kept(a, h, self.report(a, h)), answers=False)
             case ("keep", a, h):
                 self.limits = self.limits._replace(kept=self.limits.kept - 1)
-                self.post.append(Kept(a, h, self[a].report_to(h, self.now)))
+                self.post.append(Kept(a, h, self.report(a, h)))
             case ("beat", h):
                 self[h].beat(self.now)
             case ("order", h, a):
-                self.deliver(Kept(h, a, self[h].order(a, self.now)), answers=False)
+                self.deliver(Kept(h, a, self[h].order(self.places[a], self.now)), answers=False)
             case ("hold", h, a):
                 self.limits = self.limits._replace(kept=self.limits.kept - 1)
-                self.post.append(Kept(h, a, self[h].order(a, self.now)))
+                self.post.append(Kept(h, a, self[h].order(self.places[a], self.now)))
             case ("arrive", number):
                 self.deliver(self.post.pop(number), answers=False)
             case ("kill", a):
                 self.limits = self.limits._replace(kills=self.limits.kills - 1)
                 self.starts[a] = None
             case ("start", a):
-                if self.numbers[a]:
+                if self.numbers[self.places[a]]:
                     self.limits = self.limits._replace(starts=self.limits.starts - 1)
-                self.starts[a] = Start(self.size, a, self.numbers[a])
-                self.numbers[a] += 1
+                self.start(a)
             case ("prove", dead, a):
-                self[a].ask_after(dead, self.now)
-                self[a].hear_proof(dead, self.now)
+                if self.asks_after(dead, a):
+                    self[a].hear_proof(self.places[dead], self.now)
             case ("doubt", dead, a):
                 self.limits = self.limits._replace(kept=self.limits.kept - 1)
-                self[a].ask_after(dead, self.now)
-                self.post.append(Kept(dead, a, Proof(self.now + LOOKS[-1])))
+                if self.asks_after(dead, a):
+                    self.post.append(Kept(dead, a, Proof(self.now + LOOKS[-1])))
         after = self.heads()
         if len(after) > 1:
             raise BrokenLawError(f"{' and '.join(after)} lead at the same time")
@@ -445,13 +477,20 @@ class Cluster:
             if action != ("pass",) and name in before and name not in after:
                 raise BrokenLawError(f"{name} has lost its lease, and no time has passed")
 
+    def report(self, a: int, h: int) -> Ballot:
+        return self[a].report_to(self.places[h], self.now)
+
+    def asks_after(self, dead: int, a: int) -> bool:
+        """Let `a` ask about the place of a dead start. Return whether a proof answers."""
+        return self[a].ask_after(self.places[dead], self.now) in ("", self.names[dead])
+
     def deliver(self, kept: Kept, *, answers: bool) -> None:
         to = self.starts[kept.to]
         if to is None:
             return
-        for answer in to.hear(kept, self.now):
-            if answers and (back := self.starts[answer.to]) is not None:
-                back.hear(answer, self.now)
+        for answer in to.hear(self.places[kept.sender], kept.message, self.now):
+            if answers and (back := self.starts[kept.sender]) is not None:
+                back.hear(to.place, answer, self.now)
 
     # The canonical form
 
@@ -480,6 +519,7 @@ class Form:
         c = self.cluster
         return (
             tuple(self.of_start(s) for s in c.starts),
+            tuple(c.names),
             tuple(c.numbers),
             c.limits,
             tuple(self.of_kept(k) for k in c.post),
@@ -529,11 +569,12 @@ class Form:
     def of_presence(self, start: Start, agent: int) -> tuple[Any, ...]:
         if agent == start.place:
             return ()
-        p, there = start.presences[agent], self.cluster.starts[agent]
-        known = start.reports.get(agent)
+        p, known = start.presences[agent], start.reports.get(agent)
         heard = -1  # the newest order that the agent would answer
-        if there is not None and there.follower.start == start.name:
-            heard = there.follower.link.newest
+        for each in self.cluster.starts:
+            is_known = each is not None and known is not None and each.name == known.incarnation
+            if each is not None and is_known and each.follower.start == start.name:
+                heard = each.follower.link.newest
         return (
             self.of_fields(p),
             self.at(p.contact.heard),
@@ -554,13 +595,14 @@ class Form:
     def of_kept(self, kept: Kept) -> tuple[Any, ...]:
         sender, to = self.cluster.starts[kept.sender], self.cluster.starts[kept.to]
         common = (kept.sender, kept.to, sender is None)
+        place = self.cluster.places[kept.sender]
         match kept.message:
             case Ballot() as b if to is not None:
-                known, ballot = to.reports.get(kept.sender), to.candidate._ballots.get(kept.sender)
+                known, vote = to.reports.get(place), to.candidate._ballots.get(place, (0.0, b))[1]
                 is_new = known is None or b.serial > known.serial
-                is_vote = ballot is None or b.serial > ballot[1].serial
+                is_vote = vote is b or vote.incarnation != b.incarnation or b.serial > vote.serial
                 said = (b.incarnation, b.term, b.seeking, b.version, b.configuration)
-                return (*common, is_new, is_vote, said, self.answered_at(to, kept.sender, b.heard))
+                return (*common, is_new, is_vote, said, self.answered_at(to, place, b.heard))
             case Beat() as b if to is not None:
                 said = (b.incarnation, b.term, b.tenure, b.start, b.configuration)
                 sent_at = self.sent_at(kept, b)
@@ -576,7 +618,7 @@ class Form:
         head = self.cluster.starts[kept.sender]
         if head is None or head.name != beat.start:
             return None
-        return self.answered_at(head, kept.to, beat.serial)
+        return self.answered_at(head, self.cluster.places[kept.to], beat.serial)
 
 
 # Copies of a cluster share what never changes.
@@ -675,10 +717,15 @@ class Scene(NamedTuple):
     quick: int
     deep: int
     absent: int = 0
+    twins: tuple[int, ...] = ()
+    claims: bool = True
+
+    def first(self) -> Cluster:
+        more = {"absent": self.absent, "twins": self.twins, "claims": self.claims}
+        return after(Cluster(self.agents, self.limits, **more), parsed(self.history))
 
     def search(self, depth: int) -> Found:
-        first = Cluster(self.agents, self.limits, absent=self.absent)
-        return search(after(first, parsed(self.history)), depth)
+        return search(self.first(), depth)
 
 
 # Agents 3 and 4 are cut off from the head, which then loses both of the others.
@@ -740,6 +787,29 @@ RESTARTED = Scene(
     "start 2, start 3, talk 2 0, talk 3 0, beat 0, talk 1 0",
     *(2, 4),
 )
+# Half of the agents are cut off from the head, which then loses one of the others.
+THREE_ARE_LEFT = Scene(
+    6,
+    Limits(kills=1, starts=0, kept=0),
+    "talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, pass, talk 1 0, talk 2 0, beat 0, talk 1 0, "
+    "talk 2 0, beat 0, talk 1 0, talk 2 0, kill 1, prove 1 0, beat 0, beat 0, talk 2 0, pass, "
+    "talk 2 0, beat 0, prove 1 3, prove 1 4, prove 1 5, pass, talk 2 0, beat 0, pass, talk 2 0, "
+    "beat 0, pass, talk 2 0, beat 0, talk 3 5, talk 4 5",
+    *(2, 4),
+)
+# Half of the agents are cut off from the head. Other starts of them, with other claims, follow it,
+# and it loses the last agent.
+OTHERS_BESIDE = Scene(
+    4,
+    Limits(kills=1, starts=2, kept=0),
+    "talk 1 0, pass, talk 1 0, beat 0, pass, talk 1 0, beat 0, talk 1 0, beat 0, start 4, start 5, "
+    "talk 4 0, talk 5 0, beat 0, talk 1 0, talk 4 0, talk 5 0, beat 0, talk 1 0, talk 4 0, "
+    "talk 5 0, beat 0, talk 1 0, talk 4 0, talk 5 0, kill 1, prove 1 0, beat 0, pass, talk 4 0, "
+    "talk 5 0, beat 0, prove 1 2, pass, talk 4 0, talk 5 0, beat 0, talk 3 2, pass, talk 4 0, "
+    "talk 5 0, beat 0, talk 3 2, pass, talk 4 0, talk 5 0, beat 0",
+    *(2, 5),
+    twins=(2, 3),
+)
 # The first agents come, one after the other.
 ARRIVALS = Scene(3, Limits(kills=0, starts=0, kept=0), "start 1, start 2", *(3, 6, 2))
 SCENES = {
@@ -756,6 +826,14 @@ SCENES = {
     "an old proof": AN_OLD_PROOF,
     "restarted": RESTARTED,
     "arrivals": ARRIVALS,
+    "six agents": Scene(6, Limits(), "", 1, 3),
+    "six, each by itself": Scene(6, Limits(), "pass, pass, pass", 1, 3),
+    "three are left": THREE_ARE_LEFT,
+    "another start beside": Scene(3, Limits(), "", 2, 5, twins=(2,)),
+    "another first agent beside": Scene(3, Limits(), "pass, pass, pass", 2, 4, twins=(0,)),
+    "others beside": OTHERS_BESIDE,
+    "no claims are known": OTHERS_BESIDE._replace(claims=False),
+    "restarted, and no claims are known": RESTARTED._replace(claims=False),
 }
 
 
@@ -770,6 +848,8 @@ def search_all() -> int:
             broken = True
             history = written((*parsed(scene.history), *found.history))
             where = f"--agents {scene.agents} --absent {scene.absent}"
+            where += "".join(f" --twin {place}" for place in scene.twins)
+            where += "" if scene.claims else " --no-claims"
             print(f"BROKEN: {found.broken}")
             print(f'to see it: python {sys.argv[0]} {where} --replay "{history}"')
     return 1 if broken else 0
@@ -790,11 +870,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--absent", type=int, default=0, help="agents that are to be started")
+    parser.add_argument("--twin", type=int, action="append", default=[], metavar="PLACE")
+    parser.add_argument("--no-claims", action="store_true", help="no claim is known")
     parser.add_argument("--replay", metavar="HISTORY", help="show who leads after each event")
     options = parser.parse_args()
     if options.replay is None:
         return search_all()
-    return replay(Cluster(options.agents, Limits(), absent=options.absent), options.replay)
+    more = {"absent": options.absent, "twins": (*options.twin,), "claims": not options.no_claims}
+    return replay(Cluster(options.agents, Limits(), **more), options.replay)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class Agent:
         self._untaken = 0  # the number of the notice that is given, and not taken by all
         self.unfit = ""  # what the next look at this node finds
         plan = sim.plan
+        self._rate, self._ahead = plan.rates[index], plan.clocks[index]
         has_place = plan.numbered or index == HEAD
         mine = index if has_place else 1  # a stand-in
         job = plan.job if plan.job.elects else self._job_as_seen(mine)
@@ -152,11 +153,10 @@ class Agent:
 
     @property
     def clock(self) -> float:
-        return self._clock_at(self.sim.now)
+        return self.sim.now * self._rate + self._ahead
 
     def _clock_at(self, time: float) -> float:
-        plan = self.sim.plan
-        return time * plan.rates[self.index] + plan.clocks[self.index]
+        return time * self._rate + self._ahead
 
     @property
     def lease_is_over(self) -> bool:

@@ -124,10 +124,10 @@ class Checker:
     def after(
         self, agent: Agent, event: events.Event, todo: list[effects.Effect], was: Before
     ) -> None:
-        control = agent.control
+        control, head = agent.control, agent.control.head
         self._require(control.member.round >= was.state[1], agent, "went back to an old round")
-        if control.head is not None:
-            self._require(control.head.state.round >= was.state[4], agent, "went back as the head")
+        if head is not None:
+            self._require(head.state.round >= was.state[4], agent, "went back as the head")
         if was.stale and not was.due:
             # To a report it has heard while it led, it says once more who leads now. A head that is
             # about to begin a round renews its lease whenever it can.
@@ -135,10 +135,10 @@ class Checker:
             same = _state(agent) == was.state and not acted
             self._require(same, agent, f"acted on an old message: {event}")
         # A deadline may set the next one to this very moment: that a head is dead, and no grace.
-        late = agent.deadline <= agent.clock and not control.exited
-        spins = self.hasty[agent.index] > 1 and isinstance(event, events.Tick) and late
+        clock, ticked = agent.clock, isinstance(event, events.Tick)
+        late = agent.deadline <= clock and not control.exited
+        spins = self.hasty[agent.index] > 1 and ticked and late
         self._require(not spins, agent, "spins: its deadline stays in the past")
-        ticked = isinstance(event, events.Tick)
         self.hasty[agent.index] = self.hasty[agent.index] + ticked if late else 0
         if isinstance(event, events.ForkServerReplaced):
             self.lost |= {control.member.round, control.member.round + 1}  # or one on its way
@@ -147,21 +147,21 @@ class Checker:
         elif isinstance(event, events.HealthFound) and event.unfit:
             mine = control.member.round
             self.lost |= {mine, max(mine + 1, self.sim.plan.job.first_round)}
-        current = None if control.head is None else control.head.state.current
-        if current is not None:
+        current = None if head is None else head.state.current
+        if head is not None and current is not None:
             self._hangs(agent, current)
-        if control.head is not None and current is not None and EndReason.GROWTH in current.ends:
-            self.grown.add(control.head.state.round)
-            self.lost.add(control.head.state.round)
-        if control.head is not None and current is not None and EndReason.ASKED in current.ends:
-            self.asked.add(current.number)
-            self.lost.add(current.number)
+            if EndReason.GROWTH in current.ends:
+                self.grown.add(head.state.round)
+                self.lost.add(head.state.round)
+            if EndReason.ASKED in current.ends:
+                self.asked.add(current.number)
+                self.lost.add(current.number)
         if isinstance(event, events.LeaseOver):
             self.lost.add(control.member.round)
             suspended = Kind.SUSPEND in self.sim.plan.kinds
             self._require(suspended or not self.calm, agent, "has heard nothing for a whole lease")
-        if control.head is not None and not control.head.state.lease.holds(agent.clock):
-            self.lost |= set() if self.calm else {control.head.state.round}
+        if head is not None and not head.state.lease.holds(clock) and not self.calm:
+            self.lost.add(head.state.round)
         for effect in todo:
             if isinstance(effect, effects.Exit):
                 self._exits(agent, effect.verdict.reason)
@@ -173,13 +173,12 @@ class Checker:
                 self._patient(agent)
             elif isinstance(effect, effects.Record):
                 self._observe(agent, effect.fact)
-        if control.head is not None:
+        if head is not None:
             self._budget(agent, took_over=was.state[3] is None)
             self._nobody_lost_in_error(agent)
             # What it learns in a round counts from the next one on.
-            self.cordoned[control.index] = {
-                p.place.node for p in control.head.state.roster if p.unfit and not p.assignment
-            }
+            unfit = (p for p in head.state.roster if p.report is not None and p.report.unfit)
+            self.cordoned[control.index] = {p.place.node for p in unfit if not p.assignment}
 
     def _hangs(self, agent: Agent, current: Round) -> None:
         """Check that a round that is ended for a hang has one, and that no other rank is blamed."""
@@ -393,6 +392,10 @@ class Checker:
         head = agent.control.head
         assert head is not None
         most, budget = self.sim.plan.job.max_restarts, head.state.budget
+        key = (head.state.orders.term, head.state.round)
+        is_known = head.stage is not Stage.RUNNING or key in self.begun
+        if is_known and not took_over:
+            return
         last, _, before, newest = next(reversed(self.begun.values()), (0, 0, 0, ""))
         if took_over:
             mine = [r for key, r in self.begun.items() if agent.index in self.started.get(key, ())]
@@ -401,9 +404,8 @@ class Checker:
             what = f"leads with {budget.used} of {budget.total} restarts since progress"
             self._require(known <= budget.total, agent, f"{what}, but knew of {known}")
             self._require(given_back <= given <= before, agent, f"{what}: {given_back} to {before}")
-        key = (head.state.orders.term, head.state.round)
         part = next((p.assignment for p in head.state.roster if p.assignment is not None), None)
-        if head.stage is not Stage.RUNNING or key in self.begun or part is None:
+        if is_known or part is None:
             return
         if part.checkpoint not in ("", newest):
             before = min(last, part.restarts)
@@ -444,11 +446,13 @@ class Checker:
         if head is None or not head.state.lease.holds(agent.clock):
             return
         for peer in head.state.roster:
+            if not peer.is_lost:
+                continue
             other = self._at(peer)
             index, there = other.index, other.living and other.has_heard
             if peer.report is None and not self.sim.plan.numbered:
                 continue  # nobody has had this place yet
-            lost = peer.is_lost and there and not peer.why_lost.endswith("before")
+            lost = there and not peer.why_lost.endswith("before")
             if head.state.orders.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
             is_last = peer.report is not None and peer.report.round < head.state.round

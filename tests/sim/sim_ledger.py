@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,20 @@ TRAINED = (Category.TRAINING, Category.REDONE, Category.SAVING)
 
 def spent_by(worker: Worker, sim: Simulation) -> tuple[float, ...]:
     """Return a worker's seconds of imports, the rendezvous, loading, training and saving."""
-    rng = Random(f"{sim.plan.seed} {worker.round} {worker.rank} before its steps")
     left = min(sim.now, worker.ended_at) - worker.born
     found = []
-    for _ in range(BEFORE):
-        found.append(min(left, rng.uniform(0.0, LONGEST * sim.plan.work)))
+    for most in _before_steps(sim.plan.seed, worker.round, worker.rank, sim.plan.work):
+        found.append(min(left, most))
         left -= found[-1]
     saved = min(left, worker.saved)
     return (*found, left - saved, saved)
+
+
+@lru_cache(maxsize=1024)
+def _before_steps(seed: int, number: int, rank: int, work: float) -> tuple[float, ...]:
+    """Return the seconds of a worker's imports, its rendezvous and its loading."""
+    rng = Random(f"{seed} {number} {rank} before its steps")
+    return tuple(rng.uniform(0.0, LONGEST * work) for _ in range(BEFORE))
 
 
 class LedgerCheck:

@@ -64,6 +64,10 @@ STORIES = {
     "two halves": calm(
         4, Fault(10.0, Kind.PARTITION, 0, lasts=12.0, groups=(0, 0, 1, 1)), grow=Grow.NOW
     ),
+    # Its fork server is killed as well, so that nobody can say that it was dead.
+    "the head of two is started again": calm(
+        2, Fault(10.0, Kind.RESTART_AGENT, 0, lasts=2.0), timing=Timing(stuck=1.0, join=90.0)
+    ),
     "a node returns": calm(3, Fault(10.0, Kind.CUT, 2, lasts=15.0), grow=Grow.NOW),
 }
 

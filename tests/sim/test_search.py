@@ -13,7 +13,9 @@ from search import (
     ELECTED_AND_LEFT,
     HALF_ARE_LEFT,
     ONE_IS_MISSING,
+    OTHERS_BESIDE,
     SCENES,
+    THREE_ARE_LEFT,
     TWO_DEATHS,
     BrokenLawError,
     Cluster,
@@ -48,10 +50,16 @@ def half_replaces(configuration: Configuration, have_it: Collection[int], *_: An
     return 2 * len(members.intersection(have_it)) >= len(members)
 
 
+def exclude_last(presence: Presence, start: Any = Presence.start_anew, **_: bool) -> None:
+    start(presence, excludes_last=True)
+
+
 ALWAYS = property(lambda _: True, lambda _, value: None)
 LEFT_OUT: dict[str, tuple[Scene, Any, str, Any]] = {
     "all but one of the dead count": (TWO_DEATHS, quorum, "_majorities", count_no_dead),
     "less than half are without": (HALF_ARE_LEFT, leader_lease, "replaces_old", half_replaces),
+    "the same of six": (THREE_ARE_LEFT, leader_lease, "replaces_old", half_replaces),
+    "claims may differ": (OTHERS_BESIDE, Presence, "start_anew", exclude_last),
     "none follows an older one": (ELECTED_AND_LEFT, Follower, "_is_behind", lambda *_: False),
     "a voter is one start": (ONE_IS_MISSING, Presence, "has_configuration", ALWAYS),
 }

@@ -81,6 +81,10 @@ EXPECTED = {
         "n3 waits for a head",
         "n4 starts ranks 6 to 7 of 8",
     ],
+    "the head of two is started again": [
+        *("n2 waits for a head", "no majority for another", "n1 was started again, and has waited"),
+        "exit codes {'n1': 1, 'n2': 1}",
+    ],
     "a node returns": ["n3 is back", "continuing with n3: 3 nodes", "n3 starts ranks 4 to 5 of 6"],
 }
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from .cluster import Cluster, Job, eventually
-from .conftest import AGENT, SCRIPTS, WORKER, Launch
+from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
 
 SIMPLE = SCRIPTS / "simple.py"
 ANY = f"{WORKER}|^sleep 1000"
@@ -103,6 +103,31 @@ def test_a_first_agent_that_is_started_again_after_the_end_starts_no_workers(
     text = r"the agent on n1 was started again, and n2, n3 did not answer within (\d+) s"
     assert min(map(int, re.findall(text, ended.output))) >= 8
     assert len(job.environments()) == 2, "no worker has trained a second time"
+
+
+def test_two_nodes_end_if_the_head_is_started_again_and_no_host_says_that_it_was_dead(
+    cluster: Cluster, launch: Launch
+) -> None:
+    """Both launchers end with an error of their own, and no worker trains a second time."""
+    srun = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
+    options = ("--nnodes", "1:2", "--wait-for-nodes", 10, "--rdzv-conf", "join_timeout=15")
+    job = launch("--nproc", 1, *options, SIMPLE, "--until", "never", nodes=2, srun=srun)
+    job.wait_for_workers(2)
+    job.forget()
+    (job.directory / "again.n1").write_text("1\n")
+    (agent,) = cluster.processes(AGENT, host="n1")
+    (fork_server,) = cluster.processes(FORK_SERVER, host="n1")
+    fork_server.kill(signal.SIGSTOP)
+    agent.kill()
+    fork_server.kill()
+    ended = job.wait(timeout=60.0)
+    assert (job.codes[0], job.codes[1]) == (1, 1), str(ended)
+    lost = r"the head on n1 was lost: it has been silent for \d+ s, and too few agents are left"
+    assert re.search(lost, ended.output), str(ended)
+    again = "the agent on n1 was started again, and n2 did not answer within"
+    assert again in ended.output, str(ended)
+    assert not job.environments()
+    assert not cluster.processes(ANY)
 
 
 def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:

@@ -163,11 +163,11 @@ class Control:
         """Leave out renewals of the worker lease that make it hardly longer: each of them wakes the
         fork server.
         """
-        beat = self.job.timing.beat
-        least = self._kept_until + min(KEEP_SHARE * self.job.timing.loss, beat)
         renewals = [e for e in effects if isinstance(e, KeepWorkers)]
         if not renewals:
             return effects
+        beat = self.job.timing.beat
+        least = self._kept_until + min(KEEP_SHARE * self.job.timing.loss, beat)
         self._lease_until = renewals[-1].until
         if self._lease_until < least and self._kept_until > now + beat:
             return [e for e in effects if not isinstance(e, KeepWorkers)]
@@ -218,6 +218,8 @@ class Control:
         """Deliver messages to this agent itself, and the effects that follow from them, until none
         are left. All other effects are appended to `outside`.
         """
+        if not effects:
+            return
         todo = deque(effects)
         while todo:
             effect = todo.popleft()

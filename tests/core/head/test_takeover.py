@@ -622,6 +622,24 @@ def test_one_that_is_started_anew_votes_though_no_host_says_that_it_was_dead(hos
     assert not crew.clashes
 
 
+@pytest.mark.parametrize("after", [1.0, 10.0], ids=["at once", "later"])
+def test_of_two_nodes_both_end_if_the_head_is_started_anew_and_no_host_says_that_it_was_dead(after):
+    """The other one cannot know whether the first start of the head still leads."""
+    crew = at_work("n0 n1", wait=60.0, join=600.0)
+    crew.kill(0, down=True)
+    crew.until(DIED + after)
+    crew.start(0, anew=True)
+    crew.until(70.0)
+    assert crew.verdicts.keys() == {1}
+    assert crew.verdicts[1].reason.startswith("the head on n0 was lost: it has been silent for")
+    assert "too few agents are left to elect another" in crew.verdicts[1].reason
+    assert not crew.running
+    crew.until(DIED + after + 610.0)
+    assert crew.verdicts[0].reason.startswith("the agent on n0 was started again, and n1 did not")
+    assert 0 not in {each.code for each in crew.verdicts.values()}
+    assert not crew.clashes
+
+
 # Where all know the first agent only
 
 ENDS = "Without Slurm, a job ends with its first machine"

@@ -17,6 +17,8 @@ class Ballot(Protocol):
     """The fields of an agent's report that consensus reads."""
 
     @property
+    def incarnation(self) -> str: ...
+    @property
     def serial(self) -> int: ...
     @property
     def heard(self) -> int: ...
@@ -55,8 +57,10 @@ class Candidate(Generic[B]):
         Returns a hint to ask another agent, or the effects of joining the sender in a later term.
         """
         follower = self.follower
-        if sender in self._ballots and ballot.serial <= self._ballots[sender][1].serial:
-            return []
+        if sender in self._ballots:
+            known = self._ballots[sender][1]
+            if ballot.incarnation == known.incarnation and ballot.serial <= known.serial:
+                return []
         self._ballots[sender] = (now, ballot)
         if sender == follower.index:
             return []

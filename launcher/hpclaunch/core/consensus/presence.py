@@ -25,7 +25,8 @@ class PeerState(Enum):
     DEAD = "dead"  # it is proven dead, or has left the job
 
 
-GIVEN_UP = {PeerState.LOST, PeerState.DEAD}
+# A tuple, which compares by identity: enums hash slowly, and this is read for each of many agents.
+GIVEN_UP = (PeerState.LOST, PeerState.DEAD)
 
 TRANSITIONS = {
     PeerState.UNHEARD: {PeerState.EXPECTED, PeerState.HEARD, PeerState.LOST, PeerState.DEAD},

@@ -50,10 +50,10 @@ class HangWatch:
         given more time: a stalled file system may recover.
         """
         suspects = _suspects(current)
-        ended = sum(len(p.report.exits) for p in current.participants if p.report is not None)
         current.still_since = max((now - s.still for s in suspects), default=math.inf)
         query = self.query
-        if not suspects or (query and ended != self._ended):  # a worker has done something
+        another_ended = query is not None and _ended(current) != self._ended
+        if not suspects or another_ended:  # a worker has done something
             self.query, self._asked_at, self._not_before = None, math.inf, 0.0
             return None if query is None else []
         still = min(progress.still for progress in suspects)
@@ -61,7 +61,7 @@ class HangWatch:
             if still < self._not_before:
                 return None
             self.query = Query(QueryKind.EVIDENCE, next(self._numbers))
-            self._asked_at, self._ended = now, ended
+            self._asked_at, self._ended = now, _ended(current)
             return []
         if now < self.next_deadline() and not _has_answers(current, query):
             return None
@@ -83,6 +83,11 @@ class HangWatch:
         where = (current.number, rank, host)
         current.failures[rank] = Failure(*where, EXIT_HUNG, 0, now, "", culprit=Culprit.HANG)
         return [Record(hang)]
+
+
+def _ended(current: Round) -> int:
+    """Return the number of workers that have ended."""
+    return sum(len(p.report.exits) for p in current.participants if p.report is not None)
 
 
 def _has_answers(current: Round, query: Query) -> bool:

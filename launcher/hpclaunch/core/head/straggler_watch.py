@@ -14,6 +14,7 @@ from ..protocol.timing import Timing
 from ..protocol.values import value
 from ..stragglers import causes, lateness
 from ..stragglers.lateness import Late, Lateness
+from .roster import Peer
 from .round import Round, ranks_of
 
 LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, with the same rank or agent late in all samples
@@ -68,10 +69,9 @@ class StragglerWatch:
     def check(self, current: Round, now: float) -> list[Effect] | None:
         """Return None unless all agents need new orders; then return what to record."""
         if self.query is not None:
-            samples = _samples(current, self.query)
-            if now < self._next_at and len(samples) < len(current.participants):
+            if now < self._next_at and not _all_have_answered(current, self.query):
                 return None
-            self.query = None
+            samples, self.query = _samples(current, self.query), None
             self._next_at = now + self.timing.sampling
             return self._judge(current, samples)
         if now < self._next_at or self._awaits_steps:
@@ -121,11 +121,18 @@ class StragglerWatch:
         return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
 
 
+def _sample(peer: Peer, query: Query) -> Sample | None:
+    return None if peer.report is None else peer.report.answer(Sample, query)
+
+
+def _all_have_answered(current: Round, query: Query) -> bool:
+    return all(_sample(peer, query) is not None for peer in current.participants)
+
+
 def _samples(current: Round, query: Query) -> dict[int, Sample]:
     found = {}
     for peer in current.participants:
-        sample = None if peer.report is None else peer.report.answer(Sample, query)
-        if sample is not None:
+        if (sample := _sample(peer, query)) is not None:
             found[peer.place.index] = sample
     return found
 

@@ -117,13 +117,12 @@ class Member:
         return self.follower.leads
 
     def next_deadline(self) -> float:
-        deadlines = [self.work.next_deadline()]
-        if self.phase is not Phase.ENDED:
-            deadlines += [self._report_at, self._waiting.next_deadline()]
-            deadlines += [self._heed_at, self._stop_at]
-            if self.verdict is None:
-                deadlines.append(self.follower.next_deadline())
-        return min(deadlines)
+        work = self.work
+        if work.phase is Phase.ENDED:
+            return work.next_deadline()
+        mine = (self._report_at, self._waiting.next_deadline(), self._heed_at, self._stop_at)
+        following = self.follower.next_deadline() if work.verdict is None else math.inf
+        return min(work.next_deadline(), following, *mine)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.phase is Phase.ENDED:

@@ -54,9 +54,8 @@ class ClockOffset:
 
     def of(self, agent: int, now: float) -> Offset | None:
         """Return the offset of an agent's clock; None if it is not known yet."""
-        known = [
-            Offset(offset.seconds, offset.error + DRIFT * (now - when))
-            for offset, when in self._known
-        ]
-        best = min(known, key=lambda offset: offset.error, default=None)
-        return best if agent == self._agent else None
+        if agent != self._agent or not self._known:
+            return None
+        errors = [offset.error + DRIFT * (now - when) for offset, when in self._known]
+        least = min(errors)
+        return Offset(self._known[errors.index(least)][0].seconds, least)
