@@ -98,33 +98,31 @@ def test_lines_that_are_cut_off_or_make_no_sense_are_left_out(tmp_path):
 
 
 class FullDisk:
-    """A log service that loses all lines until `has_room`, and then reports how many."""
+    """A log service that loses all lines until `has_room`, and reports how many after the next."""
 
     def __init__(self):
         self.wanting, self.has_room = False, False
-        self.unwritten, self.text = Counter(), ""
+        self.lost, self.unwritten, self.text = 0, Counter(), ""
 
     def append(self, directory, name, text, *, is_last=False):
         if self.has_room:
             self.text += text
+            self.unwritten[name], self.lost = self.lost, 0
         else:
-            self.unwritten[name] += text.count("\n")
+            self.lost += text.count("\n")
         return True
 
 
 def test_facts_after_lost_lines_are_those_of_the_same_run(tmp_path):
     disk, file = FullDisk(), FactFile(tmp_path, "0", "71.0", "n1", "a")
-    file.record(NodeHeard("n2"), 1.7e9)
-    file.lines.flush(disk)  # with the title
-    disk.has_room = True
-    for host in ("n3", "n4"):
-        file.lines.flush(disk)
+    # The title is lost with n2, and repeated after n3; n5 is lost.
+    for host in ("n2", "n3", "n4", "n5", "n6", "n7"):
+        disk.has_room = host not in ("n2", "n5")
         file.record(NodeHeard(host), 1.7e9)
         file.lines.flush(disk)
-        disk.unwritten["facts.jsonl"] += 1
     (run,) = fact_files.of_lines(disk.text)
     assert (run.launch, run.host, run.incarnation) == ("71.0", "n1", "a")
-    assert [fact for _, fact in run.facts] == [NodeHeard("n3"), NodeHeard("n4")]
+    assert [fact.host for _, fact in run.facts] == ["n4", "n6", "n7"]
     lost = [json.loads(line).get("lost") for line in disk.text.splitlines()]
     assert list(filter(None, lost)) == [2, 1]
 

@@ -181,7 +181,8 @@ def poll(server):
 
 @pytest.mark.parametrize("end", [poll, Parent.abandon, lambda server: server.end(0.0)])
 def test_the_children_of_a_lost_helper_are_killed(parent, monkeypatch, end):
-    monkeypatch.setattr("hpclaunch.system.shared.helper.GONE_LIMIT", LIMIT)
+    for limit in ("GONE_LIMIT", "ABANDON_LIMIT"):
+        monkeypatch.setattr(f"hpclaunch.system.shared.helper.{limit}", LIMIT)
     server, child = parent
     lose(server)
     server._process.kill()

@@ -83,8 +83,8 @@ def test_a_moment_of_impossible_numbers_is_left_out(tmp_path, damage):
 
 
 def test_a_title_that_comes_after_lost_lines_is_found(tmp_path):
-    title, *moments = lines()
-    (tmp_path / NAME).write_text("".join([moments[0][:9], "\n", title, *moments, title]))
+    title, first, *moments = lines()
+    (tmp_path / NAME).write_text("".join([title[:9], "\n", first, title, *moments, title]))
     assert history_files.read(tmp_path) == [HISTORY]
 
 

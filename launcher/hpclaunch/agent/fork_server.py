@@ -170,8 +170,11 @@ class ForkServer(Adapter):
         """Replace a lost fork server once all of its workers have ended, which may take a while."""
         if now < self._look_at:
             return []
-        self._look_at = math.inf if self._client.is_gone() else now + AGAIN
-        return self._replace() if self._look_at == math.inf else []
+        if not self._client.is_gone():
+            self._look_at = now + AGAIN
+            return []
+        self._look_at = math.inf
+        return self._replace()
 
     def _replace(self) -> list[events.Event]:
         """Replace the fork server, which is gone. Its workers are gone as well."""

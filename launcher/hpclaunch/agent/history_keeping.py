@@ -102,8 +102,9 @@ class HistoryKeeping(Adapter):
         if workers is None:
             return
         index, text = self._control.index, ""
-        lost = self._logs.service.unwritten.pop(self._name, 0)  # perhaps with the title
-        if lost or not self._is_titled:  # by now, this agent has its place
+        if self._logs.service.unwritten.pop(self._name, 0):
+            self._is_titled = False  # the title may be among the lost lines
+        if not self._is_titled:  # by now, this agent has its place
             text = history_files.title(self._launch, index, self._places[index].host)
         noted = AgentMoment(round(self._date.now(), 2), self._control.member.round, workers)
         lines = text + history_files.line(noted)

@@ -22,7 +22,7 @@ class Successors:
     def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
         self._host, self._record = host, record
         self._ends: dict[type[Helper], deque[float]] = defaultdict(lambda: deque(maxlen=MOST))
-        self._refused: set[type[Helper]] = set()  # since the last one that was replaced
+        self._was_replaced: dict[type[Helper], bool] = defaultdict(lambda: True)  # the last one
 
     def __call__(self, ended: Helper) -> bool:
         ends, now = self._ends[type(ended)], time.monotonic()
@@ -31,12 +31,9 @@ class Successors:
         is_replaced = len(ends) < most or now >= ends[-most] + WITHIN
         ends.append(now)
         assert ended.kind is not None, "a helper that is replaced has a kind"
-        if is_replaced:
-            self._refused.discard(type(ended))
-        if type(ended) not in self._refused:
+        if is_replaced or self._was_replaced[type(ended)]:
             self._record(
                 HelperEnded(self._host, ended.kind, was_killed=was_killed, is_replaced=is_replaced)
             )
-        if not is_replaced:
-            self._refused.add(type(ended))
+        self._was_replaced[type(ended)] = is_replaced
         return is_replaced

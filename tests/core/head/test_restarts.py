@@ -29,13 +29,17 @@ CAUSES = {
         [1, 0],
     ),
     "an exit before a later abort": ([failure(0, 5.0), failure(1, 5.1, 134, 6)], [0, 1]),
+    "an exit before a peer that crashes as it ends": (
+        [failure(0, 5.0), failure(1, 5.1, 139, 11)],
+        [0, 1],
+    ),
     "a kill that is reported late": ([failure(0, 5.0), failure(2, 5.4, 137, 9)], [2, 0]),
     "an exit long before a kill": ([failure(0, 5.0), failure(2, 6.1, 137, 9)], [0, 2]),
     "a fork server, however late it is missed": (
         [
             failure(0, 5.0),
             failure(2, 5.2, 137, 9, culprit=SERVER),
-            failure(1, 5.1, 134, 6),
+            failure(1, 5.1, 139, 11),
         ],
         [2, 0, 1],
     ),

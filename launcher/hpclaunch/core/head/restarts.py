@@ -43,9 +43,7 @@ LOADING = re.compile(
 TRACEBACK = "Traceback (most recent call last)"
 # Not SIGABRT: NCCL's watchdog sends it to a worker that has waited for too long.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-# Signals that no process gets because a peer has ended, and how much too late such a death may seem
-# to be: the report of another node takes long where the machines are busy.
-NO_CONSEQUENCES, LATE_REPORT = (signal.SIGKILL, *CRASHES), 1.0  # seconds
+LATE_REPORT = 1.0  # seconds that the report of a kill may take on busy machines
 # Crashes are similar if the durations of their rounds differ by at most this share or this time.
 SIMILAR_SHARE, SIMILAR_SECONDS = 0.2, 2.0
 UNREACHABLE_STEP = 1 << 62
@@ -83,15 +81,16 @@ def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
     """Return the failures of one round in order, the cause first.
 
     The earliest exit is the cause: a peer notices a lost connection only once the first process
-    is gone, and then takes time to exit. A death by SIGKILL or SIGSEGV comes before an exit that
-    seems to be a little earlier: the exit may be its consequence, but it is no consequence itself.
-    The end of a fork server or of the store comes before any worker's: it is reported late, when
-    workers may already have failed because of it.
+    is gone, and then takes time to exit. A death by SIGKILL comes before an exit that seems to be
+    a little earlier: the exit may be its consequence, but it is no consequence itself. Of two that
+    happened at the same time, a death by another signal comes before an exit. The end of a fork
+    server or of the store comes before any worker's: it is reported late, when workers may already
+    have failed because of it.
     """
 
     def key(f: Failure) -> tuple[float, ...]:
         worker = f.culprit is Culprit.WORKER
-        at = f.at - LATE_REPORT if f.signal in NO_CONSEQUENCES else f.at
+        at = f.at - LATE_REPORT if f.signal == signal.SIGKILL else f.at
         return (f.stopped, worker, at, f.signal == 0, f.rank)
 
     return tuple(sorted(failures, key=key))

@@ -7,7 +7,9 @@ last one may be cut off. After lost lines, which may have the first among them, 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +22,7 @@ from ..shared import packing
 from .log_directory import HISTORIES, matching
 
 FORMAT = 2
+T = TypeVar("T")
 
 
 @value(frozen=True)
@@ -55,16 +58,16 @@ def read(directory: Path) -> list[AgentHistory]:
 
 def _history(lines: list[bytes]) -> AgentHistory | None:
     """Return the history in a file; None if it is of another version, or without a title."""
-    first: HistoryTitle | None = None
-    moments: list[AgentMoment] = []
-    for each in lines:
-        with contextlib.suppress(msgspec.MsgspecError):  # cut off, by a full disk or a lost node
-            if first is None:
-                first = packing.unpack(each, HistoryTitle)
-            else:
-                moments.append(packing.unpack(each, AgentMoment))
+    first = next(_lines_of(HistoryTitle, lines), None)
     if first is None or first.format != FORMAT:
         return None
-    moments = [moment for moment in moments if is_sound(moment)]
+    moments = [moment for moment in _lines_of(AgentMoment, lines) if is_sound(moment)]
     moments.sort(key=lambda moment: moment.at)
     return AgentHistory(first.launch, first.index, first.host, tuple(moments))
+
+
+def _lines_of(kind: type[T], lines: Iterable[bytes]) -> Iterator[T]:
+    """Yield the values of this kind. A line may be cut off, by a full disk or a lost node."""
+    for each in lines:
+        with contextlib.suppress(msgspec.MsgspecError):
+            yield packing.unpack(each, kind)
