@@ -69,7 +69,7 @@ def _draw_screen(work: Path) -> None:
     launch = _looked_at(work)
     columns, lines = SCREEN
     style = TextStyle(columns, colour=True)
-    screen = "\n".join(top_screen(launch, TopState(by_rank=True), style, lines))
+    screen = "\n".join(top_screen(launch, TopState(by_rank=True), style, lines).lines)
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(screen.replace(str(work), "/scratch/run"), no_wrap=True))
     svg = console.export_svg(title="hpclaunch top", unique_id="top")

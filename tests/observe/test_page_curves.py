@@ -29,13 +29,17 @@ def history(*moments):
     [
         pytest.param([], [], id="none"),
         pytest.param([(5, 0), (10, 20)], [], id="the first step is a begin"),
-        pytest.param([(5, 0), (10, 20), (15, 30)], [(15, 2.0)], id="since then"),
+        pytest.param([(5, 0), (10, 20), (15, 30)], [(10, 2.0), (15, 2.0)], id="since then"),
         pytest.param(
             [(0, 1), (5, 11), (10, 21), (15, 31), (20, 61)],
-            [(5, 2.0), (10, 2.0), (15, 2.0), (20, 10 / 3)],
+            [(0, 2.0), (5, 2.0), (10, 2.0), (15, 2.0), (20, 10 / 3)],
             id="over the last seconds",
         ),
-        pytest.param([(100, 10), (400, 610), (700, 610)], [(400, 2.0), (700, 0.0)], id="far apart"),
+        pytest.param(
+            [(100, 10), (400, 610), (700, 610)],
+            [(100, 2.0), (400, 2.0), (700, 0.0)],
+            id="far apart",
+        ),
     ],
 )
 def test_the_rate_of_steps(steps, rates):
@@ -48,7 +52,7 @@ def test_each_round_is_a_piece_of_its_own_and_ends_with_its_workers():
         *noted((15, 20), spent=OVER),
         *noted((20, 1), (30, 11), round=1),
     ]
-    assert curves.step_rates([history(*moments)]) == [[(10, 2.0)], [(30, 1.0)]]
+    assert curves.step_rates([history(*moments)]) == [[(5, 2.0), (10, 2.0)], [(20, 1.0), (30, 1.0)]]
 
 
 def test_workers_were_seen_some_time_before():
@@ -57,7 +61,7 @@ def test_workers_were_seen_some_time_before():
     moments = [
         AgentMoment(at, 0, WorkersMoment(0, 2, at, TRAINS, steps, seen)) for at, steps, seen in made
     ]
-    assert curves.step_rates([history(*moments)]) == [[(9.0, 2.0), (14.0, 2.0)]]
+    assert curves.step_rates([history(*moments)]) == [[(4.0, 2.0), (9.0, 2.0), (14.0, 2.0)]]
 
 
 def test_only_the_agent_of_rank_0_counts_its_steps():

@@ -25,6 +25,7 @@ FEW_RANKS = 8  # shown one by one
 MOST_ROWS, MOST_TROUBLE = 16, 5  # nodes
 MOST_PAST = 3  # rounds
 NAMES = 6
+STILL = 3.0  # seconds without a sign of life that are worth a line: a short pause is not
 COLOURS = {
     AgentState.RUNNING: Colour.GOOD,
     AgentState.DONE: Colour.GOOD,
@@ -173,7 +174,7 @@ def _warnings(job: JobSnapshot) -> Iterable[str]:
     if text := ending(job):
         yield text
     still = min((agent.still for agent in job.running), default=0.0)
-    if still >= 1:
+    if still >= STILL:
         limits = [agent.hang for agent in job.running if agent.hang]
         limit = f"; after {duration(min(limits))} that is a hang" if limits else ""
         yield f"no worker has done anything for {duration(still)}{limit}"

@@ -113,7 +113,9 @@ def _train(workers: WorkersMoment) -> bool:
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
-    """Return the rate at each time, over the last LEAST seconds or since the first step."""
+    """Return the rate at each time, over the last LEAST seconds or since the first step. The first
+    rate is there twice, from the first step on: a curve of one point would not be seen.
+    """
     made = [(at, number) for at, number in steps if number > 0]
     found, i = list[Point](), 0
     for at, number in made[1:]:
@@ -121,7 +123,8 @@ def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
             i += 1
         since, before = made[i]
         if at > since + SAME:
-            found.append((at, (number - before) / (at - since)))
+            rate = (number - before) / (at - since)
+            found += [(at, rate)] if found else [(since, rate), (at, rate)]
     return found
 
 
