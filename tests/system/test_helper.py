@@ -179,12 +179,21 @@ def poll(server):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("end", [poll, Parent.abandon, lambda server: server.end(0.0)])
-def test_the_children_of_a_lost_helper_are_killed(parent, monkeypatch, end):
+@pytest.mark.parametrize(
+    ("is_noticed", "end"),
+    [
+        (True, poll),
+        (True, Parent.abandon),
+        (True, lambda server: server.end(0.0)),
+        (False, lambda server: server.end(LIMIT)),
+    ],
+)
+def test_the_children_of_a_lost_helper_are_killed(parent, monkeypatch, is_noticed, end):
     for limit in ("GONE_LIMIT", "ABANDON_LIMIT"):
         monkeypatch.setattr(f"hpclaunch.system.shared.helper.{limit}", LIMIT)
     server, child = parent
-    lose(server)
+    if is_noticed:
+        lose(server)
     server._process.kill()
     end(server)
     assert not psutil.pid_exists(child)

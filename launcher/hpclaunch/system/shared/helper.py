@@ -142,7 +142,8 @@ class Helper:
         """
         self._lines.close()
         has_ended = self._ends_within(limit)
-        if not has_ended or (self.lost and self.has_children):
+        was_killed = self.lost or self._process.returncode != 0
+        if not has_ended or (self.has_children and was_killed):
             self._process.kill()
             self._end_orphans()
         self._leave()
