@@ -59,6 +59,41 @@ SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
 UPLOAD = (Leftover(4711, "aws", 0),)
 
 EXAMPLES: tuple[Fact, ...] = (
+    # At the start
+    *(
+        node_facts.LaunchNote("n1", kind, details)
+        for kind, details in {
+            LaunchNoteKind.NODES: {"asked": "8", "given": "4"},
+            LaunchNoteKind.SPARES: {"asked": "3", "spares": 1, "nodes": 4},
+            LaunchNoteKind.NO_KILL: {},
+            LaunchNoteKind.NODE_RANK: {"asked": "1", "given": "0"},
+            LaunchNoteKind.ENDPOINT: {"option": "--rdzv-endpoint", "asked": "n7:29400"},
+            LaunchNoteKind.LOCAL_ADDR: {"asked": "ib7"},
+            LaunchNoteKind.MACHINES: {"asked": "2:4", "most": "4", "fewest": "2"},
+            LaunchNoteKind.STANDALONE: {"tasks": 4},
+            LaunchNoteKind.NO_VARIABLES: {"step": "71.0"},
+            LaunchNoteKind.NPROC: {"tasks": 2, "nproc": 4},
+            LaunchNoteKind.NO_GPU: {"cpus": 8},
+            LaunchNoteKind.CPUS: {"workers": 8, "cpus": 4},
+            LaunchNoteKind.CORES: {"cores": 1},
+            LaunchNoteKind.PYTHON: {"command": "python"},
+            LaunchNoteKind.WITHOUT_EFFECT: {"--monitor-interval": "failures are seen at once"},
+            LaunchNoteKind.LOGS_IN_USE: {"asked": "logs", "directory": "logs/71.0"},
+            LaunchNoteKind.LOGS_FOREIGN: {"directory": "hpclaunch-logs-1001/71.0"},
+            LaunchNoteKind.LOGS_TEMPORARY: {
+                "why": "No space left on device",
+                "directory": "/tmp/x7f",
+            },
+        }.items()
+    ),
+    node_facts.PortTaken("n1", 29400, 20123),
+    node_facts.MessageIgnored("n1", "10.0.0.9", "it is not a message of this version"),
+    # Waiting
+    facts.AgentsAwaited(("n3", "n4"), 2, 4, 15.0, ""),
+    facts.NodesAwaited(("n3",), 1, 2, 45.0),
+    facts.QuorumAwaited(("n2", "n3"), 45.0),
+    facts.CheckpointSought(10.0),
+    facts.ReadersAwaited(("n2",), CKPT, 10.0),
     # Rounds and restarts
     _restart(),
     _restart(is_last=True),
@@ -77,6 +112,7 @@ EXAMPLES: tuple[Fact, ...] = (
     facts.NodesJoin(("n3",)),
     facts.RequestGranted(Request.RESTART),
     facts.RequestGranted(Request.NOTICE),
+    node_facts.CheckpointDirSuggested("n1", "ckpt", "ckpt/step-600.pt"),
     # Workers
     facts.HangFound(
         0,
@@ -128,12 +164,26 @@ EXAMPLES: tuple[Fact, ...] = (
     facts.NodeCameBack("n2"),
     facts.NodesSilent(("n2",), 10.0, 290.0),
     facts.NodeHeard("n2"),
-    # Waiting
-    facts.AgentsAwaited(("n3", "n4"), 2, 4, 15.0, ""),
-    facts.NodesAwaited(("n3",), 1, 2, 45.0),
-    facts.QuorumAwaited(("n2", "n3"), 45.0),
-    facts.CheckpointSought(10.0),
-    facts.ReadersAwaited(("n2",), CKPT, 10.0),
+    # Health of a node, and MPS
+    node_facts.HealthWarning(
+        "n1", "GPU 0 clocks", "slowed down by heat", "report it to the administrator"
+    ),
+    node_facts.XidReported("n1", 3, "GPU 1", 31, "a GPU memory page fault"),
+    node_facts.MpsStarted("n1", (("GPU 0",), ("GPU 1",))),
+    node_facts.ForeignMpsAwaited("n1", "the MPS daemon serves user 1001"),
+    node_facts.MpsBypassed("n1", (2, 3)),
+    node_facts.ForeignMpsUsed("n1", "/run/nvidia-mps"),
+    node_facts.ForeignMpsCrowded("n1", "/run/nvidia-mps", 40, 12),
+    node_facts.ForeignMpsRefused(
+        "n1", "the MPS daemon at /run/nvidia-mps is not used: it could not be asked"
+    ),
+    node_facts.TimeSlices(
+        "n1",
+        ("GPU 0",),
+        "nvidia-cuda-mps-control is not in PATH",
+        "It comes with NVIDIA's driver: ask the administrator",
+    ),
+    node_facts.FewConnections("n1", 8, 2),
     # The head
     facts.HeadChanged("n1", "n2", 1, -4.5),
     facts.HeadDeposed("n1", "n2"),
@@ -143,29 +193,6 @@ EXAMPLES: tuple[Fact, ...] = (
     facts.HeadSilent("n2", "n1", 10.0, 290.0),
     facts.HeadHeard("n2", "n1"),
     facts.ElectionAwaited("n3", "n1", "it has been silent for 5 s", 45.0),
-    # The end of the job
-    facts.EndAnnounced(JobState.RUNNING, 80.0),
-    facts.EndAnnounced(JobState.PREEMPTED, 60.0),
-    facts.NoticeGiven(3, 1204, JobState.RUNNING, 53.0),
-    facts.NoticeGiven(3, 0, JobState.PREEMPTED, 53.0),
-    facts.RequeueImpossible("71"),
-    facts.JobEnded(4, Verdict(0, "", Origin.DONE), (("n2", "GPU 1 is lost"),)),
-    # Processes of the launcher
-    node_facts.HelperEnded("n1", ProcessKind.LOGS, was_killed=True, is_replaced=True),
-    node_facts.HelperEnded("n1", ProcessKind.GPUS, was_killed=False, is_replaced=False),
-    node_facts.ProcessContinued("n1", ProcessKind.TEMPLATE),
-    node_facts.CheckpointSearchStalled("n1", "/scratch/u/ckpt"),
-    node_facts.CheckpointDirSuggested("n1", "ckpt", "ckpt/step-600.pt"),
-    node_facts.OutputMoved("n1", 2, "/local/tmp/hpclaunch-logs-x7f", "No space left on device"),
-    node_facts.MetricsFailed("n1", "port 9400", "Address already in use"),
-    node_facts.NotifyFailed(
-        "n1", node_facts.NotifyTrouble.FAILED, "exited with code 22: curl: (22) 404"
-    ),
-    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.INTERRUPTED),
-    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.UNFINISHED, limit=10.0),
-    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.SLOW, dropped=3),
-    node_facts.PortTaken("n1", 29400, 20123),
-    node_facts.MessageIgnored("n1", "10.0.0.9", "it is not a message of this version"),
     # Warm starts
     node_facts.ColdStart("n1", "./csv.py replaces a module that torch imports"),
     node_facts.WorkerTurnedCold(
@@ -189,58 +216,33 @@ EXAMPLES: tuple[Fact, ...] = (
     ),
     node_facts.PreloadSkipped("n1", "pyarrow", "it starts a thread"),
     node_facts.TemplateReplaced("n1", "killed by SIGKILL"),
-    # Health of a node, and MPS
-    node_facts.HealthWarning(
-        "n1", "GPU 0 clocks", "slowed down by heat", "report it to the administrator"
-    ),
-    node_facts.XidReported("n1", 3, "GPU 1", 31, "a GPU memory page fault"),
-    node_facts.MpsStarted("n1", (("GPU 0",), ("GPU 1",))),
-    node_facts.ForeignMpsAwaited("n1", "the MPS daemon serves user 1001"),
-    node_facts.MpsBypassed("n1", (2, 3)),
-    node_facts.ForeignMpsUsed("n1", "/run/nvidia-mps"),
-    node_facts.ForeignMpsCrowded("n1", "/run/nvidia-mps", 40, 12),
-    node_facts.ForeignMpsRefused(
-        "n1", "the MPS daemon at /run/nvidia-mps is not used: it could not be asked"
-    ),
-    node_facts.TimeSlices(
-        "n1",
-        ("GPU 0",),
-        "nvidia-cuda-mps-control is not in PATH",
-        "It comes with NVIDIA's driver: ask the administrator",
-    ),
-    *(
-        node_facts.LaunchNote("n1", kind, details)
-        for kind, details in {
-            LaunchNoteKind.NODES: {"asked": "8", "given": "4"},
-            LaunchNoteKind.SPARES: {"asked": "3", "spares": 1, "nodes": 4},
-            LaunchNoteKind.NO_KILL: {},
-            LaunchNoteKind.NODE_RANK: {"asked": "1", "given": "0"},
-            LaunchNoteKind.ENDPOINT: {"option": "--rdzv-endpoint", "asked": "n7:29400"},
-            LaunchNoteKind.LOCAL_ADDR: {"asked": "ib7"},
-            LaunchNoteKind.MACHINES: {"asked": "2:4", "most": "4", "fewest": "2"},
-            LaunchNoteKind.STANDALONE: {"tasks": 4},
-            LaunchNoteKind.NO_VARIABLES: {"step": "71.0"},
-            LaunchNoteKind.NPROC: {"tasks": 2, "nproc": 4},
-            LaunchNoteKind.NO_GPU: {"cpus": 8},
-            LaunchNoteKind.CPUS: {"workers": 8, "cpus": 4},
-            LaunchNoteKind.CORES: {"cores": 1},
-            LaunchNoteKind.PYTHON: {"command": "python"},
-            LaunchNoteKind.WITHOUT_EFFECT: {"--monitor-interval": "failures are seen at once"},
-            LaunchNoteKind.LOGS_IN_USE: {"asked": "logs", "directory": "logs/71.0"},
-            LaunchNoteKind.LOGS_FOREIGN: {"directory": "hpclaunch-logs-1001/71.0"},
-            LaunchNoteKind.LOGS_TEMPORARY: {
-                "why": "No space left on device",
-                "directory": "/tmp/x7f",
-            },
-        }.items()
-    ),
+    # Log files, metrics and notifications
     node_facts.LogTrouble("n1", LogTroubleKind.DISK, "/scratch/u/logs/71.0"),
     node_facts.LogTrouble("n1", LogTroubleKind.FILES, "journal.jsonl", "No space left on device"),
     node_facts.LogTrouble(
         "n1", LogTroubleKind.DUPLICATES, "filtered-agent-0.out", "File too large"
     ),
     node_facts.LogTrouble("n1", LogTroubleKind.STALLED, "120"),
-    node_facts.FewConnections("n1", 8, 2),
+    node_facts.OutputMoved("n1", 2, "/local/tmp/hpclaunch-logs-x7f", "No space left on device"),
+    node_facts.MetricsFailed("n1", "port 9400", "Address already in use"),
+    node_facts.NotifyFailed(
+        "n1", node_facts.NotifyTrouble.FAILED, "exited with code 22: curl: (22) 404"
+    ),
+    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.INTERRUPTED),
+    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.UNFINISHED, limit=10.0),
+    node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.SLOW, dropped=3),
+    # Processes of the launcher
+    node_facts.HelperEnded("n1", ProcessKind.LOGS, was_killed=True, is_replaced=True),
+    node_facts.HelperEnded("n1", ProcessKind.GPUS, was_killed=False, is_replaced=False),
+    node_facts.ProcessContinued("n1", ProcessKind.TEMPLATE),
+    node_facts.CheckpointSearchStalled("n1", "/scratch/u/ckpt"),
+    # The end of the job
+    facts.EndAnnounced(JobState.RUNNING, 80.0),
+    facts.EndAnnounced(JobState.PREEMPTED, 60.0),
+    facts.NoticeGiven(3, 1204, JobState.RUNNING, 53.0),
+    facts.NoticeGiven(3, 0, JobState.PREEMPTED, 53.0),
+    facts.RequeueImpossible("71"),
+    facts.JobEnded(4, Verdict(0, "", Origin.DONE), (("n2", "GPU 1 is lost"),)),
 )
 
 # Facts for the report, the metrics and `status`, without a message.

@@ -144,7 +144,7 @@ def _add_ledger(families: _Families, report: JobReport) -> None:
     """Add the ledger, as gauges: training time shrinks when steps turn out to be done twice."""
     families.add("begin_timestamp", "When the launch began.", report.begin, "seconds")
     families.add("seats", "GPUs of the job, or workers where there are none.", report.seats)
-    what = "The share of training whose steps were not lost."
+    what = "The share of GPU time that was training whose steps were not lost."
     families.add("goodput", what, report.goodput, "ratio")
     what = "What the seats have spent their time on: seconds times seats."
     values = [({"category": c.value}, report.seconds.get(c.value, 0.0)) for c in Category]
