@@ -34,7 +34,6 @@ NO_PROGRESS = (
     "it is not started again: this run saved no checkpoint that is further than that of the run "
     "before"
 )
-UNSEEN = "not started again: whether this run made progress is only known with --checkpoint-dir"
 
 
 def asked(on=REQUEUED_ENDS, *, most=5, before=0, is_chain=False):
@@ -124,27 +123,6 @@ def test_a_script_that_fails(on, sequel):
     assert kind(crew) is EndKind.FAILURE
     assert verdict(crew).sequel is sequel
     assert verdict(crew).code == (EXIT_SAVED if sequel is Sequel.REQUEUE else 9)
-
-
-@pytest.mark.parametrize(
-    ("before", "saves", "sequel"),
-    [(0, False, Sequel.REQUEUE), (1, False, Sequel.LEAVE), (1, True, Sequel.REQUEUE)],
-)
-def test_a_script_that_fails_again_and_may_have_made_progress(before, saves, sequel):
-    """Without --checkpoint-dir that is never known; with it, here the search has no answer."""
-    requeueing = asked((EndKind.FAILURE,), before=before)
-    crew = training(requeueing=requeueing, max_restarts=0, saves=saves)
-    crew.checkpoint = None
-    crew.feed(1, WorkerExited(2, 9, 0))
-    crew.until(100.0)
-    assert (kind(crew), verdict(crew).sequel) == (EndKind.FAILURE, sequel)
-    assert verdict(crew).reason.endswith(UNSEEN) == (sequel is Sequel.LEAVE)
-
-
-def test_a_job_without_a_checkpoint_directory_is_requeued_at_each_time_limit():
-    crew = training(requeueing=asked(before=4), saves=False)
-    crew.until(995.0)
-    assert (kind(crew), verdict(crew).sequel) == (EndKind.TIME_LIMIT, Sequel.REQUEUE)
 
 
 def test_a_node_that_is_lost():

@@ -1,9 +1,8 @@
 """The decision whether another run follows the end of the job: Slurm starts it again, or the next
 element of its array.
 
-A run that is known to have made no progress is the last, unless it is the first. Without
-`--checkpoint-dir`, progress cannot be seen: then the same is true of a run that has failed. In any
-case, `--max-requeues` or the length of the array limits the runs.
+A run that is known to have made no progress is the last, unless it is the first. In any case,
+`--max-requeues` or the length of the array limits the runs.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class RequeueDecision:
         """
         wanted = self.wanted
         is_wanted = self._is_wanted(ended.origin)
-        why_not = self._objection(ended.origin, progress) if is_wanted else ""
+        why_not = self._objection(progress) if is_wanted else ""
         if self.is_stopped and self.may_follow(ended.origin):
             why_not = why_not or STOPPED_BY
         if is_wanted and not why_not:
@@ -78,13 +77,11 @@ class RequeueDecision:
     def _last(self) -> Sequel:
         return Sequel.END_CHAIN if self.wanted.is_chain else Sequel.LEAVE
 
-    def _objection(self, origin: Origin, progress: bool | None) -> str:
+    def _objection(self, progress: bool | None) -> str:
         """Return why the job itself allows no other run; "" if it does."""
         wanted = self.wanted
         if not wanted.is_chain and wanted.before >= wanted.most:
             return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
         if wanted.before and progress is False:
             return "this run saved no checkpoint that is further than that of the run before"
-        if wanted.before and origin is Origin.FAILURE and not self.job.saves:
-            return "whether this run made progress is only known with --checkpoint-dir"
         return ""
