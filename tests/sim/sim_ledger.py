@@ -83,7 +83,9 @@ class LedgerCheck:
         more, less = least - most, true - reported
         rounds = len(self.sim.training.rounds)
         if self._knows_all:
-            known = 1.5 if self.sim.plan.hangs else 0.1  # seconds until something is known
+            # Seconds until something is known. What stubborn workers do after they were stopped is
+            # not always told apart from what others of their agent did before.
+            known = 1.5 if self.sim.plan.hangs else 0.25 if self.sim.plan.stubborn else 0.1
             allowed = 0.01 * whole + known * found.seats * rounds
             self._require(
                 max(more, less) <= allowed, f"{reported:.2f} trained of {true:.2f} ({whole:.2f})"
