@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
-from ..core.protocol.facts import CheckpointGone, CheckpointSaved, Fact, RoundEnded
+from ..core.protocol.facts import (
+    CheckpointGone,
+    CheckpointSaved,
+    CheckpointStored,
+    Fact,
+    RoundEnded,
+)
+from ..core.protocol.node_facts import StageBegan
 
 if TYPE_CHECKING:
     from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
@@ -19,6 +26,7 @@ class NewestCheckpoint:
 
     def __init__(self) -> None:
         self._saved: tuple[float, CheckpointSaved] | None = None
+        self._stored: str | None = None  # the newest on storage; None without --stage
 
     def note(self, fact: Fact, at: float) -> None:
         match fact:
@@ -26,6 +34,8 @@ class NewestCheckpoint:
                 self._saved = at, fact
             case CheckpointGone():
                 self._saved = None
+            case StageBegan(restored=path) | CheckpointStored(path=path):
+                self._stored = path
 
     def at(self, now: float) -> CheckpointSnapshot | None:
         """Return the checkpoint with its age; None if there is none."""
@@ -35,7 +45,7 @@ class NewestCheckpoint:
             return None
         at, saved = self._saved
         age = None if saved.age is None else saved.age + now - at
-        return CheckpointSnapshot(saved.path, saved.step, saved.size, age)
+        return CheckpointSnapshot(saved.path, saved.step, saved.size, age, self._stored)
 
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
