@@ -169,7 +169,7 @@ class Resuming(Adapter):
         search = partial(self._choose, effect)
         if self._staging is None:
             return search()
-        return self._staging.before_search(search, for_round=effect.for_round)
+        return self._staging.before_search(search, is_last=effect.is_last)
 
     def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
         self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True

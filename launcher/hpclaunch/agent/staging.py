@@ -124,11 +124,11 @@ class Staging(Adapter):
         """Copy at full speed until the next round."""
         self.note_rounds(self._rounds, hurry=True)
 
-    def before_search(self, search: Search, *, for_round: bool) -> list[events.Event]:
+    def before_search(self, search: Search, *, is_last: bool) -> list[events.Event]:
         """Call `search` once it can find all checkpoints: after the restore and, before the first
         round without staging, once everything is on storage.
         """
-        must_flush = for_round and self._is_refused and self.paths is not None
+        must_flush = self._is_refused and not is_last and self.paths is not None
         if not self._is_restoring and not must_flush:
             return search()
         self._search = search

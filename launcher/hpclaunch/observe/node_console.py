@@ -95,8 +95,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.StoringFailed(path=path, why=why):
             return f"{plain(path)} was not copied to storage: {plain(why)}; it is tried again"
         case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
-            copied = f"{size(done)} of {size(total)} of {plain(path)}; " if path else ""
-            return f"waiting until all is copied to {plain(where)}: {copied}{waited:.0f} s so far"
+            copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
+            return f"waiting until all is copied to {plain(where)} ({waited:.0f} s so far){copied}"
         case facts.StageLost(missing=missing, why=why):
             names = some(map(plain, missing), NAMED)
             return f"lost with the end of the job, not copied to storage: {names}: {plain(why)}"

@@ -76,7 +76,7 @@ class ChooseCheckpoint:
 
     avoid: tuple[tuple[int, str], ...] = ()  # rejected checkpoints: (checksum of the mark, why)
     ended_well: bool = False  # all workers exited with 0, so none of their saves is unfinished
-    for_round: bool = False  # a round is to begin with it
+    is_last: bool = False  # the job may end, and then no round begins with what is found
     number: int = 0
 
 

@@ -77,7 +77,7 @@ class Choosing(JobStage):
         self._choice = self._look = None
         avoid = (*passed_over(sorted(self._failed)), *self._avoid.items())
         self._search_number = next(self.state.numbers)
-        return [ChooseCheckpoint(avoid, for_round=True, number=self._search_number)]
+        return [ChooseCheckpoint(avoid, number=self._search_number)]
 
     def event(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, CheckpointChosen) and event.number == self._search_number:
