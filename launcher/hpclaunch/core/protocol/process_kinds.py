@@ -24,7 +24,7 @@ class ProcessKind(str, Enum):
 NAMES = {
     ProcessKind.LOGS: "process that shows the workers' output",
     ProcessKind.CHECKPOINTS: "process that searches for checkpoints",
-    ProcessKind.STAGER: "process that copies checkpoints from memory to storage",
+    ProcessKind.STAGER: "process that copies checkpoints to storage",
     ProcessKind.ERRANDS: (
         "process that asks Slurm, looks up names, and runs py-spy and the command of --notify"
     ),
