@@ -58,9 +58,9 @@ class CheckpointService:
         facts = self.facts(rounds)
         return search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
 
-    def examine(self) -> Iterator[ExaminedCheckpoint]:
-        """Yield what `finding.examine` yields, without any knowledge of rounds. Raises OSError."""
-        return examine(self.where, self.facts(()), self.memory, opens=self.opens)
+    def examine(self, rounds: messages.RoundTimes = ()) -> Iterator[ExaminedCheckpoint]:
+        """Yield what `finding.examine` yields. Raises OSError."""
+        return examine(self.where, self.facts(rounds), self.memory, opens=self.opens)
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
         """Start or stop the periodic searches."""

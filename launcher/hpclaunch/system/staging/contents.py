@@ -4,6 +4,7 @@ directories, by their paths relative to the root of the staging directory or of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -56,8 +57,8 @@ def is_draft(name: str) -> bool:
 
 
 def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[Item]:
-    """Yield a file, or a directory and all that is below it, except what is `skipped`. Raises
-    OSError.
+    """Yield a file, or a directory and all that is below it, except what is `skipped` or vanishes
+    meanwhile. Raises OSError.
     """
     found = item(root, name)
     yield found
@@ -65,7 +66,8 @@ def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterato
         for inner in sorted(os.listdir(os.path.join(root, name))):
             path = os.path.normpath(os.path.join(name, inner))
             if path not in skipped and not (name == HERE and is_draft(inner)):
-                yield from tree(root, path, skipped)
+                with contextlib.suppress(FileNotFoundError):
+                    yield from tree(root, path, skipped)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
     candidate = found.candidate
     key = os.path.relpath(candidate.path, root)
     decisive = os.path.relpath(candidate.decides.path, root)
+    moved: tuple[str, ...]
     if key == HERE:  # other files may be beside it, such as logs, which change all the time
         others = frozenset(os.path.relpath(c.path, root) for c in candidate.beside)
         items = list(tree(root, HERE, others - {HERE}))[1:]
@@ -119,7 +122,7 @@ def _of_other_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
     if candidate.place.entry.is_folder or not OF_RANK.search(candidate.name):
         return []
     form = OF_RANK.sub(r"\1", candidate.name)
-    others = (c for c in candidate.beside if c is not candidate and not c.place.entry.is_folder)
+    others = (c for c in candidate.beside if c is not candidate and c.bare == candidate.bare)
     names = (os.path.relpath(c.path, root) for c in others if OF_RANK.sub(r"\1", c.name) == form)
     return sorted(names, reverse=True)
 
@@ -143,14 +146,16 @@ def notes(
             target = os.path.relpath(os.path.realpath(os.path.join(root, each.name)), root)
             if target == key or target.startswith(key + os.sep):
                 found.append(each)
-        elif each.is_file and each.name not in by_path and not is_draft(name):
-            if each.stat.st_size <= NOTE and not names_any(os.path.join(root, each.name), missing):
-                found.append(each)
+            continue
+        is_small = each.is_file and each.stat.st_size <= NOTE
+        is_note = is_small and each.name not in by_path and not is_draft(name)
+        if is_note and not names_any(os.path.join(root, each.name), missing):
+            found.append(each)
     return found
 
 
 def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
-    """Return whether a file has nothing but the name or the step of one of these. Raises OSError."""
+    """Return whether a file has only the name or the step of one of these. Raises OSError."""
     with open(path, "rb") as file:
         text = os.fsdecode(file.read(NOTE)).strip()
     names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}

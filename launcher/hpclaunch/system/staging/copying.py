@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,11 @@ THREADS = 8  # since a parallel file system is slow for a single one
 Between = Callable[[int, float], int]
 
 
+def at_once(_done: int, _took: float) -> int:
+    """Have a copy done without pauses: this is a `Between`."""
+    return THREADS
+
+
 class GivenUpError(Exception):
     """A copy is not worth finishing, or not possible. The text says why."""
 
@@ -34,7 +38,7 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
         if each.is_link:
             os.symlink(_target(source, each.name, root), target)
     files = [each for each in items if each.is_file]
-    spans, done, took, threads = _spans(files), 0, 0.0, 1
+    spans, done, took = _spans(files), 0, 0.0
     with ThreadPoolExecutor(THREADS) as pool:
         while batch := list(islice(spans, between(done, took))):
             began = time.monotonic()
@@ -48,7 +52,7 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
 
 def _target(source: str, name: str, root: str) -> str:
     target = os.readlink(os.path.join(source, name))
-    if os.path.commonpath((root, os.path.join(root, target))) == root and os.path.isabs(target):
+    if os.path.isabs(target) and os.path.commonpath((root, target)) == root:
         return os.path.relpath(target, os.path.dirname(os.path.join(root, name)))
     return target
 
@@ -98,9 +102,9 @@ def _finish(path: str, each: Item) -> None:
         os.close(fd)
 
 
-def hold(contents: Contents, notes: Iterable[Item], root: str, held: str) -> None:
+def hold(contents: Contents, root: str, held: str) -> None:
     """Keep the files of a checkpoint by hard links in `held`, so that the script may delete it
-    while it is copied. Notes are copied, since trackers are rewritten in place. Raises OSError.
+    while it is copied. Raises OSError.
     """
     for each in contents.items:
         path, kept = os.path.join(root, each.name), os.path.join(held, each.name)
@@ -109,10 +113,6 @@ def hold(contents: Contents, notes: Iterable[Item], root: str, held: str) -> Non
             os.symlink(os.readlink(path), kept)
         elif each.is_file:
             os.link(path, kept, follow_symlinks=False)
-    for each in notes:
-        kept = os.path.join(held, each.name)
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        shutil.copy2(os.path.join(root, each.name), kept, follow_symlinks=False)
 
 
 def is_unchanged(contents: Contents, held: str) -> bool:

@@ -43,9 +43,13 @@ def draft(root: str) -> Iterator[str]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def publish(contents: Contents, notes: Iterable[Item], drafted: str, root: str) -> None:
-    """Give a finished draft its final names. Raises OSError."""
-    if contents.key == HERE:
+def publish(
+    contents: Contents, notes: Iterable[Item], drafted: str, root: str, *, is_there: bool
+) -> None:
+    """Give a finished draft its final names. `is_there`: only the notes are new. Raises OSError."""
+    if is_there:
+        pass
+    elif contents.key == HERE:
         os.rename(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
         _settle(newest, root, contents.decisive)
     else:
