@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,9 +55,10 @@ BREAKS_STORAGE = """
         shutil.rmtree("ckpt", ignore_errors=True)
         open("ckpt", "w").close()
 """
-# Words before the command, which then sees a small file system in the place of the directory.
-SMALL = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-SMALL += ('mount -t tmpfs -o size=256k none ckpt && exec "$@"', "sh")
+# It cannot begin with step 2.
+FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
+    "os.makedirs", "if done == 2: raise ValueError(f'does not fit: {checkpoint}')\nos.makedirs", 1
+)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,16 @@ def begin(tmp_path, after):
     path = script(tmp_path, TRAIN.replace("AFTER", after))
     words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
     return start(*words, cwd=tmp_path, environ=environment(**ENVIRON))
+
+
+def with_small(directory, size):
+    """Return words before a command, which then has a small file system in this directory."""
+    directory.mkdir()
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    words += [f'mount -t tmpfs -o size={size} none {directory} && exec "$@"', "sh"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    return words
 
 
 def begins(text):
@@ -152,18 +164,27 @@ def test_a_job_that_cannot_store_its_checkpoints_fails_and_names_them(tmp_path):
 
 
 def test_a_full_storage_keeps_the_training_running_and_then_fails_the_job(tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    if subprocess.run([*SMALL, "true"], cwd=tmp_path, capture_output=True).returncode:
-        pytest.skip("this user cannot mount a file system")
-    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)').replace(
-        "AFTER", ""
-    )
-    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", script(tmp_path, body), "ckpt")
-    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=SMALL)
+    small = with_small(tmp_path / "ckpt", "256k")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)')
+    path = script(tmp_path, body.replace("AFTER", ""))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
     assert done.returncode == 1, done.stderr
     assert "saved 6" in done.stdout
     lost = f"{tmp_path}/ckpt/step-6.pt: No space left on device"
     assert only(done.stderr, "lost with the end of the job").endswith(lost)
+
+
+def test_without_room_for_the_next_checkpoint_the_next_round_saves_to_storage(tmp_path):
+    small = with_small(tmp_path / "fast", "4m")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom(5 << 19)')
+    path = script(tmp_path, body.replace("AFTER", "time.sleep(0 if done else 3)"))
+    words = ("--nproc", 1, "--stage=fast", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
+    assert done.returncode == 0, done.stderr
+    assert "--stage: from the next round on, the script saves to ckpt itself: " in done.stderr
+    assert begins(done.stdout) == [0, 1]
+    assert stored(tmp_path) == sorted(["new.tmp", *ALL]) or stored(tmp_path) == sorted(ALL)
 
 
 def test_where_nothing_can_be_staged_the_script_saves_to_storage_itself(tmp_path):
@@ -184,3 +205,17 @@ def test_a_script_without_the_directory_in_its_arguments_is_named(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no argument of the script names ckpt: it has to save in" in done.stderr
     assert begins(done.stdout) == [0, 3]
+
+
+def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(tmp_path):
+    path = script(tmp_path, FAILS_TO_LOAD.replace("AFTER", ""))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    (tmp_path / "ckpt").mkdir()
+    make = "import saving; [saving.save({'step': n}, f'ckpt/step-{n}.pt') for n in (1, 2)]"
+    subprocess.run(
+        [sys.executable, "-c", make], cwd=tmp_path, env=environment(**ENVIRON), check=True
+    )
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"tries (\d+)", done.stdout) == ["2", "2", "1"]
+    assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr

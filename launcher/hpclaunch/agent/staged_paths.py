@@ -51,6 +51,10 @@ class StagedPaths:
         """Return the path on storage for one in memory, and other paths as they are."""
         return _moved(path, self.stage, self.storage)
 
+    def with_stored(self, text: str) -> str:
+        """Return a text of a worker with the paths on storage."""
+        return text.replace(self.stage, self.storage)
+
     def word(self, word: str) -> str:
         """Return a word of the script's arguments with the path in memory if it is the checkpoint
         directory, or a path below it, or `NAME=` with such a path.
