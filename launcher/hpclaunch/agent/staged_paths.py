@@ -6,7 +6,6 @@ and for the process that searches for checkpoints.
 
 from __future__ import annotations
 
-import glob
 import os
 
 from ..core.protocol.values import value
@@ -16,6 +15,8 @@ def split(where: str) -> tuple[str, str]:
     """Return the directory of --checkpoint-dir, as an absolute path, and the pattern below it, or
     "". A path that exists is no pattern.
     """
+    import glob  # slow to import
+
     path = os.path.abspath(where)
     if os.path.isdir(path) or not glob.has_magic(path):
         return path, ""

@@ -45,8 +45,7 @@ class Staging(Adapter):
         self._host, self._record = context.host, context.record
         self._is_replaced = context.logs.is_replaced
         self._settings, self._job = settings, context.config.job
-        command = context.config.command
-        self._words = command[len(command) - settings.arguments :]
+        self._words = context.config.arguments
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self._directory: StageDirectory | None = None
@@ -249,6 +248,8 @@ class Staging(Adapter):
 
     def _refuse(self, why: str) -> list[events.Event]:
         """Save on storage: at once if no worker has begun, otherwise from the next round on."""
+        if self._end is not None:
+            return []  # all is copied to storage anyway
         if not self._is_refused:
             where = self._settings.where
             self._record(StageRefused(self._host, where, why, later=self._has_begun))

@@ -91,6 +91,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         job=_job(options, environ, where, task.logs),
         nproc=task.count.nproc,
         command=task.program.command,
+        arguments=_arguments(options, task.program.command),
         stdin=standard_input.PATH if task.program.on_stdin else "",
         python=task.program.python,
         start=task.start,
@@ -124,6 +125,16 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=task.trouble,
         notes=tuple(facts),
     )
+
+
+def _arguments(options: argparse.Namespace, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the last words of the command, which the user has given after the script. A leading
+    `python` and its options are not in the command.
+    """
+    words = tuple(options.training_script_args)
+    while command[len(command) - len(words) :] != words:
+        words = words[1:]
+    return words
 
 
 # The job
@@ -194,7 +205,6 @@ def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
         complete=options.checkpoint_complete or "",
         verify=options.verify,
         stage="" if options.stage is None else os.path.abspath(options.stage),
-        arguments=len(options.training_script_args),
     )
 
 
