@@ -216,6 +216,16 @@ EXAMPLES: tuple[Fact, ...] = (
     ),
     node_facts.PreloadSkipped("n1", "pyarrow", "it starts a thread"),
     node_facts.TemplateReplaced("n1", "killed by SIGKILL"),
+    # Checkpoints in memory
+    node_facts.StageBegan("n1", "ckpt", STAGE, ("--dir=ckpt",), CKPT, 1 << 30, 0.5),
+    node_facts.StageBegan("n1", "ckpt", STAGE, (), "", 0, 0.0),
+    node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=False),
+    node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=True),
+    node_facts.StoringFailed("n1", CKPT, "No space left on device"),
+    node_facts.StageAwaited("n1", "ckpt", CKPT, 3 << 29, 3 << 30, 5.0),
+    node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0),
+    node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0, is_restore=True),
+    node_facts.StageLost("n1", "ckpt", (CKPT,), "No space left on device"),
     # Log files, metrics and notifications
     node_facts.LogTrouble("n1", LogTroubleKind.DISK, "/scratch/u/logs/71.0"),
     node_facts.LogTrouble("n1", LogTroubleKind.FILES, "journal.jsonl", "No space left on device"),

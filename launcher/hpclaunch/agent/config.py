@@ -39,6 +39,7 @@ class Checkpoints:
     exclude: tuple[str, ...]  # patterns of names
     complete: str  # pattern of the file that marks a directory as complete; "": as in its format
     verify: str  # "auto", "full", "structure" or "off"
+    stage: str = ""  # the base of the staging directory; "": the script saves in `where`
 
 
 @value(frozen=True)
@@ -53,6 +54,7 @@ class Config:
     job: Job
     nproc: int
     command: tuple[str, ...]  # of a worker: program, script and arguments
+    arguments: tuple[str, ...]  # of the script: the last words of `command`
     stdin: str  # a file for the workers' standard input; "": they inherit the agent's
     python: str  # the workers' interpreter
     start: Start
