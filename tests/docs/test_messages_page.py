@@ -56,6 +56,8 @@ def _restart(**fields: object) -> facts.RestartDecided:
 
 CKPT = "/scratch/u/ckpt/step-600.pt"
 SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
+STAGE = "/dev/shm/hpclaunch-stage-1001/5f3a9c1e/ckpt"
+NO_ROOM = "the memory of this node has only 0.5 GiB of 8.0 GiB free"
 UPLOAD = (Leftover(4711, "aws", 0),)
 
 EXAMPLES: tuple[Fact, ...] = (
