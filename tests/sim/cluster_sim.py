@@ -41,6 +41,7 @@ class Simulation:
         self._port = 40000
         self.job_state = JobState.RUNNING  # as Slurm says it
         self.ends_at: float | None = None  # when Slurm ends the job
+        self.end_was_answered = False  # an agent has asked Slurm since, and got an answer
         self.checker = Checker(self)
         self.ledger = LedgerCheck(self)
         self.training = Training(self)
@@ -76,7 +77,7 @@ class Simulation:
 
     def _decide(self, number: int) -> None:
         """Let Slurm set another time for the end of the job."""
-        self.ends_at = self.plan.ends[number][1]
+        self.ends_at, self.end_was_answered = self.plan.ends[number][1], False
         is_last = number == len(self.plan.ends) - 1
         if is_last and (self.plan.preempts or self.plan.requeues):
             self.job_state = JobState.PREEMPTED if self.plan.preempts else JobState.REQUEUED

@@ -480,7 +480,7 @@ class Agent:
             self._answer(events.NoticeTaken(number))
 
     def _find_end(self, number: int) -> None:
-        at = self.sim.ends_at
+        at, self.sim.end_was_answered = self.sim.ends_at, True
         left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
         since, host = self.sim.plan.drains
         may = self.sim.plan.may_requeue

@@ -285,7 +285,7 @@ class Checker:
         calm = plan.kinds <= {Kind.USR1} and not (plan.drop or plan.slow or sudden)
         living = [w for w in self.sim.training.living() if not w.unkillable]
         all_met = self.sim.now > max(plan.starts) + 2.0
-        if calm and living and all_met:
+        if calm and living and all_met and self.sim.end_was_answered:
             late = self.sim.now + 1.0
             self.sim.after(1.0, lambda: self._none_left(living, late))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BEFORE = 3  # of what workers spend their time on, what comes before the first step,
 LONGEST = 0.05  # each for no longer than this part of the work
+REPORTED = 2.1  # seconds between two reports of an agent of many, in which nothing else happens
 HEARD = 1.0  # seconds until the head has heard how long nothing has moved
 PERIOD = 30.0  # seconds between two times that a head records what the seats do
 TRAINED = (Category.TRAINING, Category.REDONE, Category.SAVING)
@@ -83,7 +84,9 @@ class LedgerCheck:
         more, less = least - most, true - reported
         rounds = len(self.sim.training.rounds)
         if self._knows_all:
-            known = 1.5 if self.sim.plan.hangs else 0.1  # seconds until something is known
+            # Seconds until something is known. What stubborn workers do after they were stopped is
+            # not always told apart from what others of their agent did before.
+            known = REPORTED if self.sim.plan.hangs else 0.25 if self.sim.plan.stubborn else 0.1
             allowed = 0.01 * whole + known * found.seats * rounds
             self._require(
                 max(more, less) <= allowed, f"{reported:.2f} trained of {true:.2f} ({whole:.2f})"
