@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -62,11 +63,16 @@ FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_in_memory():
-    before = set(BASE.glob("*"))
+def _nothing_stays_in_memory(tmp_path):
     yield
-    left = set(BASE.glob("*")) - before
-    assert not left, left
+    assert not [path for path in stages(tmp_path) if path.exists()]
+
+
+def stages(tmp_path):
+    """Return the directories in memory of all launches of this test."""
+    found = [p.read_text() for p in tmp_path.glob("hpclaunch-logs/*/facts.jsonl")]
+    began = [json.loads(line) for line in "".join(found).splitlines() if "StageBegan" in line]
+    return [Path(fact["directory"]).parent for fact in began]
 
 
 def launch(tmp_path, after="", *options, **more):
@@ -140,7 +146,7 @@ def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
     agent.send_signal(signum)
     agent.communicate(timeout=LIMIT)
     if signum == signal.SIGKILL:
-        wait_for(lambda: not any(BASE.glob("*")))
+        wait_for(lambda: not any(path.exists() for path in stages(tmp_path)))
     assert "step-3.pt" in stored(tmp_path)
     done = launch(tmp_path)
     assert begins(done.stdout) == [3], done.stderr
@@ -219,3 +225,11 @@ def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(
     assert done.returncode == 0, done.stderr
     assert re.findall(r"tries (\d+)", done.stdout) == ["2", "2", "1"]
     assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
+
+
+def test_several_machines_are_refused_with_one_line(tmp_path):
+    words = ("--stage", "--checkpoint-dir", "ckpt", "--nnodes", 2, "--node-rank", 0)
+    words += ("--master-addr", "localhost", script(tmp_path, "print('ran')"))
+    done = hpclaunch(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
