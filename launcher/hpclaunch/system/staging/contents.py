@@ -97,10 +97,11 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
     decisive = os.path.relpath(candidate.decides.path, root)
     moved: tuple[str, ...]
     if key == HERE:  # other files may be beside it, such as logs, which change all the time
-        others = frozenset(os.path.relpath(c.path, root) for c in candidate.beside)
-        items = list(tree(root, HERE, others - {HERE}))[1:]
-        parts = (os.path.relpath(part.entry.path, root) for part in found.parts)
-        moved, essential = (HERE,), frozenset({decisive, *parts})
+        parts = {decisive, *(os.path.relpath(part.entry.path, root) for part in found.parts)}
+        others = (os.path.relpath(c.path, root) for c in candidate.beside)
+        skipped = {o for o in others if not any(f"{p}/".startswith(f"{o}/") for p in parts)}
+        items = list(tree(root, HERE, frozenset(skipped)))[1:]
+        moved, essential = (HERE,), frozenset(parts)
     else:
         moved = (*_targets(root, candidate), *_of_other_ranks(root, candidate), key)
         items = [each for name in moved for each in tree(root, name)]

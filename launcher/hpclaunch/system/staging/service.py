@@ -88,25 +88,25 @@ class Stager:
     def run(self) -> None:
         """Work until the agent is gone."""
         with contextlib.suppress(OSError):  # the next drain reports it
-            self._sweep()
+            self.sweep()
         while True:
             self._serve(max(0.0, self._look_due - time.monotonic()))
             while self._requests:
                 match self._requests.popleft():
                     case messages.Restore() as request:
-                        self._send(self._restore(request))
+                        self._send(self.restore(request))
                     case messages.Flush(id=number):
-                        self._send(self._flush(number))
+                        self._send(self.flush(number))
             if self._is_gone:
                 self._end()
                 return
             if time.monotonic() >= self._look_due:
-                self._work()
+                self.work()
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
         if os.path.isdir(self._stage):
-            left = self._flush(0)
+            left = self.flush(0)
             for path in left.missing:
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         shutil.rmtree(self._own, ignore_errors=True)
@@ -145,7 +145,8 @@ class Stager:
             except AgentGoneError:
                 self._is_gone = True
 
-    def _restore(self, request: messages.Restore) -> messages.Reply:
+    def restore(self, request: messages.Restore) -> messages.Reply:
+        """Copy a checkpoint from storage, with the small files of the script."""
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
         reply = restoring.run(request)
         if restoring.restored is not None:
@@ -157,7 +158,9 @@ class Stager:
 
     # Draining
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Remove what a killed stager has left unfinished on storage. Raises OSError."""
+
         def decisive(path: str) -> str:
             where = os.path.dirname(path)
             found = look_at(where, path, self._there.facts(()), self._there.memory)
@@ -184,12 +187,14 @@ class Stager:
     def _complete(
         self, found: Sequence[ExaminedCheckpoint]
     ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
-        """Yield the complete checkpoints. Those of which another rank's file is not whole are left
-        out.
+        """Yield the complete checkpoints. Left out are those of which another rank's file is not
+        whole, and the files of a checkpoint that lies in the root: they count only together.
         """
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
+        together = self._record.moved.get(HERE, ())
         for each in found:
-            if each.lacks is None:
+            is_part = os.path.relpath(each.candidate.path, self._stage) in together
+            if each.lacks is None and not is_part:
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(self._stage, each)
                     if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
@@ -198,7 +203,8 @@ class Stager:
     def _is_on_storage(self, contents: Contents) -> bool:
         return self._drained.get(contents.key) == contents.identity
 
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
         found = self._look()
         complete = list(self._complete(found))
         self._check_room(complete)
@@ -339,7 +345,7 @@ class Stager:
 
     # The end
 
-    def _flush(self, number: int) -> messages.Flushed:
+    def flush(self, number: int) -> messages.Flushed:
         """Copy everything that is left, and try once more what could not be copied."""
         self._is_flushing = True
         try:
@@ -352,7 +358,7 @@ class Stager:
 
     def _flush_once(self) -> tuple[list[str], str, str]:
         with contextlib.suppress(OSError):
-            self._sweep()
+            self.sweep()
         missing, first, newest = [], "", ""
         found = self._look()
         complete = list(self._complete(found))
@@ -377,7 +383,8 @@ class Stager:
         deleted = {
             key
             for key, moved in self._record.moved.items()
-            if not any(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+            if key != HERE
+            and not any(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
         }
         if deleted <= self._kept:
             return
