@@ -57,6 +57,7 @@ class Stager:
         self._channel = channel
         self._storage, self._stage = os.path.abspath(storage), os.path.abspath(stage)
         self._own = os.path.dirname(self._stage)
+        self._held = os.path.join(self._own, "held")  # the checkpoint that is being copied
         self._lock = stage_directory.hold(self._own)
         self._here, self._there = (
             CheckpointService(
@@ -152,14 +153,14 @@ class Stager:
         if restoring.restored is not None:
             self._drained[restoring.restored.key] = restoring.restored.identity
             self._record.add(restoring.restored)
-        if isinstance(reply, messages.Restored):
+        if isinstance(reply, messages.Restored) and not request.before:
             self._others.restore()
         return reply
 
     # Draining
 
     def sweep(self) -> None:
-        """Remove what a killed stager has left unfinished on storage. Raises OSError."""
+        """Remove what a killed stager has left unfinished. Raises OSError."""
 
         def decisive(path: str) -> str:
             where = os.path.dirname(path)
@@ -168,7 +169,8 @@ class Stager:
                 return ""
             return os.path.relpath(found.candidate.decides.path, path)
 
-        sweep({self._storage, *roots(self._there.where)}, decisive)
+        shutil.rmtree(self._held, ignore_errors=True)
+        sweep({self._own, self._storage, *roots(self._there.where)}, decisive)
 
     def _look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints in the staging directory, the newest first."""
@@ -191,12 +193,15 @@ class Stager:
         whole, and the files of a checkpoint that lies in the root: they count only together.
         """
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
-        together = self._record.moved.get(HERE, ())
+        known = set(self._record.moved.get(HERE, ()))
         for each in found:
-            is_part = os.path.relpath(each.candidate.path, self._stage) in together
-            if each.lacks is None and not is_part:
+            if (
+                each.lacks is None
+                and os.path.relpath(each.candidate.path, self._stage) not in known
+            ):
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(self._stage, each)
+                    known.update(contents.moved)
                     if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
                         yield each, contents
 
@@ -233,10 +238,8 @@ class Stager:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
         path = self._on_storage(contents.key)
-        held = os.path.join(self._own, "held")
-        shutil.rmtree(held, ignore_errors=True)
         try:
-            self._copy(found, contents, all_found, held)
+            self._copy(found, contents, all_found)
         except GivenUpError as e:
             self._finishes = True
             return str(e)
@@ -247,7 +250,7 @@ class Stager:
                 self._send(messages.DrainFailed(path, why))
             return why
         finally:
-            shutil.rmtree(held, ignore_errors=True)
+            shutil.rmtree(self._held, ignore_errors=True)
         self._drained[contents.key] = contents.identity
         self._record.add(contents)
         self._finishes = self._is_late = False
@@ -267,7 +270,6 @@ class Stager:
         found: ExaminedCheckpoint,
         contents: Contents,
         all_found: Sequence[ExaminedCheckpoint],
-        held: str,
     ) -> None:
         """Copy and publish a checkpoint. Raises OSError and GivenUpError."""
         is_there = same(contents, self._storage)
@@ -277,12 +279,13 @@ class Stager:
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
             if not is_there:
-                hold(contents, self._stage, held)
+                hold(contents, self._stage, self._held)
             self._check(found, contents)
             if not is_there:
-                copy(contents.items, held, drafted, self._stage, self._between(contents))
-                if not is_unchanged(contents, held):
+                copy(contents.items, self._held, drafted, self._stage, self._between(contents))
+                if not is_unchanged(contents, self._held):
                     raise GivenUpError("it is being written again")
+            self._record.add_others({each.name for each in beside})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
@@ -362,6 +365,8 @@ class Stager:
         missing, first, newest = [], "", ""
         found = self._look()
         complete = list(self._complete(found))
+        if not os.path.isdir(self._stage):
+            return [self._storage], "somebody has deleted the staging directory", ""
         for each, contents in complete:
             if not self._is_on_storage(contents) and (why := self._drain(each, contents, found)):
                 path = self._on_storage(contents.key)
@@ -389,19 +394,26 @@ class Stager:
         if deleted <= self._kept:
             return
         self._kept = set(deleted)
-        has_newer = False
+        owners = {name: key for key, moved in self._record.moved.items() for name in moved}
+        newest = None  # the complete one that stays
         with contextlib.suppress(OSError):
             for each in list(self._there.examine(self._rounds)):
-                key = os.path.relpath(each.candidate.path, self._storage)
-                if has_newer and key in deleted:
-                    for name in self._record.moved[key]:
-                        with contextlib.suppress(FileNotFoundError):
-                            remove(os.path.join(self._storage, name), self._storage)
-                    self._record.forget(key)
-                    self._drained.pop(key, None)
-                    self._kept.discard(key)
-                    self._send(messages.Deleted(each.candidate.path))
-                has_newer |= each.lacks is None
+                name = os.path.relpath(each.candidate.path, self._storage)
+                key = owners.get(name, name)
+                if newest is None:
+                    newest = key if each.lacks is None else None
+                elif key in deleted and key != newest:
+                    deleted.remove(key)
+                    self._delete(key)
+
+    def _delete(self, key: str) -> None:
+        for name in self._record.moved[key]:
+            with contextlib.suppress(FileNotFoundError):
+                remove(os.path.join(self._storage, name), self._storage)
+        self._record.forget(key)
+        self._drained.pop(key, None)
+        self._kept.discard(key)
+        self._send(messages.Deleted(self._on_storage(key)))
 
     def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Check once for each new checkpoint that the next one will fit, if the older ones make
