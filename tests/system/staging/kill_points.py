@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "checkpoints"), str(HERE.parents[2] / "launcher")]
 
 from looking import newest  # noqa: E402
-from scripts import ROOT, SCRIPTS, picture  # noqa: E402
+from scripts import ROOT, SCRIPTS, digest, picture  # noqa: E402
 
 from hpclaunch.system.checkpoints import pickles  # noqa: E402
 from hpclaunch.system.staging import copying, messages, publishing  # noqa: E402
@@ -45,7 +45,7 @@ class Channel:
     def fileno(self) -> int:
         return self._silent
 
-    def send(self, reply: dict[str, Any]) -> None:
+    def send(self, reply: dict[str, str]) -> None:
         self.sent.append(decode(messages.REPLIES, reply))
 
     def close(self) -> None:
@@ -136,10 +136,10 @@ def kill_at(script: str, point: int, *, exchanges: bool = True) -> bool:
                 publishing._rename_exchange = _no_exchange
             stager.work()
         node.close(stager)
-        _check_whole(node.storage, old, new)
+        check_whole(node.storage, old, new)
         stager = node.stager()
         stager.sweep()
-        _check_whole(node.storage, old, new)
+        check_whole(node.storage, old, new)
         stager.work()
         flushed = stager.flush(1)
         assert flushed == messages.Flushed(1, (), ""), flushed
@@ -182,26 +182,29 @@ def _no_exchange(one: str, other: str) -> None:
     raise OSError(errno.EINVAL, "no RENAME_EXCHANGE", other)
 
 
-def _check_whole(storage: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise AssertionError unless what a job would resume from is step 1 or 2, byte by byte."""
+def check_whole(storage: Path, *versions: dict[str, str]) -> int:
+    """Return which version a job would resume from. Raise AssertionError unless it is whole, byte
+    by byte.
+    """
     path, lines = newest(storage)
     assert path, f"nothing complete on storage: {sorted(picture(storage))}, {lines}"
     chosen = Path(path)
-    found = picture(chosen) if chosen.is_dir() else {"": chosen.read_bytes()}
+    found = picture(chosen) if chosen.is_dir() else {"": digest(chosen)}
     found = {n: data for n, data in found.items() if not n.startswith((".hpclaunch", "newest-by"))}
     key = str(chosen.relative_to(storage)).removesuffix(publishing.OLD)
     if key.startswith(publishing.NEWEST):
         key = "."
-    matches = [_below(picture, key) for picture in (old, new)]
     found.pop("log.txt", None)
-    assert found in matches, f"{path} is neither of the two: {sorted(found)}"
+    matches = [_below(version, key) for version in versions]
+    assert found in matches, f"{path} is none of those that were saved: {sorted(found)}"
+    return max(i for i, match in enumerate(matches) if match == found)
 
 
-def _below(picture: dict[str, Any], key: str) -> dict[str, Any]:
-    if key in picture:
-        return {"": picture[key]}
+def _below(version: dict[str, str], key: str) -> dict[str, str]:
+    if key in version:
+        return {"": version[key]}
     prefix = "" if key == "." else f"{key}/"
-    found = {n.removeprefix(prefix): d for n, d in picture.items() if n.startswith(prefix)}
+    found = {n.removeprefix(prefix): d for n, d in version.items() if n.startswith(prefix)}
     found.pop("log.txt", None)
     return found
 

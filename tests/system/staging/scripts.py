@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+SIZE = 20_000  # floats, twice in each file
 Save = Callable[[Path, int], None]  # of a step; it deletes older ones, as the script would
 
 
@@ -15,7 +17,7 @@ def write(path: Path, step: int, **more: object) -> None:
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    weights = torch.full((20_000,), float(step))
+    weights = torch.full((SIZE,), float(step))
     new = path.with_name(path.name + ".tmp")
     torch.save({"model": weights, "optimizer": {"exp_avg": weights + 1}, **more}, new)
     new.replace(path)
@@ -126,14 +128,18 @@ SCRIPTS: dict[str, Save] = {
 ROOT = {"accelerate": "checkpoints"}  # names of the directory that matter; "ckpt" for the others
 
 
-def picture(root: Path) -> dict[str, bytes | str]:
-    """Return the contents of all files below a directory, by path; of a link, what it names."""
-    found: dict[str, bytes | str] = {}
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def picture(root: Path) -> dict[str, str]:
+    """Return the digests of all files below a directory, by path; of a link, what it names."""
+    found: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         if path.is_symlink():
             target = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
             found[name] = f"-> {target}"
         elif path.is_file():
-            found[name] = path.read_bytes()
+            found[name] = digest(path)
     return found
