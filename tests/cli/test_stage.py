@@ -127,6 +127,17 @@ def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
     assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
 
 
+def test_a_pattern_of_directories(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "runs/*/ckpt", path, "runs/a/ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/runs/a/ckpt/step-3.pt" in done.stderr
+    found = {p.name for p in (tmp_path / "runs" / "a" / "ckpt").iterdir()}
+    assert {"step-6.pt", "result.txt"} <= found
+
+
 def test_another_launch_continues_from_storage(tmp_path):
     assert launch(tmp_path, "if step == 3: sys.exit(7)", "--max-restarts=0").returncode == 7
     assert "step-3.pt" in stored(tmp_path)
