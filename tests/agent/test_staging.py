@@ -239,10 +239,11 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
 
 def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     until = time.monotonic() + 100.0
+    staging.adapter.newest = "/s/ckpt/2.pt"
     staging.flush(until)
     assert staging.adapter.deadline() < until
-    assert staging.adapter.update(until) == [events.StageFlushed(("ckpt",), True, 5)]
-    assert staging.said[-1].endswith("not copied to storage: ckpt: no time was left")
+    assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/2.pt",), True, 5)]
+    assert staging.said[-1].endswith("not copied to storage: /s/ckpt/2.pt: no time was left")
 
 
 def test_ctrl_c_ends_the_wait(staging):

@@ -379,6 +379,8 @@ class Resuming(Adapter):
         if newest is not None and (known is None or _save(newest) != _save(known)):
             self._newest = newest
             path = self._stored(newest.path)
+            if self._staging is not None:
+                self._staging.newest = path
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         return newest
 

@@ -48,6 +48,7 @@ class Staging(Adapter):
         self._words = context.config.arguments
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
+        self.newest = ""  # the newest checkpoint that is known, perhaps only in memory
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start the stager again
@@ -280,7 +281,7 @@ class Staging(Adapter):
         """End the wait at the end of the job."""
         self._is_flushing = False
         pending = self._copied or self._failed
-        path = self._settings.where if pending is None else pending.path
+        path = pending.path if pending is not None else self.newest or self._settings.where
         why = why if self._failed is None else self._failed.why
         return self._flushed(messages.Flushed(self._number, (path,), why, path))
 
