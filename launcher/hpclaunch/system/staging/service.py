@@ -206,7 +206,11 @@ class Stager:
                         yield each, contents
 
     def _is_on_storage(self, contents: Contents) -> bool:
-        return self._drained.get(contents.key) == contents.identity
+        """Return whether it was drained. In the end, look whether somebody has deleted it there."""
+        is_drained = self._drained.get(contents.key) == contents.identity
+        if is_drained and self._is_flushing:
+            return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
+        return is_drained
 
     def work(self) -> None:
         """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
@@ -252,7 +256,6 @@ class Stager:
         finally:
             shutil.rmtree(self._held, ignore_errors=True)
         self._drained[contents.key] = contents.identity
-        self._record.add(contents)
         self._finishes = self._is_late = False
         self._kept = set()
         self._send(
@@ -285,7 +288,9 @@ class Stager:
                 copy(contents.items, self._held, drafted, self._stage, self._between(contents))
                 if not is_unchanged(contents, self._held):
                     raise GivenUpError("it is being written again")
-            self._record.add_others({each.name for each in beside})
+            self._record.add(contents)  # before, so that the next stager knows it in any case
+            others = [*contents.items, *beside] if contents.key == HERE else beside
+            self._record.add_others({each.name for each in others})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
