@@ -11,7 +11,15 @@ from kill_points import Node
 from looking import cut_short, damage, newest
 from scripts import ROOT, SCRIPTS, picture, write
 
-from hpclaunch.system.staging import copying, messages, other_files, publishing, room, service
+from hpclaunch.system.staging import (
+    copying,
+    deletion,
+    messages,
+    other_files,
+    publishing,
+    room,
+    service,
+)
 from hpclaunch.system.staging import restoring as restoring_module
 
 SECOND = 10**9
@@ -232,6 +240,14 @@ def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
     assert "latest" not in names(node.storage)
 
 
+def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
+    write(tmp_path / "elsewhere" / "step-9.pt", 9)
+    (node.stage / "best.pt").symlink_to(tmp_path / "elsewhere" / "step-9.pt")
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
+
+
 # Deletion
 
 
@@ -432,6 +448,14 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
 
 
+def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
+    """The first one was killed before it could answer."""
+    write(node.storage / "step-1.pt", 1)
+    limit(monkeypatch, 3 * SIZE)
+    for _ in range(2):
+        assert isinstance(stager.restore(messages.Restore(1)), messages.Restored)
+
+
 # Room
 
 
@@ -443,7 +467,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (service, restoring_module):
+    for module in (service, deletion, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 
