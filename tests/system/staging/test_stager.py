@@ -158,6 +158,21 @@ def test_one_that_is_rewritten_in_place_during_the_drain_does_not_appear(
     interrupt(monkeypatch, rewrite)
     stager.work()
     assert names(node.storage) == []
+    assert not stager._has_pauses
+    expected = picture(node.stage)
+    copied, seen = copying._copy_span, []
+
+    def copy_span(source, *more):  # once more while it is copied from memory to storage
+        if source != str(node.stage) and not seen:
+            seen.append(source)
+            write(tmp_path / "next.pt", 3)
+            rewrite()
+        return copied(source, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert seen
+    assert picture(node.storage) == expected != picture(node.stage)
     stager.work()
     assert picture(node.storage) == picture(node.stage)
 
@@ -454,6 +469,16 @@ def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, mon
     limit(monkeypatch, 3 * SIZE)
     for _ in range(2):
         assert isinstance(stager.restore(messages.Restore(1)), messages.Restored)
+
+
+def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch):
+    write(node.stage / "snapshot.pt", 1)
+    stager.work()
+    damage(node.stage / "snapshot.pt", cut_short)
+    stager.work()
+    limit(monkeypatch, 2 * SIZE)
+    assert stager.restore(messages.Restore(2)).path == str(node.storage / "snapshot.pt")
+    assert picture(node.stage) == picture(node.storage)
 
 
 # Room

@@ -75,7 +75,8 @@ class Stager:
         self._is_swept = False
         self._is_gone = False  # the agent
         self._is_hurried = False  # by the agent
-        self._is_late = False  # the script deletes checkpoints before they are on storage
+        self._is_late = False  # the script deletes or rewrites what is not on storage yet
+        self._is_rewritten = False  # in place
         self._is_flushing = False
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
@@ -153,7 +154,7 @@ class Stager:
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint from storage, with the small files of the script."""
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
-        reply = restoring.run(request)
+        reply = restoring.run(request, is_first=not self._record.moved)
         if restoring.restored is not None:
             self._drained[restoring.restored.key] = restoring.restored.identity
             self._record.add(restoring.restored)
@@ -292,17 +293,29 @@ class Stager:
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
             if not is_there:
-                hold(contents, self._stage, self._held)
+                self._hold(contents)
             self._check(found, contents)
             if not is_there:
                 copy(contents.items, self._held, drafted, self._stage, self._between(contents))
-                if not is_unchanged(contents, self._held):
+                if not self._is_rewritten and not is_unchanged(contents, self._held):
+                    self._is_rewritten = self._is_late = True
                     raise GivenUpError("it is being written again")
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others({each.name for each in others})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
         return not is_there
+
+    def _hold(self, contents: Contents) -> None:
+        """Keep the files while they are copied, by hard links. If the script has rewritten files in
+        place while the last checkpoint was copied, and there is room, by a copy in memory.
+        """
+        if self._is_rewritten and room(self._stage).lack(contents.size, 1):
+            self._is_rewritten = False
+        if self._is_rewritten:
+            copy(contents.items, self._stage, self._held, self._stage, at_once)
+        else:
+            hold(contents, self._stage, self._held)
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""
