@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from kill_points import Node
 from looking import cut_short, damage, newest
-from scripts import ROOT, SCRIPTS, picture, write
+from saving_scripts import ROOT, SCRIPTS, picture, write
+from test_golden import TREES, tree
 
 from hpclaunch.system.staging import (
     copying,
@@ -79,6 +80,27 @@ def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
     stager.flush(2)
     node.close(stager)
     assert picture(node.storage) == picture(node.stage)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
+    """What the search says of them is the same in memory, on storage, and in the next launch."""
+    saved, *_ = TREES[name]
+    one, other = Node(tmp_path / "one"), Node(tmp_path / "other")
+    one.stage.rmdir()
+    tree(name, one.stage)
+    stager = one.stager()
+    stager.work()
+    assert [m.path for m in sent(one, messages.Drained)] == [str(one.storage / saved)]
+    assert newest(one.storage) == (str(one.storage / saved), [])
+    assert stager.flush(1).missing == ()
+    one.close(stager)
+    other.storage = one.storage
+    stager = other.stager()
+    assert stager.restore(messages.Restore(1)).path == str(one.storage / saved)
+    other.close(stager)
+    assert newest(other.stage) == (str(other.stage / saved), [])
+    assert picture(one.stage) == picture(one.storage) == picture(other.stage)
 
 
 def test_the_newest_is_first_and_the_others_follow(node, stager):
