@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 from kill_points import Node
 from looking import cut_short, damage, newest
-from scripts import ROOT, SCRIPTS, picture, write
+from saving_scripts import ROOT, SCRIPTS, picture, write
+from test_golden import TREES, tree
 
-from hpclaunch.system.staging import copying, messages, other_files, publishing, room, service
+from hpclaunch.system.staging import (
+    copying,
+    deletion,
+    messages,
+    other_files,
+    publishing,
+    room,
+    service,
+)
 from hpclaunch.system.staging import restoring as restoring_module
 
 SECOND = 10**9
@@ -71,6 +80,27 @@ def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
     stager.flush(2)
     node.close(stager)
     assert picture(node.storage) == picture(node.stage)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
+    """What the search says of them is the same in memory, on storage, and in the next launch."""
+    saved, *_ = TREES[name]
+    one, other = Node(tmp_path / "one"), Node(tmp_path / "other")
+    one.stage.rmdir()
+    tree(name, one.stage)
+    stager = one.stager()
+    stager.work()
+    assert [m.path for m in sent(one, messages.Drained)] == [str(one.storage / saved)]
+    assert newest(one.storage) == (str(one.storage / saved), [])
+    assert stager.flush(1).missing == ()
+    one.close(stager)
+    other.storage = one.storage
+    stager = other.stager()
+    assert stager.restore(messages.Restore(1)).path == str(one.storage / saved)
+    other.close(stager)
+    assert newest(other.stage) == (str(other.stage / saved), [])
+    assert picture(one.stage) == picture(one.storage) == picture(other.stage)
 
 
 def test_the_newest_is_first_and_the_others_follow(node, stager):
@@ -150,6 +180,21 @@ def test_one_that_is_rewritten_in_place_during_the_drain_does_not_appear(
     interrupt(monkeypatch, rewrite)
     stager.work()
     assert names(node.storage) == []
+    assert not stager._has_pauses
+    expected = picture(node.stage)
+    copied, seen = copying._copy_span, []
+
+    def copy_span(source, *more):  # once more while it is copied from memory to storage
+        if source != str(node.stage) and not seen:
+            seen.append(source)
+            write(tmp_path / "next.pt", 3)
+            rewrite()
+        return copied(source, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert seen
+    assert picture(node.storage) == expected != picture(node.stage)
     stager.work()
     assert picture(node.storage) == picture(node.stage)
 
@@ -230,6 +275,14 @@ def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
     assert "latest" not in names(node.storage)
     stager.flush(1)
     assert "latest" not in names(node.storage)
+
+
+def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
+    write(tmp_path / "elsewhere" / "step-9.pt", 9)
+    (node.stage / "best.pt").symlink_to(tmp_path / "elsewhere" / "step-9.pt")
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
 
 
 # Deletion
@@ -432,6 +485,24 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
 
 
+def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
+    """The first one was killed before it could answer."""
+    write(node.storage / "step-1.pt", 1)
+    limit(monkeypatch, 3 * SIZE)
+    for _ in range(2):
+        assert isinstance(stager.restore(messages.Restore(1)), messages.Restored)
+
+
+def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch):
+    write(node.stage / "snapshot.pt", 1)
+    stager.work()
+    damage(node.stage / "snapshot.pt", cut_short)
+    stager.work()
+    limit(monkeypatch, 2 * SIZE)
+    assert stager.restore(messages.Restore(2)).path == str(node.storage / "snapshot.pt")
+    assert picture(node.stage) == picture(node.storage)
+
+
 # Room
 
 
@@ -443,7 +514,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (service, restoring_module):
+    for module in (service, deletion, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 
