@@ -244,3 +244,19 @@ def test_several_machines_are_refused_with_one_line(tmp_path):
     done = hpclaunch(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
+
+
+def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(tmp_path):
+    body = TRAIN.replace('f"{directory}/step-{step}.pt"', 'f"{directory}/snapshot.pt"')
+    cut = """
+    if step == 3 and not done:
+        time.sleep(3)
+        os.truncate(f"{directory}/snapshot.pt", 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = script(tmp_path, body.replace("AFTER", cut))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/ckpt/snapshot.pt" in done.stderr
