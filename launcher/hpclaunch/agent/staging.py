@@ -171,7 +171,7 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.flush(self._number)
         else:
-            self._start_at = -math.inf  # now
+            self._start_at = time.monotonic()
 
     def signalled(self, signum: int) -> list[events.Event]:
         """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT
