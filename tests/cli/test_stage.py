@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import LIMIT, hpclaunch, script, start
 
@@ -161,6 +162,23 @@ def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
     assert "step-3.pt" in stored(tmp_path)
     done = launch(tmp_path)
     assert begins(done.stdout) == [3], done.stderr
+
+
+def test_the_next_launch_removes_what_a_kill_of_everything_leaves(tmp_path):
+    agent = begin(tmp_path, STAYS)
+    for line in agent.stdout:
+        if "saved 3" in line:
+            break
+    (left,) = stages(tmp_path)
+    tree = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
+    for process in tree:
+        process.suspend()
+    for process in tree:
+        process.kill()
+    agent.communicate(timeout=LIMIT)
+    assert left.exists()
+    assert launch(tmp_path).returncode == 0
+    assert not left.exists()
 
 
 def test_a_stager_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path):
