@@ -262,6 +262,18 @@ def test_a_half_save_in_place_does_not_touch_the_one_on_storage(node, stager, sc
     assert newest(node.storage)[0]
 
 
+def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
+    """With `**`, the search takes it for one."""
+    stager = node.stager(pattern="**")
+    SCRIPTS["sealed-one-name"](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    half_sealed(node.stage / "last")
+    stager.work()
+    assert picture(node.storage) == before
+    node.close(stager)
+
+
 def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
     """It makes the root a checkpoint, too, but nothing that a job resumes from."""
     import numpy

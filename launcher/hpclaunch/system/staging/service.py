@@ -16,6 +16,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hpclaunch.system.checkpoints.candidates import SETTLED
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
@@ -196,18 +197,18 @@ class Stager:
         self, found: Sequence[ExaminedCheckpoint]
     ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
         """Yield the complete checkpoints. Left out are those of which another rank's file is not
-        whole, and the files of a checkpoint that lies in the root: they count only together.
+        whole, and files inside of another one: they count only together.
         """
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
-        known = set(self._record.moved.get(HERE, ()))
+        drained = self._record.moved.keys() - {HERE}
+        seen: set[str] = set(self._record.moved.get(HERE, ()))
         for each in found:
-            if (
-                each.lacks is None
-                and os.path.relpath(each.candidate.path, self._stage) not in known
-            ):
+            name = os.path.relpath(each.candidate.path, self._stage)
+            is_part = name in seen or any(str(parent) in drained for parent in Path(name).parents)
+            if each.lacks is None and not is_part:
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(self._stage, each)
-                    known.update(contents.moved)
+                    seen.update(contents.moved)
                     if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
                         yield each, contents
 
