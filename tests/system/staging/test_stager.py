@@ -229,6 +229,65 @@ def test_nothing_half_is_flushed(node, stager):
     assert names(node.storage) == ["step-1.pt"]
 
 
+def half_sealed(root):
+    (root / ".complete").unlink()
+    write(root / "rank-0.pt", 2)
+    write(root / "inner" / "rank-1.pt", 2)
+
+
+def half_directory(root):
+    half_sealed(root / "last")
+    (root / "last" / "more.npz").write_text("half")
+
+
+def half_dcp(root):
+    shard = next(root.glob("*.distcp"))
+    os.utime(root / ".metadata", (1, 1))
+    shard.write_bytes(shard.read_bytes()[::-1])
+    (root / "__1_0.distcp").write_bytes(b"of another rank")
+
+
+@pytest.mark.parametrize(
+    ("script", "kill"),
+    [("sealed-root", half_sealed), ("dcp-root", half_dcp), ("sealed-one-name", half_directory)],
+)
+def test_a_half_save_in_place_does_not_touch_the_one_on_storage(node, stager, script, kill):
+    SCRIPTS[script](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    kill(node.stage)
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == before
+    assert newest(node.storage)[0]
+
+
+def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
+    """With `**`, the search takes it for one."""
+    stager = node.stager(pattern="**")
+    SCRIPTS["sealed-one-name"](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    half_sealed(node.stage / "last")
+    stager.work()
+    assert picture(node.storage) == before
+    node.close(stager)
+
+
+def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
+    """It makes the root a checkpoint, too, but nothing that a job resumes from."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    SCRIPTS["files"](node.stage, 1)
+    stager.work()
+    for value in (1, 2):
+        save_file({"weight": numpy.full(5, value)}, node.stage / "model.safetensors")
+        (node.stage / "config.json").write_text(str(value))
+        assert stager.flush(value).missing == ()
+        assert picture(node.storage) == picture(node.stage)
+
+
 def test_everything_else_is_flushed(node, stager):
     for name in ("logs/run/events", ".hydra/config.yaml", "data.tar", "vocab.bin", "step-7.json"):
         (node.stage / name).parent.mkdir(parents=True, exist_ok=True)
@@ -404,6 +463,31 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    with monkeypatch.context() as away:
+        away.setattr(copying, "_copy_span", fail(errno.ESTALE))
+        away.setattr(publishing.shutil, "rmtree", lambda *_, **__: None)
+        stager.work()
+    assert len(os.listdir(node.storage)) == 1
+    stager.flush(1)
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+def test_at_the_end_older_checkpoints_are_last(node, stager, monkeypatch):
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+    (node.stage / "step-1").symlink_to("step-1.pt")
+    (node.stage / "log").write_text("a log")
+    placed, order = publishing.place, []
+    for module in (publishing, other_files):
+        monkeypatch.setattr(
+            module, "place", lambda *a: order.append(os.path.basename(a[1])) or placed(*a)
+        )
+    assert stager.flush(1).missing == ()
+    assert list(dict.fromkeys(order)) == ["step-2.pt", "log", "step-1.pt", "step-1"]
+
+
 def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
     write(node.stage / "step-1.pt", 1)
     (node.stage / "logs").mkdir()
@@ -411,7 +495,7 @@ def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
     (node.storage / "logs").touch()
     flushed = stager.flush(1)
     assert flushed.missing == (str(node.storage / "logs" / "log"),)
-    assert flushed.why == os.strerror(errno.ENOTDIR)
+    assert flushed.why == os.strerror(errno.EEXIST)
     assert flushed.checkpoint == ""
     assert "step-1.pt" in names(node.storage)
 

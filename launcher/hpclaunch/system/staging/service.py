@@ -16,6 +16,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hpclaunch.system.checkpoints.candidates import SETTLED
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
@@ -30,7 +31,7 @@ from .contents import HERE, Contents, contents_of, notes
 from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
 from .deletion import Deletion
 from .other_files import OtherFiles
-from .publishing import draft, publish, same, sweep
+from .publishing import draft, is_copied, publish, same, sweep
 from .record import Record
 from .restoring import Restoring
 from .room import room
@@ -196,18 +197,18 @@ class Stager:
         self, found: Sequence[ExaminedCheckpoint]
     ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
         """Yield the complete checkpoints. Left out are those of which another rank's file is not
-        whole, and the files of a checkpoint that lies in the root: they count only together.
+        whole, and files inside of another one: they count only together.
         """
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
-        known = set(self._record.moved.get(HERE, ()))
+        drained = self._record.moved.keys() - {HERE}
+        seen: set[str] = set(self._record.moved.get(HERE, ()))
         for each in found:
-            if (
-                each.lacks is None
-                and os.path.relpath(each.candidate.path, self._stage) not in known
-            ):
+            name = os.path.relpath(each.candidate.path, self._stage)
+            is_part = name in seen or any(str(parent) in drained for parent in Path(name).parents)
+            if each.lacks is None and not is_part:
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(self._stage, each)
-                    known.update(contents.moved)
+                    seen.update(contents.moved)
                     if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
                         yield each, contents
 
@@ -262,6 +263,7 @@ class Stager:
             why = e.strerror or str(e)
             if not str(e.filename).startswith(self._own):  # else the script has just deleted it
                 self._failed = contents.key, contents.identity, time.monotonic() + AGAIN
+                self._is_swept = False  # the draft may be left, if storage is away
                 self._send(messages.DrainFailed(path, why))
             return why
         finally:
@@ -286,10 +288,13 @@ class Stager:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
+        if not self._is_swept:
+            self.sweep()
         is_there = same(contents, self._storage)
         with draft(self._storage) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
+            beside = [each for each in beside if not is_copied(each, self._storage)]
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
             if not is_there:
@@ -397,13 +402,17 @@ class Stager:
         complete = list(self._complete(found))
         if not os.path.isdir(self._stage):
             return [self._storage], "somebody has deleted the staging directory", ""
-        for each, contents in complete:
-            if not self._is_on_storage(contents) and (why := self._drain(each, contents, found)):
-                path = self._on_storage(contents.key)
-                missing.append(path)
-                first = first or why
-                newest = newest or (path if contents is complete[0][1] else "")
-        failed = self._others.flush(found, self._between(None), self._absent(found))
+        failed: list[tuple[str, str]] = []
+        for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
+            for each, contents in batch:
+                if not self._is_on_storage(contents) and (
+                    why := self._drain(each, contents, found)
+                ):
+                    path = self._on_storage(contents.key)
+                    missing.append(path)
+                    first = first or why
+                    newest = path if contents is complete[0][1] else newest
+            failed = self._others.flush(found, self._between(None), self._absent(found))
         self._rotate()
         missing += (self._on_storage(name) for name, _ in failed)
         return missing, first or next((why for _, why in failed), ""), newest
