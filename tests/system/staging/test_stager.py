@@ -1,4 +1,4 @@
-"""What the stager copies, when, and what it deletes: in this process, on real files."""
+"""The stager in this process, on real files: when it copies what, and what it deletes."""
 
 import errno
 import os
@@ -84,7 +84,7 @@ def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
 
 @pytest.mark.parametrize("name", TREES)
 def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
-    """What the search says of them is the same in memory, on storage, and in the next launch."""
+    """The search finds the same in memory, on storage, and in the next launch."""
     saved, *_ = TREES[name]
     one, other = Node(tmp_path / "one"), Node(tmp_path / "other")
     one.stage.rmdir()
@@ -275,7 +275,7 @@ def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
 
 
 def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
-    """It makes the root a checkpoint, too, but nothing that a job resumes from."""
+    """The model makes the root a checkpoint, too, but nothing that a job resumes from."""
     import numpy
     from safetensors.numpy import save_file
 
@@ -416,7 +416,7 @@ def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node,
 
 
 def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypatch):
-    """Of the files of two ranks, one has its final name when the first stager is killed."""
+    """The first stager is killed when one of two ranks' files has its final name."""
     SCRIPTS["ranks"](node.stage, 1)
     placed = publishing.place
     monkeypatch.setattr(

@@ -1,5 +1,5 @@
-"""What belongs to a checkpoint, and what else is in a directory: lists of files, links and
-directories, by their paths relative to the root of the staging directory or of storage.
+"""The files, links and directories that belong to a checkpoint, by their paths relative to the
+root: the staging directory, or the directory on storage.
 """
 
 from __future__ import annotations
