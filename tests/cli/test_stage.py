@@ -54,8 +54,12 @@ KILLS_STAGER = """
 BREAKS_STORAGE = """
     if step == 3:
         import shutil
-        shutil.rmtree("ckpt", ignore_errors=True)
-        open("ckpt", "w").close()
+        while not os.path.isfile("ckpt"):  # it may be written at the moment
+            shutil.rmtree("ckpt", ignore_errors=True)
+            try:
+                open("ckpt", "w").close()
+            except OSError:
+                pass
         time.sleep(4)  # the stager copies once a second
 """
 # It cannot begin with step 2.
