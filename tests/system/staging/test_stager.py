@@ -587,6 +587,22 @@ def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch
     assert picture(node.stage) == picture(node.storage)
 
 
+def test_restoring_never_replaces_or_deletes_what_the_script_has_saved(node, stager, monkeypatch):
+    write(node.storage / "snapshot.pt", 1)
+    write(node.stage / "snapshot.pt", 2)
+    expected = picture(node.stage)
+    stager.restore(messages.Restore(1))
+    assert picture(node.stage) == expected
+    stager.work()
+    assert picture(node.storage) == expected
+    damage(node.stage / "snapshot.pt", cut_short)
+    expected = picture(node.stage)
+    monkeypatch.setattr(copying, "_copy_span", fail(errno.EIO))
+    restored = stager.restore(messages.Restore(2))
+    assert (restored.path, len(restored.skipped)) == ("", 1)
+    assert picture(node.stage) == expected
+
+
 # Room
 
 
