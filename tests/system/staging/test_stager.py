@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kill_points import Node
-from looking import cut_short, damage, newest
+from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
 
@@ -589,6 +589,7 @@ def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch
 
 def test_restoring_never_replaces_or_deletes_what_the_script_has_saved(node, stager, monkeypatch):
     write(node.storage / "snapshot.pt", 1)
+    date(node.storage / "snapshot.pt", 1000)  # both may be written in one tick of the clock
     write(node.stage / "snapshot.pt", 2)
     expected = picture(node.stage)
     stager.restore(messages.Restore(1))
