@@ -79,7 +79,9 @@ class Restoring:
         """Return whether a complete one of this name is there: by a stager that was killed after
         that, or a newer one by the script.
         """
-        staged = self._staged(found.candidate.path)
+        moved = contents_of(self._storage, found).moved
+        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        staged = self._staged(found.candidate.path) if are_there else None
         return staged is not None and staged.lacks is None
 
     def _fetch(self, found: ExaminedCheckpoint) -> str:
