@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kill_points import Node
-from looking import cut_short, damage, newest
+from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
 
@@ -585,6 +585,23 @@ def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch
     limit(monkeypatch, 2 * SIZE)
     assert stager.restore(messages.Restore(2)).path == str(node.storage / "snapshot.pt")
     assert picture(node.stage) == picture(node.storage)
+
+
+def test_restoring_never_replaces_or_deletes_what_the_script_has_saved(node, stager, monkeypatch):
+    write(node.storage / "snapshot.pt", 1)
+    date(node.storage / "snapshot.pt", 1000)  # both may be written in one tick of the clock
+    write(node.stage / "snapshot.pt", 2)
+    expected = picture(node.stage)
+    stager.restore(messages.Restore(1))
+    assert picture(node.stage) == expected
+    stager.work()
+    assert picture(node.storage) == expected
+    damage(node.stage / "snapshot.pt", cut_short)
+    expected = picture(node.stage)
+    monkeypatch.setattr(copying, "_copy_span", fail(errno.EIO))
+    restored = stager.restore(messages.Restore(2))
+    assert (restored.path, len(restored.skipped)) == ("", 1)
+    assert picture(node.stage) == expected
 
 
 # Room
