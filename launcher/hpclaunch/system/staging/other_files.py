@@ -18,7 +18,7 @@ from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from hpclaunch.system.checkpoints.service import CheckpointService
 
-from .contents import HERE, NOTE, Item, is_draft, item, names_any, tree
+from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
 from .copying import Between, at_once, copy
 from .publishing import draft, is_copied, place
 from .record import Record
@@ -171,7 +171,7 @@ class OtherFiles:
         """
         path, final = (os.path.join(root, each.name) for root in (self._stage, self._storage))
         if each.is_link:
-            target = os.path.relpath(os.path.realpath(path), self._stage)
+            target = target_of(self._stage, each.name)
             is_inside = not target.startswith(os.pardir)
             if is_inside and not os.path.lexists(os.path.join(self._storage, target)):
                 return False
