@@ -580,6 +580,7 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     for name in ("log", "large.log"):
         with (node.stage / name).open("a") as file:
             file.write("step 2\n")
+    stager.restore(messages.Restore(2))  # as after a failure
     for number in (1, 2):
         assert stager.flush(number).missing == ()
     assert (node.storage / "log").read_text() == "step 1\nstep 2\n"

@@ -44,15 +44,17 @@ class OtherFiles:
             skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
             for each in self._below(self._storage, skipped):
                 if os.path.lexists(os.path.join(self._stage, each.name)):
-                    names.add(each.name)  # beside the checkpoint
+                    if each.stat.st_size <= NOTE:  # restored beside the checkpoint
+                        names.add(each.name)
                     continue
                 if not each.is_file or each.stat.st_size > left:
                     continue
-                copy([each], self._storage, drafted, self._storage, at_once)
-                place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
-                left -= each.stat.st_size
-                self._copied[each.name] = item(self._stage, each.name).identity
-                names.add(each.name)
+                with contextlib.suppress(OSError):  # unreadable: it stays as it is on storage
+                    copy([each], self._storage, drafted, self._storage, at_once)
+                    place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
+                    left -= each.stat.st_size
+                    self._copied[each.name] = item(self._stage, each.name).identity
+                    names.add(each.name)
                 if len(names) == MOST_RESTORED:
                     break
         self._record.add_others(names)
