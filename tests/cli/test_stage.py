@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import LIMIT, hpclaunch, script, start
 
@@ -52,8 +54,13 @@ KILLS_STAGER = """
 BREAKS_STORAGE = """
     if step == 3:
         import shutil
-        shutil.rmtree("ckpt", ignore_errors=True)
-        open("ckpt", "w").close()
+        while not os.path.isfile("ckpt"):  # it may be written at the moment
+            shutil.rmtree("ckpt", ignore_errors=True)
+            try:
+                open("ckpt", "w").close()
+            except OSError:
+                pass
+        time.sleep(4)  # the stager copies once a second
 """
 # It cannot begin with step 2.
 FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
@@ -62,11 +69,16 @@ FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_in_memory():
-    before = set(BASE.glob("*"))
+def _nothing_stays_in_memory(tmp_path):
     yield
-    left = set(BASE.glob("*")) - before
-    assert not left, left
+    assert not [path for path in stages(tmp_path) if path.exists()]
+
+
+def stages(tmp_path):
+    """Return the directories in memory of all launches of this test."""
+    found = [p.read_text() for p in tmp_path.glob("hpclaunch-logs/*/facts.jsonl")]
+    began = [json.loads(line) for line in "".join(found).splitlines() if "StageBegan" in line]
+    return [Path(fact["directory"]).parent for fact in began]
 
 
 def launch(tmp_path, after="", *options, **more):
@@ -121,6 +133,17 @@ def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
     assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
 
 
+def test_a_pattern_of_directories(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "runs/*/ckpt", path, "runs/a/ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/runs/a/ckpt/step-3.pt" in done.stderr
+    found = {p.name for p in (tmp_path / "runs" / "a" / "ckpt").iterdir()}
+    assert {"step-6.pt", "result.txt"} <= found
+
+
 def test_another_launch_continues_from_storage(tmp_path):
     assert launch(tmp_path, "if step == 3: sys.exit(7)", "--max-restarts=0").returncode == 7
     assert "step-3.pt" in stored(tmp_path)
@@ -140,10 +163,27 @@ def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
     agent.send_signal(signum)
     agent.communicate(timeout=LIMIT)
     if signum == signal.SIGKILL:
-        wait_for(lambda: not any(BASE.glob("*")))
+        wait_for(lambda: not any(path.exists() for path in stages(tmp_path)))
     assert "step-3.pt" in stored(tmp_path)
     done = launch(tmp_path)
     assert begins(done.stdout) == [3], done.stderr
+
+
+def test_the_next_launch_removes_what_a_kill_of_everything_leaves(tmp_path):
+    agent = begin(tmp_path, STAYS)
+    for line in agent.stdout:
+        if "saved 3" in line:
+            break
+    (left,) = stages(tmp_path)
+    tree = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
+    for process in tree:
+        process.suspend()
+    for process in tree:
+        process.kill()
+    agent.communicate(timeout=LIMIT)
+    assert left.exists()
+    assert launch(tmp_path).returncode == 0
+    assert not left.exists()
 
 
 def test_a_stager_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path):
@@ -157,7 +197,8 @@ def test_a_stager_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path):
 def test_a_job_that_cannot_store_its_checkpoints_fails_and_names_them(tmp_path):
     done = launch(tmp_path, BREAKS_STORAGE)
     assert done.returncode == 1, done.stderr
-    assert f"{tmp_path}/ckpt/step-" in only(done.stderr, "was not copied to storage")
+    failed = rf"{tmp_path}/ckpt/step-\d\.pt was not copied to storage: .+; it is tried again\n"
+    assert re.search(failed, done.stderr)
     line = only(done.stderr, "lost with the end of the job, not copied to storage")
     assert f"{tmp_path}/ckpt/step-6.pt" in line
     assert "all workers ended with 0, but" in done.stderr
@@ -219,3 +260,27 @@ def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(
     assert done.returncode == 0, done.stderr
     assert re.findall(r"tries (\d+)", done.stdout) == ["2", "2", "1"]
     assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
+
+
+def test_several_machines_are_refused_with_one_line(tmp_path):
+    words = ("--stage", "--checkpoint-dir", "ckpt", "--nnodes", 2, "--node-rank", 0)
+    words += ("--master-addr", "localhost", script(tmp_path, "print('ran')"))
+    done = hpclaunch(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
+
+
+def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(tmp_path):
+    body = TRAIN.replace('f"{directory}/step-{step}.pt"', 'f"{directory}/snapshot.pt"')
+    cut = """
+    if step == 3 and not done:
+        time.sleep(3)
+        os.truncate(f"{directory}/snapshot.pt", 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = script(tmp_path, body.replace("AFTER", cut))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/ckpt/snapshot.pt" in done.stderr

@@ -48,6 +48,7 @@ class Staging(Adapter):
         self._words = context.config.arguments
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
+        self.newest = ""  # the newest checkpoint that is known, perhaps only in memory
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start the stager again
@@ -55,7 +56,8 @@ class Staging(Adapter):
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 1  # of the newest request
         self._is_restoring = True
-        self._restored = ""  # the oldest checkpoint that was copied into memory
+        self._before = ""  # restore one that is older than this
+        self._tried = {""}  # values of `_before` since the last round began
         self._has_begun = False
         self._is_flushing = False
         self._is_refused = False  # memory does not suffice from the next round on
@@ -106,7 +108,7 @@ class Staging(Adapter):
         client.rounds(self._rounds)
         client.hurry(on=self._hurries)
         if self._is_restoring:
-            client.restore(self._number, self._restored)
+            client.restore(self._number, self._before)
         if self._is_flushing:
             client.flush(self._number)
 
@@ -114,7 +116,7 @@ class Staging(Adapter):
         """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
         self._rounds, self._hurries = rounds, hurry
         if not hurry:
-            self.skipped = ()  # the round that has begun has named them
+            self.skipped, self._tried = (), set()  # the round that has begun has named them
         if self._client is not None:
             self._client.rounds(rounds)
             self._client.hurry(on=hurry)
@@ -136,16 +138,18 @@ class Staging(Adapter):
             self._begin_flush()
         return []
 
-    def restore_older(self, search: Search) -> bool:
-        """Copy an older checkpoint into memory, and then call `search`: it has to avoid all that
-        are there. Return False if storage has no older one.
+    def restore(self, before: str, search: Search) -> bool:
+        """Copy the newest checkpoint on storage into memory, if it is older than `before` (a path;
+        "": any), and then call `search`: there is none in memory that can be used. Return False if
+        that was tried since the last round.
         """
-        if self.paths is None or not self._restored or self._client is None:
+        if self.paths is None or self._client is None or before in self._tried:
             return False
-        self._search, self._is_restoring = search, True
+        self._tried.add(before)
+        self._search, self._is_restoring, self._before = search, True, before
         self._number += 1
         self._begin_wait()
-        self._client.restore(self._number, self._restored)
+        self._client.restore(self._number, before)
         return True
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
@@ -167,17 +171,20 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.flush(self._number)
         else:
-            self._start_at = -math.inf  # now
+            self._start_at = time.monotonic()
 
     def signalled(self, signum: int) -> list[events.Event]:
-        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows."""
+        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT
+        ends the wait once the user has seen that there is one: earlier ones were for the workers.
+        """
+        now = time.monotonic()
         if self._end is None:
             return []
-        if signum == signal.SIGINT:
+        if signum == signal.SIGINT and now >= self._since + FIRST_NOTICE:
             return self._give_up("interrupted")
         if signum == signal.SIGTERM and self._job.slurm_id:
             timing = self._job.timing
-            self._until = min(self._until, time.monotonic() + timing.grace + timing.flush)
+            self._until = min(self._until, now + timing.grace + timing.flush)
         return []
 
     # Replies
@@ -215,7 +222,7 @@ class Staging(Adapter):
             case messages.Restored() if self._is_restoring:
                 return self._begin(reply)
             case messages.Refused(why=why) if self._is_restoring and self._has_begun:
-                self._is_restoring, self._restored = False, ""  # no room for an older one
+                self._is_restoring = False  # there is no room for it
                 return self._released()
             case messages.Refused(why=why):
                 return self._refuse(why)
@@ -226,7 +233,8 @@ class Staging(Adapter):
                 self._record(CheckpointStored(path, step, size, seconds))
                 return [events.CheckpointDrained(seconds)]
             case messages.DrainFailed(path=path, why=why):
-                if self._failed is None or self._failed.why != why:
+                is_new = self._failed is None or self._failed.why != why
+                if is_new and self._end is None:  # at the end, StageLost names it
                     self._record(StoringFailed(self._host, path, why))
                 self._copied, self._failed = None, reply
             case messages.Flushed(id=number) if number == self._number and self._is_flushing:
@@ -236,8 +244,7 @@ class Staging(Adapter):
 
     def _begin(self, reply: messages.Restored) -> list[events.Event]:
         assert self.paths is not None, "there is a staging directory"
-        self._is_restoring, self._restored = False, reply.path
-        self.skipped = reply.skipped
+        self._is_restoring, self.skipped = False, reply.skipped
         if not self._has_begun:
             self._has_begun = True
             where, stage = self._settings.where, self.paths.stage
@@ -280,7 +287,7 @@ class Staging(Adapter):
         """End the wait at the end of the job."""
         self._is_flushing = False
         pending = self._copied or self._failed
-        path = self._settings.where if pending is None else pending.path
+        path = pending.path if pending is not None else self.newest or self._settings.where
         why = why if self._failed is None else self._failed.why
         return self._flushed(messages.Flushed(self._number, (path,), why, path))
 

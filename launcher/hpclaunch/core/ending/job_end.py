@@ -21,7 +21,7 @@ from ..protocol.events import CheckpointChosen, EndFound, SearchFailed, StageFlu
 from ..protocol.messages import Report
 from ..protocol.model import EXIT_SAVED, Job, Origin, Verdict
 from ..protocol.values import replace
-from ..protocol.wording import NAMES, count, signal_name, some
+from ..protocol.wording import count, signal_name, some
 from .allocation_end import AllocationEnd
 from .leaving import Leaving
 from .notices import Notices
@@ -67,8 +67,12 @@ class JobEnd:
     @property
     def is_waiting(self) -> bool:
         """Whether the end of the job depends on an answer that has not arrived yet."""
-        is_flushing = self._flush > 0 and self._flushed is None
-        return self._leaving.is_searching or self._explained_by < math.inf or is_flushing
+        return self._leaving.is_searching or self._explained_by < math.inf or self.is_flushing
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether the job waits until what was saved in memory is on storage."""
+        return self._flush > 0 and self._flushed is None
 
     def next_deadline(self) -> float:
         return min(self._leaving.search_until, self._explained_by)
@@ -251,7 +255,7 @@ def _after_flush(ended: Verdict, flushed: StageFlushed) -> Verdict:
     """
     if not flushed.lost:
         return ended
-    reason = f"{ended.reason}, but {some(flushed.lost, NAMES)} did not reach storage"
+    reason = f"{ended.reason}, but {some(flushed.lost, 1)} did not reach storage"
     if ended.origin is Origin.DONE:
         return verdict(Origin.TROUBLE, reason)
     if ended.code == EXIT_SAVED and flushed.loses_checkpoint:

@@ -1,5 +1,5 @@
-"""What belongs to a checkpoint, and what else is in a directory: lists of files, links and
-directories, by their paths relative to the root of the staging directory or of storage.
+"""The files, links and directories that belong to a checkpoint, by their paths relative to the
+root: the staging directory, or the directory on storage.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
@@ -44,9 +45,18 @@ class Item(NamedTuple):
         """Return a key that changes when the file is written. Another hard link has the same."""
         return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
 
+    def is_copy_of(self, other: Item) -> bool:
+        """Return whether size and time are the same."""
+        return self.identity[1:] == other.identity[1:]
+
 
 def item(root: str, name: str) -> Item:
     return Item(name, os.lstat(os.path.join(root, name)))
+
+
+def target_of(root: str, name: str) -> str:
+    """Return the relative path of what a link points to; it begins with ".." outside the root."""
+    return os.path.relpath(os.path.realpath(os.path.join(root, name)), os.path.realpath(root))
 
 
 def is_draft(name: str) -> bool:
@@ -74,17 +84,17 @@ def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterato
 class Contents:
     """All that belongs to one checkpoint."""
 
-    key: str  # the path of the checkpoint
+    key: str  # the path of the checkpoint; of several files, that of the first rank
     moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
     items: tuple[Item, ...]  # below these paths, the decisive file last
     essential: frozenset[str]  # the files that may not change while they are copied
     decisive: str
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(item.stat.st_size for item in self.items if item.is_file)
 
-    @property
+    @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""
         return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)
@@ -97,12 +107,14 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
     decisive = os.path.relpath(candidate.decides.path, root)
     moved: tuple[str, ...]
     if key == HERE:  # other files may be beside it, such as logs, which change all the time
-        others = frozenset(os.path.relpath(c.path, root) for c in candidate.beside)
-        items = list(tree(root, HERE, others - {HERE}))[1:]
-        parts = (os.path.relpath(part.entry.path, root) for part in found.parts)
-        moved, essential = (HERE,), frozenset({decisive, *parts})
+        parts = {decisive, *(os.path.relpath(part.entry.path, root) for part in found.parts)}
+        others = (os.path.relpath(c.path, root) for c in candidate.beside)
+        skipped = {o for o in others if not any(f"{p}/".startswith(f"{o}/") for p in parts)}
+        items = list(tree(root, HERE, frozenset(skipped)))[1:]
+        moved, essential = (HERE,), frozenset(parts)
     else:
-        moved = (*_targets(root, candidate), *_of_other_ranks(root, candidate), key)
+        ranks = _of_ranks(root, candidate)
+        moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
         items = [each for name in moved for each in tree(root, name)]
         essential = frozenset(each.name for each in items if each.is_file)
     items.sort(key=lambda each: each.name == decisive)
@@ -112,19 +124,21 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
 def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:
     """Yield what a link points to, if that is in the staging directory."""
     if candidate.place.entry.is_link:
-        target = os.path.relpath(os.path.realpath(candidate.path), os.path.realpath(root))
+        target = target_of(root, os.path.relpath(candidate.path, root))
         if not target.startswith(os.pardir):
             yield target
 
 
-def _of_other_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
-    """Return the files beside it whose names differ only in the rank."""
-    if candidate.place.entry.is_folder or not OF_RANK.search(candidate.name):
-        return []
-    form = OF_RANK.sub(r"\1", candidate.name)
-    others = (c for c in candidate.beside if c is not candidate and c.bare == candidate.bare)
-    names = (os.path.relpath(c.path, root) for c in others if OF_RANK.sub(r"\1", c.name) == form)
-    return sorted(names, reverse=True)
+def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
+    """Return its path, and those of files beside it whose names differ only in the rank. The file
+    of the first rank is last: Composer's checkpoint is known by that.
+    """
+    found = [candidate]
+    if not candidate.place.entry.is_folder and OF_RANK.search(candidate.name):
+        form = OF_RANK.sub(r"\1", candidate.name)
+        alike = (c for c in candidate.beside if c.bare == candidate.bare)
+        found = [c for c in alike if OF_RANK.sub(r"\1", c.name) == form]
+    return sorted((os.path.relpath(c.path, root) for c in found), reverse=True)
 
 
 def notes(
@@ -141,16 +155,17 @@ def notes(
     missing = [c for path, c in by_path.items() if path in absent and path != key]
     found = []
     for name in sorted(os.listdir(os.path.join(root, folder))):
-        each = item(root, os.path.join(folder, name))
-        if each.is_link:
-            target = os.path.relpath(os.path.realpath(os.path.join(root, each.name)), root)
-            if target == key or target.startswith(key + os.sep):
+        with contextlib.suppress(FileNotFoundError):  # renamed or deleted meanwhile
+            each = item(root, os.path.join(folder, name))
+            path = os.path.join(root, each.name)
+            if each.is_link:
+                is_note = f"{target_of(root, each.name)}/".startswith(f"{key}/")
+            else:
+                is_small = each.is_file and each.stat.st_size <= NOTE
+                is_other = each.name not in by_path and not is_draft(name)
+                is_note = is_small and is_other and not names_any(path, missing)
+            if is_note:
                 found.append(each)
-            continue
-        is_small = each.is_file and each.stat.st_size <= NOTE
-        is_note = is_small and each.name not in by_path and not is_draft(name)
-        if is_note and not names_any(os.path.join(root, each.name), missing):
-            found.append(each)
     return found
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hpclaunch.system.checkpoints.listing import OWN
 
 from .contents import HERE, Contents, Item, item, tree
+from .copying import sync
 
 DRAFT = f"{OWN}draft-"
 OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
@@ -102,17 +103,26 @@ def _settle(newest: str, root: str, decisive: str) -> None:
     items = [each for each in tree(newest, HERE) if each.name != HERE]
     with draft(root) as drafted:
         for each in sorted(items, key=lambda each: each.name == decisive):
-            final = os.path.join(root, each.name)
+            path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
                 os.makedirs(final, exist_ok=True)
-                continue
-            new = os.path.join(drafted, "new")
-            _copy_or_link(os.path.join(newest, each.name), new)
-            place(new, final)
+            elif not _is_same(path, final):  # else a stager that was killed has linked it
+                new = os.path.join(drafted, each.name)
+                os.makedirs(os.path.dirname(new), exist_ok=True)
+                _link_or_copy(path, new)
+                place(new, final)
     remove(newest, root)
 
 
-def _copy_or_link(path: str, new: str) -> None:
+def _is_same(path: str, other: str) -> bool:
+    """Return whether both are hard links to one file. Renaming one to the other does nothing."""
+    try:
+        return os.path.samestat(os.lstat(path), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _link_or_copy(path: str, new: str) -> None:
     try:
         os.link(path, new, follow_symlinks=False)
     except OSError:  # a file system without hard links
@@ -150,24 +160,16 @@ def sweep(places: Iterable[str], decisive_of: Callable[[str], str]) -> None:
                 _settle(path, place_, decisive)
 
 
-def sync(path: str) -> None:
-    """Have a file or the names in a directory written to the disk. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def is_copied(each: Item, root: str) -> bool:
+    """Return whether a directory has this file already, with the same size and time."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return each.is_file and item(root, each.name).is_copy_of(each)
+    except OSError:
+        return False
 
 
 def same(contents: Contents, root: str) -> bool:
-    """Return whether a directory has these files already, with the same sizes and times."""
-    try:
-        found = {i.name: i for i in (item(root, name) for name in contents.essential)}
-    except OSError:
-        return False
-    return all(
-        (found[i.name].stat.st_size, found[i.name].stat.st_mtime_ns)
-        == (i.stat.st_size, i.stat.st_mtime_ns)
-        for i in contents.items
-        if i.name in contents.essential
-    )
+    """Return whether a directory has the files of a checkpoint already."""
+    essential = (each for each in contents.items if each.name in contents.essential)
+    are_there = all(os.path.lexists(os.path.join(root, name)) for name in contents.moved)
+    return are_there and all(is_copied(each, root) for each in essential)

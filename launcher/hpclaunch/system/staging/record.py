@@ -1,6 +1,6 @@
-"""What this launch has put on storage, or has restored from there. Only that is deleted on storage
-when the script deletes it. It is kept in a file beside the staging directory, for the next stager
-in case this one is killed.
+"""A record of what this launch has put on storage, or has restored from there: only that is deleted
+on storage when the script deletes it. The record is a file beside the staging directory, for the
+next stager in case this one is killed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 
-from .contents import Contents
+from .contents import HERE, Contents
 
 
 class Record:
@@ -25,7 +25,8 @@ class Record:
             self.others.update(others)
 
     def add(self, contents: Contents) -> None:
-        self.moved[contents.key] = list(contents.moved)
+        is_root = contents.key == HERE
+        self.moved[contents.key] = list(contents.essential if is_root else contents.moved)
         self._write()
 
     def add_others(self, names: set[str]) -> None:

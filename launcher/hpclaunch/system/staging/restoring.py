@@ -16,7 +16,7 @@ from hpclaunch.system.checkpoints.service import CheckpointService
 from .contents import HERE, Contents, contents_of, notes
 from .copying import at_once, copy, is_unchanged
 from .messages import Refused, Restore, Restored
-from .publishing import draft, place, same
+from .publishing import draft, place
 from .room import room
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
@@ -37,8 +37,10 @@ class Restoring:
         self._rounds = rounds
         self.restored: Contents | None = None
 
-    def run(self, request: Restore) -> Restored | Refused:
-        """Copy the newest checkpoint that is whole in memory, too."""
+    def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
+        """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
+        checkpoint in memory yet.
+        """
         began = time.monotonic()
         skipped: list[str] = []
         is_next = not request.before
@@ -50,7 +52,7 @@ class Restoring:
                 elif found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
                 else:
-                    generations = 1 if request.before else 2
+                    generations = 2 if is_first and not self._is_here(found) else 1
                     if lack := room(self._stage).lack(found.size, generations):
                         return Refused(request.id, lack)
                     if wrong := self._fetch(found):
@@ -58,7 +60,7 @@ class Restoring:
                         continue
                     seconds = time.monotonic() - began
                     return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
-            if not request.before and (lack := room(self._stage).lack_of_any()):
+            if is_first and (lack := room(self._stage).lack_of_any()):
                 return Refused(request.id, lack)
         except OSError as e:
             free = ""
@@ -67,54 +69,64 @@ class Restoring:
             return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
 
+    def _staged(self, path: str) -> ExaminedCheckpoint | None:
+        """Return the checkpoint in the staging directory that has this path on storage."""
+        here = self._here
+        staged = os.path.normpath(os.path.join(self._stage, os.path.relpath(path, self._storage)))
+        return look_at(here.where, staged, here.facts(self._rounds), here.memory, opens=here.opens)
+
+    def _is_here(self, found: ExaminedCheckpoint) -> bool:
+        """Return whether a complete one of this name is there: by a stager that was killed after
+        that, or a newer one by the script.
+        """
+        moved = contents_of(self._storage, found).moved
+        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        staged = self._staged(found.candidate.path) if are_there else None
+        return staged is not None and staged.lacks is None
+
     def _fetch(self, found: ExaminedCheckpoint) -> str:
         """Copy a checkpoint. Return what is wrong with it, or "". Raises OSError if it does not fit
         in memory.
         """
-        moved: tuple[str, ...] = ()
         try:
             contents = contents_of(self._storage, found)
-            moved = contents.moved
-            if not same(contents, self._stage):
-                self._copy(found, contents)
-            return self._verify(contents)
+            self._copy(found, contents)
+            return self._verify(found, contents)
         except OSError as e:
-            self._drop(moved)
             if e.errno in FULL:
                 raise
             return f"unreadable ({e.strerror or e})"
 
     def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
-        beside = notes(self._storage, contents.key, found.candidate.beside, ())
-        items = [*contents.items, *beside]
+        beside = [  # what is in the staging directory already is newer
+            each
+            for each in notes(self._storage, contents.key, found.candidate.beside, ())
+            if not os.path.lexists(os.path.join(self._stage, each.name))
+        ]
+        is_here = self._is_here(found)
+        items = [*(() if is_here else contents.items), *beside]
         with draft(os.path.dirname(self._stage)) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
-            names = contents.moved
+            names = () if is_here else contents.moved
             if contents.key == HERE:
-                names = tuple(each.name for each in contents.items if not each.is_folder)
+                names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
 
-    def _verify(self, contents: Contents) -> str:
-        """Search and read the copy, as the agent would do with the original."""
-        here = self._here
-        path = os.path.normpath(os.path.join(self._stage, contents.key))
-        copied = look_at(here.where, path, here.facts(self._rounds), here.memory, opens=here.opens)
-        if copied is None:
+    def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
+        """Search and read the copy, as the agent would do with the original. Remove it if it is
+        damaged.
+        """
+        if (copied := self._staged(found.candidate.path)) is None:
             return "the copy in memory is no checkpoint"
-        if wrong := copied.lacks or here.read(copied).wrong:
-            self._drop(contents.moved)
-            return wrong
-        self.restored = contents_of(self._stage, copied)
-        return ""
-
-    def _drop(self, moved: tuple[str, ...]) -> None:
-        for name in moved:
+        if not (wrong := copied.lacks or self._here.read(copied).wrong):
+            self.restored = contents_of(self._stage, copied)
+            return ""
+        for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
-            for inner in os.listdir(path) if name == HERE else ("",):
-                gone = os.path.join(path, inner).rstrip(os.sep)
-                shutil.rmtree(gone, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    os.unlink(gone)
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return wrong
