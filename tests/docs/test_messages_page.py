@@ -260,6 +260,7 @@ EXAMPLES: tuple[Fact, ...] = (
 # Facts for the report, the metrics and `status`, without a message.
 SILENT: tuple[Fact, ...] = (
     facts.CheckpointSaved(CKPT, 600, 1 << 20, 3.0),
+    facts.CheckpointStored(CKPT, 600, 1 << 20, 0.5),
     facts.CheckpointGone(CKPT),
     facts.NodeArrived("n3"),
     facts.NodesAllocated(-10.0),
