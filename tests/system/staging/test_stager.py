@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from hpclaunch.system.staging import (
     service,
 )
 from hpclaunch.system.staging import restoring as restoring_module
+from hpclaunch.system.staging.removal import rmtree
 
 SECOND = 10**9
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -491,6 +494,50 @@ def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkey
     assert len(os.listdir(node.storage)) == 1
     stager.flush(1)
     assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+@pytest.fixture
+def user():
+    """Give root's tests the rights of a user, who cannot write to read-only directories, and yield
+    a directory where they can.
+    """
+    import torch  # noqa: F401 - only root may be able to read it
+
+    with tempfile.TemporaryDirectory() as scratch:
+        is_root = not os.geteuid()
+        if is_root:
+            os.chown(scratch, NOBODY, -1)
+            os.seteuid(NOBODY)
+        yield Path(scratch)
+        if is_root:
+            os.seteuid(0)
+
+
+def read_only(directory):
+    for path in (*directory.rglob("*"), directory):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def test_read_only_directories(user):
+    """They are moved to storage, replaced there (`last`), and deleted (step-1 and step-2)."""
+    node = Node(user)
+    stager = node.stager()
+    for step in (1, 2, 3):
+        for path in node.stage.iterdir():
+            rmtree(str(path))
+        for script in ("sealed", "sealed-one-name"):
+            SCRIPTS[script](node.stage, step)
+        for path in node.stage.iterdir():
+            read_only(path)
+        for _ in range(2):
+            stager.work()
+        assert picture(node.storage) == picture(node.stage)
+    assert not sent(node, messages.DrainFailed)
+    assert sorted(os.listdir(node.storage)) == ["last", "step-3"]
+    assert (node.storage / "last").stat().st_mode & 0o777 == 0o555
+    node.close(stager)
+    rmtree(str(user / "memory"))
+    rmtree(str(user / "storage"))
 
 
 def test_at_the_end_older_checkpoints_are_last(node, stager, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 
 from hpclaunch.core.protocol.wording import size as written
@@ -17,6 +16,7 @@ from .contents import HERE, Contents, contents_of, notes
 from .copying import at_once, copy, is_unchanged
 from .messages import Refused, Restore, Restored
 from .publishing import draft, place
+from .removal import rmtree
 from .room import room
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
@@ -126,7 +126,7 @@ class Restoring:
             return ""
         for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
-            shutil.rmtree(path, ignore_errors=True)
+            rmtree(path)
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return wrong

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from .deletion import Deletion
 from .other_files import OtherFiles
 from .publishing import draft, is_copied, publish, same, sweep
 from .record import Record
+from .removal import rmtree
 from .restoring import Restoring
 from .room import room
 
@@ -116,7 +116,7 @@ class Stager:
             left = self.flush(0)
             for path in left.missing:
                 say_now(f"{path} could not be written, and is lost: {left.why}")
-        shutil.rmtree(self._own, ignore_errors=True)
+        rmtree(self._own)
 
     # Requests
 
@@ -176,7 +176,7 @@ class Stager:
                 return ""
             return os.path.relpath(found.candidate.decides.path, path)
 
-        shutil.rmtree(self._held, ignore_errors=True)
+        rmtree(self._held)
         sweep({self._own, self._storage, *roots(self._there.where)}, decisive)
         self._is_swept = True
 
@@ -268,7 +268,7 @@ class Stager:
                 self._send(messages.DrainFailed(path, why))
             return why
         finally:
-            shutil.rmtree(self._held, ignore_errors=True)
+            rmtree(self._held)
         self._drained[contents.key] = contents.identity
         self._finishes = self._is_late = False
         self._deletion.note_drained()

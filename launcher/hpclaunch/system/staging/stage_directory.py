@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
+
+from .removal import rmtree
 
 BASE = "/dev/shm"  # noqa: S108 - each user has a private directory in it
 LOCK = "lock"
@@ -37,7 +38,7 @@ class StageDirectory:
 
     def remove(self) -> None:
         """Remove the directory and all that is in it. Close the client of the stager before."""
-        shutil.rmtree(self._own, ignore_errors=True)
+        rmtree(self._own)
         os.close(self._lock)
         with contextlib.suppress(OSError):  # another launch has one
             os.rmdir(self._home)
@@ -64,7 +65,7 @@ def sweep(base: str) -> None:
             fd = os.open(os.path.join(own, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(own, ignore_errors=True)
+                rmtree(own)
             finally:
                 os.close(fd)
     with contextlib.suppress(OSError):
