@@ -540,6 +540,17 @@ def test_read_only_directories(user):
     rmtree(str(user / "storage"))
 
 
+def test_a_damaged_copy_for_the_root_is_replaced(node, stager):
+    """A user has deleted a file in what a killed stager has left."""
+    left = node.storage / f"{publishing.NEWEST}ckpt"
+    left.mkdir()
+    (left / "half").touch()
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert picture(node.storage) == picture(node.stage)
+
+
 def test_at_the_end_older_checkpoints_are_last(node, stager, monkeypatch):
     for step in (1, 2):
         write(node.stage / f"step-{step}.pt", step)

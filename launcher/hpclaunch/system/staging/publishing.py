@@ -53,7 +53,7 @@ def publish(
     if is_there:
         pass
     elif contents.key == HERE:
-        os.rename(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
+        place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
         _settle(newest, root, contents.decisive)
     else:
         for name in contents.moved:
