@@ -540,6 +540,18 @@ def test_read_only_directories(user):
     rmtree(str(user / "storage"))
 
 
+def test_one_in_the_root_stays_until_the_next_is_on_the_disk(node, stager, monkeypatch):
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    SCRIPTS["sealed-root"](node.stage, 2)
+    operations, unlinked, synced = [], os.unlink, publishing.sync
+    monkeypatch.setattr(publishing, "sync", lambda p: operations.append(p) or synced(p))
+    monkeypatch.setattr(os, "unlink", lambda p, **k: operations.append(p) or unlinked(p, **k))
+    stager.work()
+    before = operations[: operations.index(str(node.storage / ".complete"))]
+    assert before[-2:] == [str(node.storage / f"{publishing.NEWEST}ckpt"), str(node.storage)]
+
+
 def test_a_damaged_copy_for_the_root_is_replaced(node, stager):
     """A user has deleted a file in what a killed stager has left."""
     left = node.storage / f"{publishing.NEWEST}ckpt"

@@ -115,6 +115,8 @@ def _settle(newest: str, root: str, decisive: str) -> None:
     """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
     The decisive file is removed first and comes back last, so that a mixture is not complete.
     """
+    sync(newest)
+    sync(root)  # `newest` is on the disk before the old checkpoint loses its decisive file
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(root, decisive))
     items = [each for each in tree(newest, HERE) if each.name != HERE]
