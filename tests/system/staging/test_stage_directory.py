@@ -64,6 +64,23 @@ def test_a_directory_that_others_can_read_or_a_link_is_refused(base, make):
         sweep(base)
 
 
+@pytest.mark.parametrize("at", ["lstat", "listdir"])
+def test_the_directory_of_the_user_may_vanish_at_any_moment(base, monkeypatch, at):
+    """The last of the other launches ends, and removes it."""
+    original, todo = getattr(os, at), [home(base)]
+
+    def vanish(path):
+        if path in todo:
+            todo.remove(path)
+            os.rmdir(path)
+        return original(path)
+
+    monkeypatch.setattr(os, at, vanish)
+    sweep(base)
+    assert not todo
+    StageDirectory(base, "ckpt").remove()
+
+
 def test_one_that_was_swept_cannot_be_held(base):
     made = StageDirectory(base, "ckpt")
     made.remove()

@@ -59,7 +59,7 @@ def hold(own: str) -> int:
 def sweep(base: str) -> None:
     """Remove this user's directories that nobody holds. Raises OSError."""
     home = _home(base)
-    for name in os.listdir(home):
+    for name in _names(home):
         own = os.path.join(home, name)
         with contextlib.suppress(OSError):  # in use, or just removed by another launch
             fd = os.open(os.path.join(own, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -72,14 +72,24 @@ def sweep(base: str) -> None:
         os.rmdir(home)
 
 
+def _names(home: str) -> list[str]:
+    try:
+        return os.listdir(home)
+    except FileNotFoundError:  # another launch has just removed it
+        return []
+
+
 def _home(base: str) -> str:
     """Return the directory of this user's staging directories; make it if there is none. Raises
     PermissionError if it is another user's: anybody may create files in /dev/shm.
     """
     home = os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(home, 0o700)
-    found = os.lstat(home)
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(home, 0o700)
+        with contextlib.suppress(FileNotFoundError):  # another launch has just removed it
+            found = os.lstat(home)
+            break
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     if not is_own or found.st_mode & 0o077:
         raise PermissionError(1, "it is not a private directory of this user", home)
