@@ -454,6 +454,51 @@ def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypat
     assert picture(node.storage) == picture(node.stage)
 
 
+# Several launches
+
+
+@pytest.fixture
+def other(node, tmp_path):
+    """Return another node, with the same storage."""
+    made = Node(tmp_path / "other")
+    made.storage, made.stage = node.storage, tmp_path / "other" / "its-memory" / "ckpt"
+    made.stage.mkdir(parents=True)
+    return made
+
+
+def test_another_launch_leaves_a_draft_that_is_in_use(node, other, stager, monkeypatch):
+    """It looks abandoned after the first pieces, but others follow."""
+    write(node.stage / "step-1.pt", 1)
+    monkeypatch.setattr(copying, "SPAN", 10_000)
+    second, copied = other.stager(), copying._copy_span
+
+    def copy_span(source, drafted, name, start, length):
+        done = copied(source, drafted, name, start, length)
+        if start == 0:
+            os.utime(drafted, (5, 5))
+        elif start == copying.THREADS * copying.SPAN:
+            second.sweep()
+        return done
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert names(node.storage) == ["step-1.pt"]
+    other.close(second)
+
+
+def test_an_abandoned_draft_is_removed_once_it_is_old(node, stager):
+    left = node.storage / f"{publishing.DRAFT}5f3a9c1e-x"
+    left.mkdir()
+    stager.sweep()
+    assert left.exists()
+    now = left.stat().st_mtime
+    os.utime(left, (now, now - publishing.ABANDONED - 1))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
 # Failures
 
 

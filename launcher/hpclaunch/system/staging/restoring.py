@@ -105,7 +105,7 @@ class Restoring:
         ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
-        with draft(os.path.dirname(self._stage)) as drafted:
+        with draft(os.path.dirname(self._stage), self._stage) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")

@@ -177,8 +177,8 @@ class Stager:
             return os.path.relpath(found.candidate.decides.path, path)
 
         rmtree(self._held)
-        sweep({self._own, self._storage, *roots(self._there.where)}, decisive)
-        self._is_swept = True
+        places = {self._own, self._storage, *roots(self._there.where)}
+        self._is_swept = sweep(places, decisive, self._stage)
 
     def _look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints in the staging directory, the newest first."""
@@ -292,7 +292,7 @@ class Stager:
         if not self._is_swept:
             self.sweep()
         is_there = same(contents, self._storage)
-        with draft(self._storage) as drafted:
+        with draft(self._storage, self._stage) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
             beside = [each for each in beside if not is_copied(each, self._storage)]
@@ -309,7 +309,7 @@ class Stager:
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others({each.name for each in others})
-            publish(contents, beside, drafted, self._storage, is_there=is_there)
+            publish(contents, beside, drafted, self._storage, self._stage, is_there=is_there)
         return not is_there
 
     def _hold(self, contents: Contents) -> None:
