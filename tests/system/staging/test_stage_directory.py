@@ -1,10 +1,17 @@
 """The staging directory: private, held by a lock, and swept once nobody holds it."""
 
 import os
+import threading
 
 import pytest
 
-from hpclaunch.system.staging.stage_directory import LOCK, StageDirectory, hold, sweep
+from hpclaunch.system.staging.stage_directory import (
+    LOCK,
+    StageDirectory,
+    await_orphans,
+    hold,
+    sweep,
+)
 
 
 @pytest.fixture
@@ -14,6 +21,11 @@ def base(tmp_path):
 
 def home(base):
     return os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+
+
+def kill_agent(made):
+    os.close(made._lock)
+    os.close(made._agent)
 
 
 def test_it_is_private_and_has_the_name_of_the_directory_on_storage(base):
@@ -31,7 +43,7 @@ def test_one_that_is_in_use_is_not_swept(base):
     sweep(base)
     assert os.path.isdir(made.path)
     lock = hold(os.path.dirname(made.path))  # the stager's
-    os.close(made._lock)  # the agent is killed
+    kill_agent(made)
     sweep(base)
     assert os.path.isdir(made.path)
     os.close(lock)
@@ -53,6 +65,23 @@ def test_another_launch_stays(base):
     assert os.path.isdir(other.path)
     other.remove()
     assert os.listdir(base) == []
+
+
+def test_only_orphans_of_the_same_storage_directory_are_awaited(base):
+    made = StageDirectory(base, "/scratch/u/ckpt")
+    lock = hold(os.path.dirname(made.path))  # its stager's
+    new = StageDirectory(base, "/scratch/u/ckpt")
+    own = os.path.dirname(new.path)
+    await_orphans(own, "/scratch/u/ckpt")  # the agent lives: no wait
+    kill_agent(made)
+    await_orphans(own, "/scratch/u/other")
+    waiting = threading.Thread(target=await_orphans, args=(own, "/scratch/u/ckpt"))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    os.close(lock)
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("/tmp", path)])

@@ -93,6 +93,7 @@ class Stager:
 
     def run(self) -> None:
         """Work until the agent is gone."""
+        stage_directory.await_orphans(self._own, self._storage)
         with contextlib.suppress(OSError):  # storage is away: the first drain reports it
             self.sweep()
         while True:
