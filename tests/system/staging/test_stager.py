@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from hpclaunch.system.staging import (
     service,
 )
 from hpclaunch.system.staging import restoring as restoring_module
+from hpclaunch.system.staging.removal import rmtree
 
 SECOND = 10**9
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -451,6 +454,51 @@ def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypat
     assert picture(node.storage) == picture(node.stage)
 
 
+# Several launches
+
+
+@pytest.fixture
+def other(node, tmp_path):
+    """Return another node, with the same storage."""
+    made = Node(tmp_path / "other")
+    made.storage, made.stage = node.storage, tmp_path / "other" / "its-memory" / "ckpt"
+    made.stage.mkdir(parents=True)
+    return made
+
+
+def test_another_launch_leaves_a_draft_that_is_in_use(node, other, stager, monkeypatch):
+    """It looks abandoned after the first pieces, but others follow."""
+    write(node.stage / "step-1.pt", 1)
+    monkeypatch.setattr(copying, "SPAN", 10_000)
+    second, copied = other.stager(), copying._copy_span
+
+    def copy_span(source, drafted, name, start, length):
+        done = copied(source, drafted, name, start, length)
+        if start == 0:
+            os.utime(drafted, (5, 5))
+        elif start == copying.THREADS * copying.SPAN:
+            second.sweep()
+        return done
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert names(node.storage) == ["step-1.pt"]
+    other.close(second)
+
+
+def test_an_abandoned_draft_is_removed_once_it_is_old(node, stager):
+    left = node.storage / f"{publishing.DRAFT}5f3a9c1e-x"
+    left.mkdir()
+    stager.sweep()
+    assert left.exists()
+    now = left.stat().st_mtime
+    os.utime(left, (now, now - publishing.ABANDONED - 1))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
 # Failures
 
 
@@ -491,6 +539,73 @@ def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkey
     assert len(os.listdir(node.storage)) == 1
     stager.flush(1)
     assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+@pytest.fixture
+def user():
+    """Give root's tests the rights of a user, who cannot write to read-only directories, and yield
+    a directory where they can.
+    """
+    import torch  # noqa: F401 - only root may be able to read it
+
+    with tempfile.TemporaryDirectory() as scratch:
+        is_root = not os.geteuid()
+        if is_root:
+            os.chown(scratch, NOBODY, -1)
+            os.seteuid(NOBODY)
+        yield Path(scratch)
+        if is_root:
+            os.seteuid(0)
+
+
+def read_only(directory):
+    for path in (*directory.rglob("*"), directory):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def test_read_only_directories(user):
+    """They are moved to storage, replaced there (`last`), and deleted (step-1 and step-2)."""
+    node = Node(user)
+    stager = node.stager()
+    for step in (1, 2, 3):
+        for path in node.stage.iterdir():
+            rmtree(str(path))
+        for script in ("sealed", "sealed-one-name"):
+            SCRIPTS[script](node.stage, step)
+        for path in node.stage.iterdir():
+            read_only(path)
+        for _ in range(2):
+            stager.work()
+        assert picture(node.storage) == picture(node.stage)
+    assert not sent(node, messages.DrainFailed)
+    assert sorted(os.listdir(node.storage)) == ["last", "step-3"]
+    assert (node.storage / "last").stat().st_mode & 0o777 == 0o555
+    node.close(stager)
+    rmtree(str(user / "memory"))
+    rmtree(str(user / "storage"))
+
+
+def test_one_in_the_root_stays_until_the_next_is_on_the_disk(node, stager, monkeypatch):
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    SCRIPTS["sealed-root"](node.stage, 2)
+    operations, unlinked, synced = [], os.unlink, publishing.sync
+    monkeypatch.setattr(publishing, "sync", lambda p: operations.append(p) or synced(p))
+    monkeypatch.setattr(os, "unlink", lambda p, **k: operations.append(p) or unlinked(p, **k))
+    stager.work()
+    before = operations[: operations.index(str(node.storage / ".complete"))]
+    assert before[-2:] == [str(node.storage / f"{publishing.NEWEST}ckpt"), str(node.storage)]
+
+
+def test_a_damaged_copy_for_the_root_is_replaced(node, stager):
+    """A user has deleted a file in what a killed stager has left."""
+    left = node.storage / f"{publishing.NEWEST}ckpt"
+    left.mkdir()
+    (left / "half").touch()
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert picture(node.storage) == picture(node.stage)
 
 
 def test_at_the_end_older_checkpoints_are_last(node, stager, monkeypatch):

@@ -1,6 +1,8 @@
 """The stager as a process: requests and replies, the end of its agent, and a full disk."""
 
 import os
+import select
+import signal
 import subprocess
 from pathlib import Path
 
@@ -69,6 +71,29 @@ def test_after_the_end_of_its_agent_it_saves_what_is_left(client, directory, sto
     client._process.wait(60)
     assert picture(storage) == expected
     assert not stage.parent.exists()
+
+
+def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
+    tmp_path, directory, storage, request
+):
+    killed = StageDirectory(str(tmp_path / "memory"), str(storage))
+    orphan = StagingClient(str(storage), killed.path, (), "", "auto")
+    orphan.restore(1)
+    wait_for(orphan, messages.Restored)
+    orphan._process.send_signal(signal.SIGSTOP)  # storage is slow
+    try:
+        write(Path(killed.path) / "step-1.pt", 1)
+        for fd in (killed._lock, killed._agent):
+            os.close(fd)
+        orphan._lines.close()
+        client = request.getfixturevalue("client")
+        client.restore(1)
+        assert not select.select([client], [], [], 2)[0]
+        orphan._process.send_signal(signal.SIGCONT)
+        assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
+        orphan._process.wait(60)
+    finally:
+        orphan._process.kill()
 
 
 @pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])

@@ -43,6 +43,7 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
     with ThreadPoolExecutor(THREADS) as pool:
         while batch := list(islice(spans, between(done, took))):
             began = time.monotonic()
+            os.utime(draft)  # else another launch would take it for abandoned
             done += sum(pool.map(lambda span: _copy_span(source, draft, *span), batch))
             took = time.monotonic() - began
         for _ in pool.map(lambda each: _finish(os.path.join(draft, each.name), each), files):

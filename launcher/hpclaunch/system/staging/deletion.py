@@ -50,7 +50,7 @@ class Deletion:
                 elif key in deleted and key != newest:
                     for name in moved[key]:
                         with contextlib.suppress(FileNotFoundError):
-                            remove(os.path.join(self._storage, name), self._storage)
+                            remove(os.path.join(self._storage, name), self._storage, self._stage)
                     self._record.forget(key)
                     deleted.remove(key)
                     yield key
@@ -72,7 +72,7 @@ class Deletion:
                 self._record.forget(contents.key)
                 folder = os.path.dirname(os.path.join(self._stage, contents.key))
                 before = os.stat(folder)
-                with draft(os.path.dirname(self._stage)) as trash:
+                with draft(os.path.dirname(self._stage), self._stage) as trash:
                     for name in contents.moved:
                         place(os.path.join(self._stage, name), os.path.join(trash, name))
                 # For the search, the script has deleted nothing (formats/accelerate.py).

@@ -38,7 +38,10 @@ class OtherFiles:
         before the script runs.
         """
         left, names = RESTORED, set()
-        with contextlib.suppress(OSError), draft(os.path.dirname(self._stage)) as drafted:
+        with (
+            contextlib.suppress(OSError),
+            draft(os.path.dirname(self._stage), self._stage) as drafted,
+        ):
             where = self._storage + self._here.where.removeprefix(self._stage)
             known = [*candidates(where, self._here.facts(()))]
             skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
@@ -151,7 +154,7 @@ class OtherFiles:
         if not new:
             return failed
         try:
-            with draft(self._storage) as drafted:
+            with draft(self._storage, self._stage) as drafted:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
                         if self._copy_one(each, drafted, between, missing):

@@ -1,6 +1,8 @@
 """Changes on storage: a finished draft gets its final name, and a deleted checkpoint vanishes, each
 in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
-left unfinished has a hidden name, which `sweep` removes.
+left unfinished is a draft, which has a hidden name, and which `sweep` removes. Other launches may
+save in the same directory, so a draft's name has the RANDOM of its launch (`stage_directory.py`),
+and its time shows whether that still writes to it.
 
 Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
 search sees, too:
@@ -15,6 +17,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
@@ -22,37 +25,49 @@ from hpclaunch.system.checkpoints.listing import OWN
 
 from .contents import HERE, Contents, Item, item, tree
 from .copying import sync
+from .removal import rmtree
 
 DRAFT = f"{OWN}draft-"
 OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
 NEWEST = "newest-by-hpclaunch-"  # the beginning of the name of a copy for a root that is one
 EXCHANGE = 2  # RENAME_EXCHANGE
 AT_CWD = -100
+ABANDONED = 600.0  # seconds since the last write until another launch's draft is removed
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def draft(root: str) -> Iterator[str]:
+def draft(root: str, stage: str) -> Iterator[str]:
     """Return a directory for what is not finished, on the same file system as `root`. In the end it
-    is removed, with what is in it.
+    is removed, with what is in it. `stage` is the staging directory of this launch.
     """
     os.makedirs(root, exist_ok=True)
-    path = tempfile.mkdtemp(prefix=DRAFT, dir=root)
+    path = tempfile.mkdtemp(prefix=_prefix(stage), dir=root)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        rmtree(path)
+
+
+def _prefix(stage: str) -> str:
+    return f"{DRAFT}{os.path.basename(os.path.dirname(stage))}-"
 
 
 def publish(
-    contents: Contents, notes: Iterable[Item], drafted: str, root: str, *, is_there: bool
+    contents: Contents,
+    notes: Iterable[Item],
+    drafted: str,
+    root: str,
+    stage: str,
+    *,
+    is_there: bool,
 ) -> None:
     """Give a finished draft its final names. `is_there`: only the notes are new. Raises OSError."""
     if is_there:
         pass
     elif contents.key == HERE:
-        os.rename(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
-        _settle(newest, root, contents.decisive)
+        place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
+        _settle(newest, root, contents.decisive, stage)
     else:
         for name in contents.moved:
             place(os.path.join(drafted, name), os.path.join(root, name))
@@ -68,22 +83,37 @@ def place(drafted: str, final: str) -> None:
     are_files = not os.path.isdir(drafted) or os.path.islink(drafted)
     if are_files and not (os.path.isdir(final) and not os.path.islink(final)):
         os.replace(drafted, final)
-    elif not os.path.lexists(final):
-        os.rename(drafted, final)
     else:
-        _exchange(drafted, final)
+        with _writable(drafted, final):
+            if not os.path.lexists(final):
+                os.rename(drafted, final)
+            else:
+                _exchange(drafted, final)
     sync(os.path.dirname(final))
 
 
+@contextlib.contextmanager
+def _writable(path: str, moved: str) -> Iterator[None]:
+    """Make a read-only directory writable until it is `moved`: a new parent is a write to it."""
+    mode = os.lstat(path).st_mode
+    is_read_only = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
+    if is_read_only:
+        os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
+    yield
+    if is_read_only:
+        os.chmod(moved, stat.S_IMODE(mode))
+
+
 def _exchange(drafted: str, final: str) -> None:
-    try:
-        _rename_exchange(drafted, final)
-    except OSError as e:
-        if e.errno not in NO_EXCHANGE:
-            raise
-        os.rename(final, final + OLD)
-        os.rename(drafted, final)
-        os.rename(final + OLD, drafted)
+    with _writable(final, drafted):
+        try:
+            _rename_exchange(drafted, final)
+        except OSError as e:
+            if e.errno not in NO_EXCHANGE:
+                raise
+            os.rename(final, final + OLD)
+            os.rename(drafted, final)
+            os.rename(final + OLD, drafted)
 
 
 def _rename_exchange(one: str, other: str) -> None:
@@ -94,14 +124,16 @@ def _rename_exchange(one: str, other: str) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
 
 
-def _settle(newest: str, root: str, decisive: str) -> None:
+def _settle(newest: str, root: str, decisive: str, stage: str) -> None:
     """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
     The decisive file is removed first and comes back last, so that a mixture is not complete.
     """
+    sync(newest)
+    sync(root)  # `newest` is on the disk before the old checkpoint loses its decisive file
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(root, decisive))
     items = [each for each in tree(newest, HERE) if each.name != HERE]
-    with draft(root) as drafted:
+    with draft(root, stage) as drafted:
         for each in sorted(items, key=lambda each: each.name == decisive):
             path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
@@ -111,7 +143,7 @@ def _settle(newest: str, root: str, decisive: str) -> None:
                 os.makedirs(os.path.dirname(new), exist_ok=True)
                 _link_or_copy(path, new)
                 place(new, final)
-    remove(newest, root)
+    remove(newest, root, stage)
 
 
 def _is_same(path: str, other: str) -> bool:
@@ -131,33 +163,48 @@ def _link_or_copy(path: str, new: str) -> None:
             sync(new)
 
 
-def remove(path: str, root: str) -> None:
+def remove(path: str, root: str, stage: str) -> None:
     """Delete a file or directory: first its name, in one step. Raises OSError."""
-    with draft(root) as drafted:
-        os.rename(path, os.path.join(drafted, "old"))
+    with draft(root, stage) as drafted:
+        with _writable(path, old := os.path.join(drafted, "old")):
+            os.rename(path, old)
         sync(os.path.dirname(path))
 
 
-def sweep(places: Iterable[str], decisive_of: Callable[[str], str]) -> None:
+def sweep(places: Iterable[str], decisive_of: Callable[[str], str], stage: str) -> bool:
     """Remove drafts that a killed stager has left in these directories, and finish what needed
     more than one step. `decisive_of` returns the decisive file of a complete checkpoint, or "".
-
-    The stager of a dead agent on another node may still work on a draft. It loses it as a whole,
-    since the draft is renamed first.
+    Return False if there are drafts that other launches may still need.
     """
+    is_swept = True
     for place_ in places:
         for name in os.listdir(place_) if os.path.isdir(place_) else ():
             path = os.path.join(place_, name)
-            if name.startswith(DRAFT):
+            if name.startswith(_prefix(stage)):
                 with contextlib.suppress(FileNotFoundError):
-                    remove(path, place_)
+                    remove(path, place_, stage)
+            elif name.startswith(DRAFT):
+                is_swept &= _remove_abandoned(path, place_, stage)
             elif name.endswith(OLD):
                 if os.path.lexists(final := path.removesuffix(OLD)):
-                    remove(path, place_)
+                    remove(path, place_, stage)
                 else:
                     os.rename(path, final)
             elif name.startswith(NEWEST) and (decisive := decisive_of(path)):
-                _settle(path, place_, decisive)
+                _settle(path, place_, decisive, stage)
+    return is_swept
+
+
+def _remove_abandoned(path: str, root: str, stage: str) -> bool:
+    """Remove another launch's draft if nobody writes to it any more. Return whether it is gone. Its
+    time is compared with that of a new draft, since the clock of storage may differ.
+    """
+    with contextlib.suppress(OSError):  # just removed, or another user's
+        with draft(root, stage) as new:
+            idle = os.stat(new).st_mtime - os.stat(path).st_mtime
+        if idle > ABANDONED:
+            remove(path, root, stage)
+    return not os.path.lexists(path)
 
 
 def is_copied(each: Item, root: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 
 from hpclaunch.core.protocol.wording import size as written
@@ -17,6 +16,7 @@ from .contents import HERE, Contents, contents_of, notes
 from .copying import at_once, copy, is_unchanged
 from .messages import Refused, Restore, Restored
 from .publishing import draft, place
+from .removal import rmtree
 from .room import room
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
@@ -105,7 +105,7 @@ class Restoring:
         ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
-        with draft(os.path.dirname(self._stage)) as drafted:
+        with draft(os.path.dirname(self._stage), self._stage) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
@@ -126,7 +126,7 @@ class Restoring:
             return ""
         for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
-            shutil.rmtree(path, ignore_errors=True)
+            rmtree(path)
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return wrong

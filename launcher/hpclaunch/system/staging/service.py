@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from .deletion import Deletion
 from .other_files import OtherFiles
 from .publishing import draft, is_copied, publish, same, sweep
 from .record import Record
+from .removal import rmtree
 from .restoring import Restoring
 from .room import room
 
@@ -93,6 +93,7 @@ class Stager:
 
     def run(self) -> None:
         """Work until the agent is gone."""
+        stage_directory.await_orphans(self._own, self._storage)
         with contextlib.suppress(OSError):  # storage is away: the first drain reports it
             self.sweep()
         while True:
@@ -116,7 +117,7 @@ class Stager:
             left = self.flush(0)
             for path in left.missing:
                 say_now(f"{path} could not be written, and is lost: {left.why}")
-        shutil.rmtree(self._own, ignore_errors=True)
+        rmtree(self._own)
 
     # Requests
 
@@ -176,9 +177,9 @@ class Stager:
                 return ""
             return os.path.relpath(found.candidate.decides.path, path)
 
-        shutil.rmtree(self._held, ignore_errors=True)
-        sweep({self._own, self._storage, *roots(self._there.where)}, decisive)
-        self._is_swept = True
+        rmtree(self._held)
+        places = {self._own, self._storage, *roots(self._there.where)}
+        self._is_swept = sweep(places, decisive, self._stage)
 
     def _look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints in the staging directory, the newest first."""
@@ -268,7 +269,7 @@ class Stager:
                 self._send(messages.DrainFailed(path, why))
             return why
         finally:
-            shutil.rmtree(self._held, ignore_errors=True)
+            rmtree(self._held)
         self._drained[contents.key] = contents.identity
         self._finishes = self._is_late = False
         self._deletion.note_drained()
@@ -292,7 +293,7 @@ class Stager:
         if not self._is_swept:
             self.sweep()
         is_there = same(contents, self._storage)
-        with draft(self._storage) as drafted:
+        with draft(self._storage, self._stage) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
             beside = [each for each in beside if not is_copied(each, self._storage)]
@@ -309,7 +310,7 @@ class Stager:
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others({each.name for each in others})
-            publish(contents, beside, drafted, self._storage, is_there=is_there)
+            publish(contents, beside, drafted, self._storage, self._stage, is_there=is_there)
         return not is_there
 
     def _hold(self, contents: Contents) -> None:
