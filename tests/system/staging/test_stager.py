@@ -378,6 +378,24 @@ def test_what_others_have_saved_is_never_deleted(node, stager):
     ]
 
 
+def test_checkpoints_of_an_earlier_launch_are_kept_under_another_name(node, stager, monkeypatch):
+    """Only the newest one is restored, so the script takes the names of the others for free."""
+    for step in (1, 2):
+        write(node.storage / f"step-{step}.pt", step)
+    stager.restore(messages.Restore(1))
+    before = picture(node.storage)
+    for value in (3, 4):  # the second time, this launch has written both
+        for step in (1, 2):
+            write(node.stage / f"step-{step}.pt", value)
+            stager.work()
+        limit(monkeypatch, 2 * SIZE)
+        stager.work()
+        assert names(node.stage) == ["step-2.pt"]
+    assert names(node.storage) == ["step-1.pt", "step-1.pt.~1~", "step-2.pt"]
+    assert picture(node.storage)["step-1.pt.~1~"] == before["step-1.pt"]
+    assert newest(node.storage) == (str(node.storage / "step-2.pt"), [])
+
+
 def test_the_last_complete_one_stays(node, stager):
     write(node.stage / "step-1.pt", 1)
     stager.work()

@@ -69,6 +69,7 @@ class Deletion:
             if not room(self._stage).lack(complete[0].size, 1):
                 return
             if is_on_storage(contents) and contents.key != HERE:
+                self._record.add_others(set(contents.moved))  # a new one of its name replaces it
                 self._record.forget(contents.key)
                 folder = os.path.dirname(os.path.join(self._stage, contents.key))
                 before = os.stat(folder)

@@ -185,7 +185,7 @@ class OtherFiles:
             self._copied[each.name] = each.identity
             return True
         if os.path.lexists(final) and not self._is_own(each.name):
-            _keep(final)
+            keep(final)
         copy([each], self._stage, drafted, self._stage, between)
         place(os.path.join(drafted, each.name), final)
         self._copied[each.name] = each.identity
@@ -198,9 +198,9 @@ class OtherFiles:
         return name in self._record.others or name.endswith(SAVED)
 
 
-def _keep(path: str) -> None:
-    """Rename a file of an earlier launch that was too large to be restored, so that no line of a
-    log is lost.
+def keep(path: str) -> None:
+    """Rename what an earlier launch has saved and this one has not restored, so that no checkpoint
+    and no line of a log is lost.
     """
     number = 1
     while os.path.lexists(kept := f"{path}.~{number}~"):

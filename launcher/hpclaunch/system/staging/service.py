@@ -30,7 +30,7 @@ from . import messages, stage_directory
 from .contents import HERE, Contents, contents_of, notes
 from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
 from .deletion import Deletion
-from .other_files import OtherFiles
+from .other_files import OtherFiles, keep
 from .publishing import draft, is_copied, publish, same, sweep
 from .record import Record
 from .restoring import Restoring
@@ -306,11 +306,22 @@ class Stager:
                 if not self._is_rewritten and not is_unchanged(contents, self._held):
                     self._is_rewritten = self._is_late = True
                     raise GivenUpError("it is being written again")
+            if not is_there and contents.key != HERE:
+                self._keep_others(contents)
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others({each.name for each in others})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
         return not is_there
+
+    def _keep_others(self, contents: Contents) -> None:
+        """Rename checkpoints of an earlier launch that have the names of a new one: only the newest
+        was restored, so the script cannot know that the names of the others are in use.
+        """
+        own = {*self._record.others, *(n for names in self._record.moved.values() for n in names)}
+        for name in contents.moved:
+            if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
+                keep(path)
 
     def _hold(self, contents: Contents) -> None:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
