@@ -396,6 +396,22 @@ def test_checkpoints_of_an_earlier_launch_are_kept_under_another_name(node, stag
     assert newest(node.storage) == (str(node.storage / "step-2.pt"), [])
 
 
+def test_a_higher_step_of_an_earlier_launch_is_no_reason_to_delete(node, stager, monkeypatch):
+    write(node.storage / "step-1000.pt", 1000)
+    date(node.storage / "step-1000.pt", 1000)
+    stager.restore(messages.Restore(1))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (node.stage / "step-1.pt").unlink()
+    write(node.stage / "step-2.pt", 2)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(errno.ENOSPC))
+        stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-1000.pt"]
+    stager.flush(1)
+    assert names(node.storage) == ["step-1000.pt", "step-2.pt"]
+
+
 def test_the_last_complete_one_stays(node, stager):
     write(node.stage / "step-1.pt", 1)
     stager.work()
