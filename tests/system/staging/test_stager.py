@@ -623,6 +623,28 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
 
 
+@pytest.mark.parametrize("size", [1, 10_000])  # bytes; restored beside the checkpoint, or alone
+def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node, stager, size):
+    write(node.storage / "step-1.pt", 1)
+    (node.storage / "runs.csv").write_text("1" * size)
+    stager.restore(messages.Restore(1))
+    for text, number in (("2", 2), ("3", 3)):
+        with (node.storage / "runs.csv").open("a") as file:
+            file.write(text)
+        changed = (node.storage / "runs.csv").read_text()
+        write(node.stage / f"step-{number}.pt", number)
+        stager.work()
+        assert (node.storage / "runs.csv").read_text() == changed
+        stager = node.stager()  # the first one was killed
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "runs.csv").read_text() == changed
+    with (node.stage / "runs.csv").open("a") as file:
+        file.write("by the script")
+    assert stager.flush(2).missing == ()
+    assert (node.storage / "runs.csv").read_text().endswith("by the script")
+    os.close(stager._lock)
+
+
 def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
     """The first one was killed before it could answer."""
     write(node.storage / "step-1.pt", 1)

@@ -31,13 +31,12 @@ class OtherFiles:
 
     def __init__(self, stage: str, storage: str, here: CheckpointService, record: Record) -> None:
         self._stage, self._storage, self._here, self._record = stage, storage, here, record
-        self._copied: dict[str, tuple[int, ...]] = {}  # identities, by path
 
     def restore(self) -> None:
         """Copy small files to the staging directory, since the script may append to them. Call this
         before the script runs.
         """
-        left, names = RESTORED, set()
+        left, names, restored = RESTORED, set(), []
         with contextlib.suppress(OSError), draft(os.path.dirname(self._stage)) as drafted:
             where = self._storage + self._here.where.removeprefix(self._stage)
             known = [*candidates(where, self._here.facts(()))]
@@ -53,11 +52,11 @@ class OtherFiles:
                     copy([each], self._storage, drafted, self._storage, at_once)
                     place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
                     left -= each.stat.st_size
-                    self._copied[each.name] = item(self._stage, each.name).identity
-                    names.add(each.name)
-                if len(names) == MOST_RESTORED:
+                    restored.append(item(self._stage, each.name))
+                if len(names) + len(restored) >= MOST_RESTORED:
                     break
         self._record.add_others(names)
+        self._record.add_copied(restored)
 
     def drain(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
@@ -145,9 +144,9 @@ class OtherFiles:
         absent: Collection[str],
     ) -> list[tuple[str, str]]:
         missing = [f.candidate for f in found if self._key(f) in absent]
-        new = [each for each in items if self._copied.get(each.name) != each.identity]
+        new = [each for each in items if not self._record.has(each)]
         failed: list[tuple[str, str]] = []
-        names: set[str] = set()
+        copied: list[Item] = []
         if not new:
             return failed
         try:
@@ -155,14 +154,14 @@ class OtherFiles:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
                         if self._copy_one(each, drafted, between, missing):
-                            names.add(each.name)
+                            copied.append(each)
                     except OSError as e:
                         if os.path.lexists(os.path.join(self._stage, each.name)):
                             failed.append((each.name, e.strerror or str(e)))
         except OSError as e:  # no draft can be made
             failed = [(each.name, e.strerror or str(e)) for each in new]
         finally:
-            self._record.add_others(names)
+            self._record.add_copied(copied)
         return failed
 
     def _copy_one(
@@ -182,13 +181,11 @@ class OtherFiles:
         elif each.stat.st_size <= NOTE and names_any(path, missing):
             return False
         if is_copied(each, self._storage):
-            self._copied[each.name] = each.identity
             return True
         if os.path.lexists(final) and not self._is_own(each.name):
             keep(final)
         copy([each], self._stage, drafted, self._stage, between)
         place(os.path.join(drafted, each.name), final)
-        self._copied[each.name] = each.identity
         return True
 
     def _is_own(self, name: str) -> bool:

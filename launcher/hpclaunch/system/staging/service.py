@@ -158,6 +158,7 @@ class Stager:
         reply = restoring.run(request, is_first=not self._record.moved)
         if (restored := restoring.restored) is not None:
             self._record.add(restored)
+            self._record.add_copied(restoring.beside)
             if same(restored, self._storage):  # else the script has saved a newer one
                 self._drained[restored.key] = restored.identity
         if isinstance(reply, messages.Restored) and not request.before:
@@ -295,7 +296,11 @@ class Stager:
         with draft(self._storage) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
-            beside = [each for each in beside if not is_copied(each, self._storage)]
+            beside = [
+                each
+                for each in beside
+                if not self._record.has(each) and not is_copied(each, self._storage)
+            ]
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
             if not is_there:
@@ -310,8 +315,9 @@ class Stager:
                 self._keep_others(contents)
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
-            self._record.add_others({each.name for each in others})
+            self._record.add_others(each.name for each in others)
             publish(contents, beside, drafted, self._storage, is_there=is_there)
+        self._record.add_copied(beside if is_there else others)
         return not is_there
 
     def _keep_others(self, contents: Contents) -> None:
