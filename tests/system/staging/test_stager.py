@@ -740,6 +740,25 @@ def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, m
     assert not sent(node, messages.Deleted)
 
 
+def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeypatch):
+    stager._is_hurried = False
+    limit(monkeypatch, 3 * SIZE)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(errno.EIO))
+        write(node.stage / "step-1.pt", 1)
+        stager.work()
+        assert stager._has_pauses
+        write(node.stage / "step-2.pt", 2)
+        stager.work()
+    assert not stager._has_pauses
+    assert names(node.stage) == ["step-1.pt", "step-2.pt"]
+    stager._failed = (*stager._failed[:2], 0.0)
+    stager.work()
+    (refused,) = sent(node, messages.Refused)
+    assert "another checkpoint of 158 KiB" in refused.why
+    assert names(node.storage) == ["step-2.pt"]  # the newest is there before the launcher hears
+
+
 def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, monkeypatch):
     write(node.stage / "step-1.pt", 1)
     limit(monkeypatch, 4 * SIZE)

@@ -438,8 +438,8 @@ class Stager:
     # Room
 
     def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
-        """Check once for each new checkpoint that the next one will fit, if the older ones make
-        room for it. Do this before the next save begins, which takes room itself.
+        """Check once for each new checkpoint that the next one will fit, if those that are on
+        storage make room for it. Do this before the next save begins, which takes room itself.
         """
         if not complete or complete[0][1].identity == self._sized:
             return
@@ -447,8 +447,9 @@ class Stager:
         self._sized = newest.identity
         with contextlib.suppress(OSError):
             left = room(self._stage)
-            older = sum(contents.size for _, contents in complete[1:])
+            older = sum(c.size for _, c in complete[1:] if c.key != HERE and self._is_on_storage(c))
             self._refusal = left._replace(free=left.free + older).lack(newest.size, 1)
+            self._is_late |= bool(self._refusal)
             if self._refusal and self._is_on_storage(newest):
                 self._send(messages.Refused(0, self._refusal))
                 self._refusal = ""
