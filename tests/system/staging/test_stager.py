@@ -516,6 +516,25 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
+    monkeypatch.setattr(os, "link", fail(errno.EPERM))
+    refused = stager.restore(messages.Restore(1))
+    assert refused == messages.Refused(
+        1, f"{node.stage.parent} has no hard links: Operation not permitted"
+    )
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_deleted_one(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+
+    def unreadable(*_, **__):
+        raise PermissionError(errno.EPERM, "not permitted", str(node.stage / "step-1.pt"))
+
+    monkeypatch.setattr(os, "link", unreadable)
+    stager.work()
+    assert [m.why for m in sent(node, messages.DrainFailed)] == ["not permitted"]
+
+
 def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkeypatch):
     write(node.stage / "step-1.pt", 1)
     with monkeypatch.context() as away:

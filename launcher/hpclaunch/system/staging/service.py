@@ -154,6 +154,8 @@ class Stager:
 
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint from storage, with the small files of the script."""
+        if why := self._lack_of_links():
+            return messages.Refused(request.id, why)
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
         reply = restoring.run(request, is_first=not self._record.moved)
         if (restored := restoring.restored) is not None:
@@ -164,6 +166,16 @@ class Stager:
         if isinstance(reply, messages.Restored) and not request.before:
             self._others.restore()
         return reply
+
+    def _lack_of_links(self) -> str:
+        """Return why no hard links can be made, which `hold` needs; "" if they can."""
+        path = os.path.join(self._own, stage_directory.LOCK)
+        try:
+            os.link(path, f"{path}.link")
+            os.unlink(f"{path}.link")
+        except OSError as e:
+            return f"{self._own} has no hard links: {e.strerror}"
+        return ""
 
     # Draining
 
@@ -263,7 +275,8 @@ class Stager:
             return str(e)
         except OSError as e:
             why = e.strerror or str(e)
-            if not str(e.filename).startswith(self._own):  # else the script has just deleted it
+            is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
+            if not (is_deleted and str(e.filename).startswith(self._own)):
                 self._failed = contents.key, contents.identity, time.monotonic() + AGAIN
                 self._is_swept = False  # the draft may be left, if storage is away
                 self._send(messages.DrainFailed(path, why))
