@@ -126,7 +126,7 @@ def test_pauses_take_as_long_as_copying(node, monkeypatch):
     pauses = []
     stager = node.stager()
     stager._is_hurried = False
-    monkeypatch.setattr(stager, "_serve", pauses.append)
+    monkeypatch.setattr(stager, "_serve", lambda s: time.sleep(20 * s) or pauses.append(s))
     monkeypatch.setattr(copying, "SPAN", 100_000)
     copied = copying._copy_span
     monkeypatch.setattr(copying, "_copy_span", lambda *a: time.sleep(0.05) or copied(*a))
@@ -135,6 +135,7 @@ def test_pauses_take_as_long_as_copying(node, monkeypatch):
     pieces = [pause for pause in pauses if pause]
     assert len(pieces) >= 1
     assert min(pieces) >= 0.05
+    assert sent(node, messages.Drained)[0].seconds < 20 * sum(pieces)
     node.close(stager)
 
 

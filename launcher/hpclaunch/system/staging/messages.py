@@ -76,7 +76,7 @@ class Drained(Message):
     path: str
     step: int | None
     size: int
-    seconds: float
+    seconds: float  # without the pauses
 
 
 class DrainFailed(Message):

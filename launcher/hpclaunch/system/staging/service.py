@@ -85,6 +85,7 @@ class Stager:
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._refusal = ""
         self._look_due = self._say_due = 0.0
+        self._paused = 0.0  # seconds of this drain
 
     @property
     def _has_pauses(self) -> bool:
@@ -267,6 +268,7 @@ class Stager:
     ) -> str:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
+        self._paused = 0.0
         path = self._on_storage(contents.key)
         try:
             is_new = self._copy(found, contents, all_found)
@@ -287,7 +289,8 @@ class Stager:
         self._finishes = self._is_late = False
         self._deletion.note_drained()
         if is_new:
-            number, seconds = None if step is None else step.value, time.monotonic() - began
+            number = None if step is None else step.value
+            seconds = time.monotonic() - began - self._paused
             self._send(messages.Drained(path, number, contents.size, seconds))
         if self._refusal:
             self._send(messages.Refused(0, self._refusal))
@@ -379,6 +382,7 @@ class Stager:
                 path = self._on_storage(contents.key)
                 self._send(messages.Draining(path, done, contents.size))
             self._serve(took if self._has_pauses else 0.0)
+            self._paused += time.monotonic() - now
             if not self._is_flushing and time.monotonic() >= self._look_due:
                 self._check_worth(contents, done)
             return 1 if self._has_pauses else THREADS
