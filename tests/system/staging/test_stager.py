@@ -337,6 +337,27 @@ def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
     assert "latest" not in names(node.storage)
 
 
+def test_a_tracker_that_is_rewritten_while_it_is_copied_waits(node, stager, monkeypatch):
+    SCRIPTS["deepspeed"](node.stage, 1)
+    copied = copying._copy_span
+
+    def copy_span(source, draft, name, *more):
+        if name == "latest" and (node.stage / name).read_text() == "global_step1":
+            write(node.stage / "global_step2" / "mp_rank_00_model_states.pt", 2)
+            (node.stage / name).write_text("global_step2")
+        return copied(source, draft, name, *more)
+
+    with monkeypatch.context() as rewriting:
+        rewriting.setattr(copying, "_copy_span", copy_span)
+        rewriting.setattr(stager._others, "drain", lambda *_: None)
+        stager.work()
+    assert "latest" not in names(node.storage)
+    SCRIPTS["deepspeed"](node.stage, 2)
+    stager.work()
+    assert (node.storage / "latest").read_text() == "global_step2"
+    assert picture(node.storage) == picture(node.stage)
+
+
 def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
     write(tmp_path / "elsewhere" / "step-9.pt", 9)
     (node.stage / "best.pt").symlink_to(tmp_path / "elsewhere" / "step-9.pt")

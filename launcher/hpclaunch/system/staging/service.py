@@ -27,7 +27,7 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode
 
 from . import messages, stage_directory
-from .contents import HERE, Contents, contents_of, notes
+from .contents import HERE, Contents, contents_of, is_same, notes
 from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
 from .deletion import Deletion
 from .other_files import OtherFiles, keep
@@ -319,6 +319,7 @@ class Stager:
             ]
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
+            beside = [each for each in beside if is_same(each, self._stage)]
             if not is_there:
                 self._hold(contents)
             self._check(found, contents)
