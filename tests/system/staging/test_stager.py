@@ -542,7 +542,7 @@ def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
     monkeypatch.setattr(os, "link", fail(errno.EPERM))
     refused = stager.restore(messages.Restore(1))
     assert refused == messages.Refused(
-        1, f"{node.stage.parent} has no hard links: Operation not permitted"
+        1, f"no hard links can be made in {node.stage.parent}: Operation not permitted"
     )
 
 

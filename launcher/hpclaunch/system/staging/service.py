@@ -172,10 +172,11 @@ class Stager:
         """Return why no hard links can be made, which `hold` needs; "" if they can."""
         path = os.path.join(self._own, stage_directory.LOCK)
         try:
-            os.link(path, f"{path}.link")
+            with contextlib.suppress(FileExistsError):  # by a stager that was killed
+                os.link(path, f"{path}.link")
             os.unlink(f"{path}.link")
         except OSError as e:
-            return f"{self._own} has no hard links: {e.strerror}"
+            return f"no hard links can be made in {self._own}: {e.strerror}"
         return ""
 
     # Draining
