@@ -312,6 +312,17 @@ def test_logs_reach_storage_with_each_checkpoint_but_no_unfinished_model_does(no
     assert names(node.storage) == ["logs/train.log", "step-1.pt"]
 
 
+def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(node, stager):
+    """As through a mapping, which sets the time at its first write only."""
+    path = node.stage / "results"
+    path.write_text("first")
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    damage(path, lambda _: b"later")
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "results").read_text() == "later"
+
+
 def test_a_first_save_by_accelerate_at_the_very_end_is_not_lost(tmp_path):
     """While the round runs, it is not certain that it is complete; once it has ended, it is."""
     node = Node(tmp_path)

@@ -7,6 +7,7 @@ like saved tensors: only after the script has ended is it certain that nobody is
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 from collections.abc import Collection, Iterator, Sequence
 
@@ -31,6 +32,8 @@ class OtherFiles:
 
     def __init__(self, stage: str, storage: str, here: CheckpointService, record: Record) -> None:
         self._stage, self._storage, self._here, self._record = stage, storage, here, record
+        self._copied: set[str] = set()  # by this stager
+        self._changed: set[str] = set()  # since they were copied, without another time
 
     def restore(self) -> None:
         """Copy small files to the staging directory, since the script may append to them. Call this
@@ -58,6 +61,11 @@ class OtherFiles:
         self._record.add_others(names)
         self._record.add_copied(restored)
 
+    def note_copied(self, items: Sequence[Item]) -> None:
+        """Note that these have reached storage as they are."""
+        self._record.add_copied(items)
+        self._copied.update(each.name for each in items)
+
     def drain(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
     ) -> None:
@@ -79,14 +87,26 @@ class OtherFiles:
     ) -> list[tuple[str, str]]:
         """Copy what has changed, except checkpoints: those that are complete were copied before,
         and those that a kill has left half written stay behind. Call this once no worker runs.
-        Return the path and the reason of each that could not be copied.
+        What was copied before is compared: writing through a mapping (mmap) changes no time. Return
+        the path and the reason of each that could not be copied.
         """
         skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
         try:
             items = self._beside(found, skipped)
         except OSError as e:
             return [(os.path.relpath(e.filename, self._stage), e.strerror or str(e))]
+        self._changed = {each.name for each in items if self._is_changed(each)}
         return self._copy(items, found, between, absent)
+
+    def _is_changed(self, each: Item) -> bool:
+        """Return whether a copy with the size and the time of its original has other bytes."""
+        if each.name not in self._copied or not is_copied(each, self._storage):
+            return False
+        stage, storage = (os.path.join(root, each.name) for root in (self._stage, self._storage))
+        try:
+            return not filecmp.cmp(stage, storage, shallow=False)
+        except OSError:  # of storage: copying it again says why
+            return True
 
     def _below(self, root: str, skipped: frozenset[str]) -> Iterator[Item]:
         for each in tree(root, HERE, skipped - {HERE}):
@@ -144,7 +164,7 @@ class OtherFiles:
         absent: Collection[str],
     ) -> list[tuple[str, str]]:
         missing = [f.candidate for f in found if self._key(f) in absent]
-        new = [each for each in items if not self._record.has(each)]
+        new = [i for i in items if i.name in self._changed or not self._record.has(i)]
         failed: list[tuple[str, str]] = []
         copied: list[Item] = []
         if not new:
@@ -161,7 +181,7 @@ class OtherFiles:
         except OSError as e:  # no draft can be made
             failed = [(each.name, e.strerror or str(e)) for each in new]
         finally:
-            self._record.add_copied(copied)
+            self.note_copied(copied)
         return failed
 
     def _copy_one(
@@ -180,7 +200,7 @@ class OtherFiles:
             return False  # a socket, for example
         elif each.stat.st_size <= NOTE and names_any(path, missing):
             return False
-        if is_copied(each, self._storage):
+        if each.name not in self._changed and is_copied(each, self._storage):
             return True
         if os.path.lexists(final) and not self._is_own(each.name):
             keep(final)

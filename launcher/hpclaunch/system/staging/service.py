@@ -335,7 +335,7 @@ class Stager:
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others(each.name for each in others)
             publish(contents, beside, drafted, self._storage, is_there=is_there)
-        self._record.add_copied(beside if is_there else others)
+        self._others.note_copied(beside if is_there else others)
         return not is_there
 
     def _keep_others(self, contents: Contents) -> None:
