@@ -323,6 +323,22 @@ def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(no
     assert (node.storage / "results").read_text() == "later"
 
 
+def test_a_directory_that_is_just_being_saved_leaves_nothing_on_storage(node, stager):
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "train.log").write_text("step 1\n")
+    date(node.stage / "logs", time.time() - 9)
+    write(node.stage / "step-1.pt", 1)
+    date(node.stage / "step-1.pt", time.time() - 5)
+    (node.stage / "logs" / "train.log").write_text("step 2\n")
+    (node.stage / "step-2").mkdir()
+    (node.stage / "step-2" / "config.json").write_text("{}")  # not known yet as a checkpoint
+    stager.work()
+    assert names(node.storage) == ["logs/train.log", "step-1.pt"]
+    shutil.rmtree(node.stage / "step-2")
+    stager.flush(1)
+    assert picture(node.storage) == picture(node.stage)
+
+
 def test_a_first_save_by_accelerate_at_the_very_end_is_not_lost(tmp_path):
     """While the round runs, it is not certain that it is complete; once it has ended, it is."""
     node = Node(tmp_path)

@@ -69,8 +69,13 @@ class OtherFiles:
     def drain(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
     ) -> None:
-        """Copy what has changed while the script runs. Raises what `between` raises."""
+        """Copy what has changed while the script runs. Raises what `between` raises.
+
+        A directory that is newer than the last checkpoint waits for the next one: it may be a
+        checkpoint that is just being saved, and look like one only later.
+        """
         skipped = {self._key(f) for f in found}
+        saved = max((f.candidate.time for f in found if self._key(f) not in absent), default=0)
         facts = self._here.facts(())
         items = [
             each
@@ -80,7 +85,19 @@ class OtherFiles:
                 os.path.basename(each.name), os.path.join(self._stage, each.name)
             )
         ]
+        new = {f for f in {os.path.dirname(i.name) for i in items} if self._is_new(f, saved)}
+        items = [each for each in items if os.path.dirname(each.name) not in new]
         self._copy(items, found, between, absent)
+
+    def _is_new(self, folder: str, saved: int) -> bool:
+        """Return whether a directory has been made after a time."""
+        if os.path.isdir(os.path.join(self._storage, folder)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            inside = os.listdir(os.path.join(self._stage, folder))
+            names = (folder, *(os.path.join(folder, name) for name in inside))
+            return all(item(self._stage, name).stat.st_mtime_ns > saved for name in names)
+        return True  # it is being deleted
 
     def flush(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
