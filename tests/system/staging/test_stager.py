@@ -122,6 +122,18 @@ def test_modes_and_times_are_kept(node, stager):
         assert (there.st_mode, there.st_mtime_ns) == (here.st_mode, here.st_mtime_ns)
 
 
+def test_directories_keep_their_modes(node, stager):
+    for folder in ("run/a", "logs/b"):
+        (node.stage / folder).mkdir(parents=True)
+        os.chmod(node.stage / folder, 0o750)
+        os.chmod((node.stage / folder).parent, 0o700)
+    write(node.stage / "run" / "a" / "step-1.pt", 1)
+    (node.stage / "logs" / "b" / "log").write_text("a log")
+    assert stager.flush(1).missing == ()
+    for name in ("run", "run/a", "logs", "logs/b"):
+        assert os.stat(node.storage / name).st_mode == os.stat(node.stage / name).st_mode
+
+
 def test_pauses_take_as_long_as_copying(node, monkeypatch):
     pauses = []
     stager = node.stager()

@@ -20,7 +20,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
-from .copying import Between, at_once, copy
+from .copying import Between, at_once, copy, make_parents
 from .publishing import draft, is_copied, place
 from .record import Record
 
@@ -222,6 +222,7 @@ class OtherFiles:
         if os.path.lexists(final) and not self._is_own(each.name):
             keep(final)
         copy([each], self._stage, drafted, self._stage, between)
+        make_parents(each.name, self._stage, self._storage)
         place(os.path.join(drafted, each.name), final)
         return True
 

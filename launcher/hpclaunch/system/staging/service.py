@@ -28,7 +28,7 @@ from hpclaunch.worker.messages import decode
 
 from . import messages, stage_directory
 from .contents import HERE, Contents, contents_of, is_same, notes
-from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
+from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged, make_parents
 from .deletion import Deletion
 from .other_files import OtherFiles, keep
 from .publishing import draft, is_copied, publish, same, sweep
@@ -334,6 +334,8 @@ class Stager:
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others(each.name for each in others)
+            for name in (*contents.moved, *(each.name for each in beside)):
+                make_parents(name, self._stage, self._storage)
             publish(contents, beside, drafted, self._storage, is_there=is_there)
         self._others.note_copied(beside if is_there else others)
         return not is_there
