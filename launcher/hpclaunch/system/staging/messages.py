@@ -55,7 +55,8 @@ class Restored(Message):
 
 class Refused(Message):
     """The staging directory cannot be used. With `id` 0, this is no reply: there is no room for
-    another save, so the next round should save to storage. Flush the staging directory before.
+    another save, so the next round should save to storage. Flush the staging directory before. The
+    round that runs cannot change its directory.
     """
 
     id: int
