@@ -125,11 +125,23 @@ def test_modes_and_times_are_kept(node, stager):
         assert (there.st_mode, there.st_mtime_ns) == (here.st_mode, here.st_mtime_ns)
 
 
+def test_directories_keep_their_modes(node, stager):
+    for folder in ("run/a", "logs/b"):
+        (node.stage / folder).mkdir(parents=True)
+        os.chmod(node.stage / folder, 0o750)
+        os.chmod((node.stage / folder).parent, 0o700)
+    write(node.stage / "run" / "a" / "step-1.pt", 1)
+    (node.stage / "logs" / "b" / "log").write_text("a log")
+    assert stager.flush(1).missing == ()
+    for name in ("run", "run/a", "logs", "logs/b"):
+        assert os.stat(node.storage / name).st_mode == os.stat(node.stage / name).st_mode
+
+
 def test_pauses_take_as_long_as_copying(node, monkeypatch):
     pauses = []
     stager = node.stager()
     stager._is_hurried = False
-    monkeypatch.setattr(stager, "_serve", pauses.append)
+    monkeypatch.setattr(stager, "_serve", lambda s: time.sleep(20 * s) or pauses.append(s))
     monkeypatch.setattr(copying, "SPAN", 100_000)
     copied = copying._copy_span
     monkeypatch.setattr(copying, "_copy_span", lambda *a: time.sleep(0.05) or copied(*a))
@@ -138,6 +150,7 @@ def test_pauses_take_as_long_as_copying(node, monkeypatch):
     pieces = [pause for pause in pauses if pause]
     assert len(pieces) >= 1
     assert min(pieces) >= 0.05
+    assert sent(node, messages.Drained)[0].seconds < 20 * sum(pieces)
     node.close(stager)
 
 
@@ -314,6 +327,33 @@ def test_logs_reach_storage_with_each_checkpoint_but_no_unfinished_model_does(no
     assert names(node.storage) == ["logs/train.log", "step-1.pt"]
 
 
+def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(node, stager):
+    """As through a mapping, which sets the time at its first write only."""
+    path = node.stage / "results"
+    path.write_text("first")
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    damage(path, lambda _: b"later")
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "results").read_text() == "later"
+
+
+def test_a_directory_that_is_just_being_saved_leaves_nothing_on_storage(node, stager):
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "train.log").write_text("step 1\n")
+    date(node.stage / "logs", time.time() - 9)
+    write(node.stage / "step-1.pt", 1)
+    date(node.stage / "step-1.pt", time.time() - 5)
+    (node.stage / "logs" / "train.log").write_text("step 2\n")
+    (node.stage / "step-2").mkdir()
+    (node.stage / "step-2" / "config.json").write_text("{}")  # not known yet as a checkpoint
+    stager.work()
+    assert names(node.storage) == ["logs/train.log", "step-1.pt"]
+    shutil.rmtree(node.stage / "step-2")
+    stager.flush(1)
+    assert picture(node.storage) == picture(node.stage)
+
+
 def test_a_first_save_by_accelerate_at_the_very_end_is_not_lost(tmp_path):
     """While the round runs, it is not certain that it is complete; once it has ended, it is."""
     node = Node(tmp_path)
@@ -337,6 +377,27 @@ def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
     assert "latest" not in names(node.storage)
     stager.flush(1)
     assert "latest" not in names(node.storage)
+
+
+def test_a_tracker_that_is_rewritten_while_it_is_copied_waits(node, stager, monkeypatch):
+    SCRIPTS["deepspeed"](node.stage, 1)
+    copied = copying._copy_span
+
+    def copy_span(source, draft, name, *more):
+        if name == "latest" and (node.stage / name).read_text() == "global_step1":
+            write(node.stage / "global_step2" / "mp_rank_00_model_states.pt", 2)
+            (node.stage / name).write_text("global_step2")
+        return copied(source, draft, name, *more)
+
+    with monkeypatch.context() as rewriting:
+        rewriting.setattr(copying, "_copy_span", copy_span)
+        rewriting.setattr(stager._others, "drain", lambda *_: None)
+        stager.work()
+    assert "latest" not in names(node.storage)
+    SCRIPTS["deepspeed"](node.stage, 2)
+    stager.work()
+    assert (node.storage / "latest").read_text() == "global_step2"
+    assert picture(node.storage) == picture(node.stage)
 
 
 def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
@@ -379,6 +440,40 @@ def test_what_others_have_saved_is_never_deleted(node, stager):
         "step-2.pt",
         "step-3.pt",
     ]
+
+
+def test_checkpoints_of_an_earlier_launch_are_kept_under_another_name(node, stager, monkeypatch):
+    """Only the newest one is restored, so the script takes the names of the others for free."""
+    for step in (1, 2):
+        write(node.storage / f"step-{step}.pt", step)
+    stager.restore(messages.Restore(1))
+    before = picture(node.storage)
+    for value in (3, 4):  # the second time, this launch has written both
+        for step in (1, 2):
+            write(node.stage / f"step-{step}.pt", value)
+            stager.work()
+        limit(monkeypatch, 2 * SIZE)
+        stager.work()
+        assert names(node.stage) == ["step-2.pt"]
+    assert names(node.storage) == ["step-1.pt", "step-1.pt.~1~", "step-2.pt"]
+    assert picture(node.storage)["step-1.pt.~1~"] == before["step-1.pt"]
+    assert newest(node.storage) == (str(node.storage / "step-2.pt"), [])
+
+
+def test_a_higher_step_of_an_earlier_launch_is_no_reason_to_delete(node, stager, monkeypatch):
+    write(node.storage / "step-1000.pt", 1000)
+    date(node.storage / "step-1000.pt", 1000)
+    stager.restore(messages.Restore(1))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (node.stage / "step-1.pt").unlink()
+    write(node.stage / "step-2.pt", 2)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(errno.ENOSPC))
+        stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-1000.pt"]
+    stager.flush(1)
+    assert names(node.storage) == ["step-1000.pt", "step-2.pt"]
 
 
 def test_the_last_complete_one_stays(node, stager):
@@ -528,6 +623,25 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     stager._failed = (*stager._failed[:2], 0.0)
     stager.work()
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
+    monkeypatch.setattr(os, "link", fail(errno.EPERM))
+    refused = stager.restore(messages.Restore(1))
+    assert refused == messages.Refused(
+        1, f"no hard links can be made in {node.stage.parent}: Operation not permitted"
+    )
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_deleted_one(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+
+    def unreadable(*_, **__):
+        raise PermissionError(errno.EPERM, "not permitted", str(node.stage / "step-1.pt"))
+
+    monkeypatch.setattr(os, "link", unreadable)
+    stager.work()
+    assert [m.why for m in sent(node, messages.DrainFailed)] == ["not permitted"]
 
 
 def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkeypatch):
@@ -704,6 +818,28 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
 
 
+@pytest.mark.parametrize("size", [1, 10_000])  # bytes; restored beside the checkpoint, or alone
+def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node, stager, size):
+    write(node.storage / "step-1.pt", 1)
+    (node.storage / "runs.csv").write_text("1" * size)
+    stager.restore(messages.Restore(1))
+    for text, number in (("2", 2), ("3", 3)):
+        with (node.storage / "runs.csv").open("a") as file:
+            file.write(text)
+        changed = (node.storage / "runs.csv").read_text()
+        write(node.stage / f"step-{number}.pt", number)
+        stager.work()
+        assert (node.storage / "runs.csv").read_text() == changed
+        stager = node.stager()  # the first one was killed
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "runs.csv").read_text() == changed
+    with (node.stage / "runs.csv").open("a") as file:
+        file.write("by the script")
+    assert stager.flush(2).missing == ()
+    assert (node.storage / "runs.csv").read_text().endswith("by the script")
+    os.close(stager._lock)
+
+
 def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
     """The first one was killed before it could answer."""
     write(node.storage / "step-1.pt", 1)
@@ -797,6 +933,25 @@ def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, m
     assert len(names(node.storage)) == 8
     assert not sent(node, messages.Refused)
     assert not sent(node, messages.Deleted)
+
+
+def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeypatch):
+    stager._is_hurried = False
+    limit(monkeypatch, 3 * SIZE)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(errno.EIO))
+        write(node.stage / "step-1.pt", 1)
+        stager.work()
+        assert stager._has_pauses
+        write(node.stage / "step-2.pt", 2)
+        stager.work()
+    assert not stager._has_pauses
+    assert names(node.stage) == ["step-1.pt", "step-2.pt"]
+    stager._failed = (*stager._failed[:2], 0.0)
+    stager.work()
+    (refused,) = sent(node, messages.Refused)
+    assert "another checkpoint of 158 KiB" in refused.why
+    assert names(node.storage) == ["step-2.pt"]  # the newest is there before the launcher hears
 
 
 def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, monkeypatch):

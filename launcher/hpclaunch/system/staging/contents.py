@@ -54,6 +54,14 @@ def item(root: str, name: str) -> Item:
     return Item(name, os.lstat(os.path.join(root, name)))
 
 
+def is_same(each: Item, root: str) -> bool:
+    """Return whether a file has not been written, replaced or deleted since."""
+    try:
+        return item(root, each.name).identity == each.identity
+    except OSError:
+        return False
+
+
 def target_of(root: str, name: str) -> str:
     """Return the relative path of what a link points to; it begins with ".." outside the root."""
     return os.path.relpath(os.path.realpath(os.path.join(root, name)), os.path.realpath(root))

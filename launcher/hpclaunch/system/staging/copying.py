@@ -52,6 +52,20 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
         _finish(os.path.join(draft, each.name), each)
 
 
+def make_parents(name: str, source: str, root: str) -> None:
+    """Make the directories above a path below `root`, with the modes that they have in `source`.
+    Raises OSError.
+    """
+    folder = os.path.dirname(name)
+    path = os.path.join(root, folder)
+    if folder and not os.path.isdir(path):
+        make_parents(folder, source, root)
+        os.makedirs(path, exist_ok=True)
+        mode = os.stat(os.path.join(source, folder)).st_mode & 0o777 | 0o700
+        with contextlib.suppress(PermissionError):  # some file systems keep modes by ACLs only
+            os.chmod(path, mode | os.stat(path).st_mode & 0o7000)
+
+
 def _target(source: str, name: str, root: str) -> str:
     target = os.readlink(os.path.join(source, name))
     for base in (root, os.path.realpath(root)):

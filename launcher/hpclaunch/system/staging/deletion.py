@@ -29,8 +29,8 @@ class Deletion:
         self._kept = set()
 
     def rotate(self, rounds: RoundTimes) -> Iterator[str]:
-        """Delete on storage what the script has deleted, if storage has a newer checkpoint that is
-        complete. Yield the keys of what is deleted.
+        """Delete on storage what the script has deleted, if storage has a later checkpoint of this
+        launch that is complete. Yield the keys of what is deleted.
         """
         if not os.path.isdir(self._stage):  # somebody has deleted all of it
             return
@@ -40,14 +40,16 @@ class Deletion:
             return
         self._kept = deleted
         owners = {name: key for key, names in moved.items() for name in names}
-        newest = None  # the complete one that stays
         with contextlib.suppress(OSError):  # tried again after the next drain
-            for each in list(self._there.examine(rounds)):
-                name = os.path.relpath(each.candidate.path, self._storage)
-                key = owners.get(name, name)
-                if newest is None:
-                    newest = key if each.lacks is None else None
-                elif key in deleted and key != newest:
+            found = [
+                (owners.get(name := os.path.relpath(f.candidate.path, self._storage), name), f)
+                for f in self._there.examine(rounds)
+            ]
+            staying = moved.keys() - deleted
+            times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
+            latest = max(times, default=0)  # steps may begin again
+            for key, each in found:
+                if key in deleted and each.candidate.time < latest:
                     for name in moved[key]:
                         with contextlib.suppress(FileNotFoundError):
                             remove(os.path.join(self._storage, name), self._storage, self._stage)
@@ -69,6 +71,7 @@ class Deletion:
             if not room(self._stage).lack(complete[0].size, 1):
                 return
             if is_on_storage(contents) and contents.key != HERE:
+                self._record.add_others(set(contents.moved))  # a new one of its name replaces it
                 self._record.forget(contents.key)
                 folder = os.path.dirname(os.path.join(self._stage, contents.key))
                 before = os.stat(folder)

@@ -55,7 +55,8 @@ class Restored(Message):
 
 class Refused(Message):
     """The staging directory cannot be used. With `id` 0, this is no reply: there is no room for
-    another save, so the next round should save to storage. Flush the staging directory before.
+    another save, so the next round should save to storage. Flush the staging directory before. The
+    round that runs cannot change its directory.
     """
 
     id: int
@@ -76,7 +77,7 @@ class Drained(Message):
     path: str
     step: int | None
     size: int
-    seconds: float
+    seconds: float  # without the pauses
 
 
 class DrainFailed(Message):

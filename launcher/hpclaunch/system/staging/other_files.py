@@ -7,6 +7,7 @@ like saved tensors: only after the script has ended is it certain that nobody is
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 from collections.abc import Collection, Iterator, Sequence
 
@@ -19,7 +20,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
-from .copying import Between, at_once, copy
+from .copying import Between, at_once, copy, make_parents
 from .publishing import draft, is_copied, place
 from .record import Record
 
@@ -31,13 +32,14 @@ class OtherFiles:
 
     def __init__(self, stage: str, storage: str, here: CheckpointService, record: Record) -> None:
         self._stage, self._storage, self._here, self._record = stage, storage, here, record
-        self._copied: dict[str, tuple[int, ...]] = {}  # identities, by path
+        self._copied: set[str] = set()  # by this stager
+        self._changed: set[str] = set()  # since they were copied, without another time
 
     def restore(self) -> None:
         """Copy small files to the staging directory, since the script may append to them. Call this
         before the script runs.
         """
-        left, names = RESTORED, set()
+        left, names, restored = RESTORED, set(), []
         with (
             contextlib.suppress(OSError),
             draft(os.path.dirname(self._stage), self._stage) as drafted,
@@ -56,17 +58,27 @@ class OtherFiles:
                     copy([each], self._storage, drafted, self._storage, at_once)
                     place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
                     left -= each.stat.st_size
-                    self._copied[each.name] = item(self._stage, each.name).identity
-                    names.add(each.name)
-                if len(names) == MOST_RESTORED:
+                    restored.append(item(self._stage, each.name))
+                if len(names) + len(restored) >= MOST_RESTORED:
                     break
         self._record.add_others(names)
+        self._record.add_copied(restored)
+
+    def note_copied(self, items: Sequence[Item]) -> None:
+        """Note that these have reached storage as they are."""
+        self._record.add_copied(items)
+        self._copied.update(each.name for each in items)
 
     def drain(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
     ) -> None:
-        """Copy what has changed while the script runs. Raises what `between` raises."""
+        """Copy what has changed while the script runs. Raises what `between` raises.
+
+        A directory that is newer than the last checkpoint waits for the next one: it may be a
+        checkpoint that is just being saved, and look like one only later.
+        """
         skipped = {self._key(f) for f in found}
+        saved = max((f.candidate.time for f in found if self._key(f) not in absent), default=0)
         facts = self._here.facts(())
         items = [
             each
@@ -76,21 +88,45 @@ class OtherFiles:
                 os.path.basename(each.name), os.path.join(self._stage, each.name)
             )
         ]
+        new = {f for f in {os.path.dirname(i.name) for i in items} if self._is_new(f, saved)}
+        items = [each for each in items if os.path.dirname(each.name) not in new]
         self._copy(items, found, between, absent)
+
+    def _is_new(self, folder: str, saved: int) -> bool:
+        """Return whether a directory has been made after a time."""
+        if os.path.isdir(os.path.join(self._storage, folder)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            inside = os.listdir(os.path.join(self._stage, folder))
+            names = (folder, *(os.path.join(folder, name) for name in inside))
+            return all(item(self._stage, name).stat.st_mtime_ns > saved for name in names)
+        return True  # it is being deleted
 
     def flush(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
     ) -> list[tuple[str, str]]:
         """Copy what has changed, except checkpoints: those that are complete were copied before,
         and those that a kill has left half written stay behind. Call this once no worker runs.
-        Return the path and the reason of each that could not be copied.
+        What was copied before is compared: writing through a mapping (mmap) changes no time. Return
+        the path and the reason of each that could not be copied.
         """
         skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
         try:
             items = self._beside(found, skipped)
         except OSError as e:
             return [(os.path.relpath(e.filename, self._stage), e.strerror or str(e))]
+        self._changed = {each.name for each in items if self._is_changed(each)}
         return self._copy(items, found, between, absent)
+
+    def _is_changed(self, each: Item) -> bool:
+        """Return whether a copy with the size and the time of its original has other bytes."""
+        if each.name not in self._copied or not is_copied(each, self._storage):
+            return False
+        stage, storage = (os.path.join(root, each.name) for root in (self._stage, self._storage))
+        try:
+            return not filecmp.cmp(stage, storage, shallow=False)
+        except OSError:  # of storage: copying it again says why
+            return True
 
     def _below(self, root: str, skipped: frozenset[str]) -> Iterator[Item]:
         for each in tree(root, HERE, skipped - {HERE}):
@@ -148,9 +184,9 @@ class OtherFiles:
         absent: Collection[str],
     ) -> list[tuple[str, str]]:
         missing = [f.candidate for f in found if self._key(f) in absent]
-        new = [each for each in items if self._copied.get(each.name) != each.identity]
+        new = [i for i in items if i.name in self._changed or not self._record.has(i)]
         failed: list[tuple[str, str]] = []
-        names: set[str] = set()
+        copied: list[Item] = []
         if not new:
             return failed
         try:
@@ -158,14 +194,14 @@ class OtherFiles:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
                         if self._copy_one(each, drafted, between, missing):
-                            names.add(each.name)
+                            copied.append(each)
                     except OSError as e:
                         if os.path.lexists(os.path.join(self._stage, each.name)):
                             failed.append((each.name, e.strerror or str(e)))
         except OSError as e:  # no draft can be made
             failed = [(each.name, e.strerror or str(e)) for each in new]
         finally:
-            self._record.add_others(names)
+            self.note_copied(copied)
         return failed
 
     def _copy_one(
@@ -184,14 +220,13 @@ class OtherFiles:
             return False  # a socket, for example
         elif each.stat.st_size <= NOTE and names_any(path, missing):
             return False
-        if is_copied(each, self._storage):
-            self._copied[each.name] = each.identity
+        if each.name not in self._changed and is_copied(each, self._storage):
             return True
         if os.path.lexists(final) and not self._is_own(each.name):
-            _keep(final)
+            keep(final)
         copy([each], self._stage, drafted, self._stage, between)
+        make_parents(each.name, self._stage, self._storage)
         place(os.path.join(drafted, each.name), final)
-        self._copied[each.name] = each.identity
         return True
 
     def _is_own(self, name: str) -> bool:
@@ -201,9 +236,9 @@ class OtherFiles:
         return name in self._record.others or name.endswith(SAVED)
 
 
-def _keep(path: str) -> None:
-    """Rename a file of an earlier launch that was too large to be restored, so that no line of a
-    log is lost.
+def keep(path: str) -> None:
+    """Rename what an earlier launch has saved and this one has not restored, so that no checkpoint
+    and no line of a log is lost.
     """
     number = 1
     while os.path.lexists(kept := f"{path}.~{number}~"):

@@ -12,7 +12,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 from hpclaunch.system.checkpoints.service import CheckpointService
 
-from .contents import HERE, Contents, contents_of, notes
+from .contents import HERE, Contents, Item, contents_of, item, notes
 from .copying import at_once, copy, is_unchanged
 from .messages import Refused, Restore, Restored
 from .publishing import draft, place
@@ -23,7 +23,9 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 
 class Restoring:
-    """One request. `restored` is what was copied, as it is in the staging directory."""
+    """One request. `restored` is the checkpoint that was copied, and `beside` the files beside it,
+    as they are in the staging directory.
+    """
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Restoring:
         self._storage, self._stage, self._there, self._here = storage, stage, there, here
         self._rounds = rounds
         self.restored: Contents | None = None
+        self.beside: list[Item] = []
 
     def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
         """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
@@ -114,6 +117,7 @@ class Restoring:
                 names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
+        self.beside = [item(self._stage, each.name) for each in beside]
 
     def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
         """Search and read the copy, as the agent would do with the original. Remove it if it is

@@ -26,10 +26,10 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode
 
 from . import messages, stage_directory
-from .contents import HERE, Contents, contents_of, notes
-from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
+from .contents import HERE, Contents, contents_of, is_same, notes
+from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged, make_parents
 from .deletion import Deletion
-from .other_files import OtherFiles
+from .other_files import OtherFiles, keep
 from .publishing import draft, is_copied, publish, same, sweep
 from .record import Record
 from .removal import rmtree
@@ -85,6 +85,7 @@ class Stager:
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._refusal = ""
         self._look_due = self._say_due = 0.0
+        self._paused = 0.0  # seconds of this drain
 
     @property
     def _has_pauses(self) -> bool:
@@ -155,15 +156,29 @@ class Stager:
 
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint from storage, with the small files of the script."""
+        if why := self._lack_of_links():
+            return messages.Refused(request.id, why)
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
         reply = restoring.run(request, is_first=not self._record.moved)
         if (restored := restoring.restored) is not None:
             self._record.add(restored)
+            self._record.add_copied(restoring.beside)
             if same(restored, self._storage):  # else the script has saved a newer one
                 self._drained[restored.key] = restored.identity
         if isinstance(reply, messages.Restored) and not request.before:
             self._others.restore()
         return reply
+
+    def _lack_of_links(self) -> str:
+        """Return why no hard links can be made, which `hold` needs; "" if they can."""
+        path = os.path.join(self._own, stage_directory.LOCK)
+        try:
+            with contextlib.suppress(FileExistsError):  # by a stager that was killed
+                os.link(path, f"{path}.link")
+            os.unlink(f"{path}.link")
+        except OSError as e:
+            return f"no hard links can be made in {self._own}: {e.strerror}"
+        return ""
 
     # Draining
 
@@ -255,6 +270,7 @@ class Stager:
     ) -> str:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
+        self._paused = 0.0
         path = self._on_storage(contents.key)
         try:
             is_new = self._copy(found, contents, all_found)
@@ -263,7 +279,8 @@ class Stager:
             return str(e)
         except OSError as e:
             why = e.strerror or str(e)
-            if not str(e.filename).startswith(self._own):  # else the script has just deleted it
+            is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
+            if not (is_deleted and str(e.filename).startswith(self._own)):
                 self._failed = contents.key, contents.identity, time.monotonic() + AGAIN
                 self._is_swept = False  # the draft may be left, if storage is away
                 self._send(messages.DrainFailed(path, why))
@@ -274,7 +291,8 @@ class Stager:
         self._finishes = self._is_late = False
         self._deletion.note_drained()
         if is_new:
-            number, seconds = None if step is None else step.value, time.monotonic() - began
+            number = None if step is None else step.value
+            seconds = time.monotonic() - began - self._paused
             self._send(messages.Drained(path, number, contents.size, seconds))
         if self._refusal:
             self._send(messages.Refused(0, self._refusal))
@@ -296,9 +314,14 @@ class Stager:
         with draft(self._storage, self._stage) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
-            beside = [each for each in beside if not is_copied(each, self._storage)]
+            beside = [
+                each
+                for each in beside
+                if not self._record.has(each) and not is_copied(each, self._storage)
+            ]
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
+            beside = [each for each in beside if is_same(each, self._stage)]
             if not is_there:
                 self._hold(contents)
             self._check(found, contents)
@@ -307,11 +330,25 @@ class Stager:
                 if not self._is_rewritten and not is_unchanged(contents, self._held):
                     self._is_rewritten = self._is_late = True
                     raise GivenUpError("it is being written again")
+            if not is_there and contents.key != HERE:
+                self._keep_others(contents)
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
-            self._record.add_others({each.name for each in others})
+            self._record.add_others(each.name for each in others)
+            for name in (*contents.moved, *(each.name for each in beside)):
+                make_parents(name, self._stage, self._storage)
             publish(contents, beside, drafted, self._storage, self._stage, is_there=is_there)
+        self._others.note_copied(beside if is_there else others)
         return not is_there
+
+    def _keep_others(self, contents: Contents) -> None:
+        """Rename checkpoints of an earlier launch that have the names of a new one: only the newest
+        was restored, so the script cannot know that the names of the others are in use.
+        """
+        own = {*self._record.others, *(n for names in self._record.moved.values() for n in names)}
+        for name in contents.moved:
+            if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
+                keep(path)
 
     def _hold(self, contents: Contents) -> None:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
@@ -350,6 +387,7 @@ class Stager:
                 path = self._on_storage(contents.key)
                 self._send(messages.Draining(path, done, contents.size))
             self._serve(took if self._has_pauses else 0.0)
+            self._paused += time.monotonic() - now
             if not self._is_flushing and time.monotonic() >= self._look_due:
                 self._check_worth(contents, done)
             return 1 if self._has_pauses else THREADS
@@ -422,8 +460,8 @@ class Stager:
     # Room
 
     def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
-        """Check once for each new checkpoint that the next one will fit, if the older ones make
-        room for it. Do this before the next save begins, which takes room itself.
+        """Check once for each new checkpoint that the next one will fit, if those that are on
+        storage make room for it. Do this before the next save begins, which takes room itself.
         """
         if not complete or complete[0][1].identity == self._sized:
             return
@@ -431,8 +469,9 @@ class Stager:
         self._sized = newest.identity
         with contextlib.suppress(OSError):
             left = room(self._stage)
-            older = sum(contents.size for _, contents in complete[1:])
+            older = sum(c.size for _, c in complete[1:] if c.key != HERE and self._is_on_storage(c))
             self._refusal = left._replace(free=left.free + older).lack(newest.size, 1)
+            self._is_late |= bool(self._refusal)
             if self._refusal and self._is_on_storage(newest):
                 self._send(messages.Refused(0, self._refusal))
                 self._refusal = ""
