@@ -162,8 +162,28 @@ def test_one_is_copied_into_memory_if_none_there_can_be_used(story):
     assert not story.adapter.restore("ckpt/2.pt", lambda: ["again"])
     story.adapter.note_rounds((), hurry=False)
     assert story.adapter.restore("", lambda: ["again"])
-    assert story.reply(messages.Refused(3, "no room")) == ["again"]
-    assert story.adapter.paths is not None
+
+
+def test_one_that_does_not_fit_in_memory_is_used_on_storage(staging):
+    staging.adapter.note_rounds((), hurry=False)
+    assert staging.adapter.restore("", lambda: ["again"])
+    assert staging.reply(messages.Refused(2, "no room")) == []
+    assert "from the next round on, the script saves to ckpt itself" in staging.said[-1]
+    assert staging.flushed() == ["again"]
+    assert staging.adapter.paths is None
+
+
+def test_one_is_used_on_storage_if_the_stager_ends_again_and_again(staging):
+    staging.adapter.note_rounds((), hurry=False)
+    staging.is_replaced = False
+    staging.die()
+    assert staging.adapter.restore("", lambda: ["again"])
+    staging.adapter.update(time.monotonic() + AGAIN)
+    assert staging.requests[-2:] == ["start", "restore"]
+    assert staging.die() == []
+    staging.adapter.update(time.monotonic())
+    assert staging.requests[-2:] == ["start", "flush"]
+    assert staging.flushed() == ["again"]
 
 
 # The stager fails

@@ -143,13 +143,14 @@ class Staging(Adapter):
         "": any), and then call `search`: there is none in memory that can be used. Return False if
         that was tried since the last round.
         """
-        if self.paths is None or self._client is None or before in self._tried:
+        if self.paths is None or before in self._tried:
             return False
         self._tried.add(before)
         self._search, self._is_restoring, self._before = search, True, before
         self._number += 1
         self._begin_wait()
-        self._client.restore(self._number, before)
+        if self._client is not None:  # else the next one is asked
+            self._client.restore(self._number, before)
         return True
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
@@ -222,8 +223,11 @@ class Staging(Adapter):
             case messages.Restored() if self._is_restoring:
                 return self._begin(reply)
             case messages.Refused(why=why) if self._is_restoring and self._has_begun:
-                self._is_restoring = False  # there is no room for it
-                return self._released()
+                # The next round begins with one on storage, and saves there.
+                self._is_restoring = False
+                self._refuse(why)
+                self._begin_flush()
+                return []
             case messages.Refused(why=why):
                 return self._refuse(why)
             case messages.Draining():
