@@ -155,18 +155,18 @@ def test_and_what_cannot_be_written_stays_in_memory(staging):
 def test_one_is_copied_into_memory_if_none_there_can_be_used(story):
     story.reply(messages.Restored(1, "ckpt/2.pt", 1, 0.1, ("3.pt: cut short",)))
     assert story.adapter.skipped == ("3.pt: cut short",)
-    assert not story.adapter.restore("", lambda: ["again"])  # it was the first request
-    assert story.adapter.restore("ckpt/2.pt", lambda: ["again"])
-    assert story.asked[-1] == ("restore", 2, "ckpt/2.pt")
+    assert not story.adapter.restore((), lambda: ["again"])  # it was the first request
+    assert story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
+    assert story.asked[-1] == ("restore", 2, ("ckpt/2.pt",))
     assert story.reply(messages.Restored(2, "", 0, 0.0)) == ["again"]
-    assert not story.adapter.restore("ckpt/2.pt", lambda: ["again"])
+    assert not story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
     story.adapter.note_rounds((), hurry=False)
-    assert story.adapter.restore("", lambda: ["again"])
+    assert story.adapter.restore((), lambda: ["again"])
 
 
 def test_one_that_does_not_fit_in_memory_is_used_on_storage(staging):
     staging.adapter.note_rounds((), hurry=False)
-    assert staging.adapter.restore("", lambda: ["again"])
+    assert staging.adapter.restore((), lambda: ["again"])
     assert staging.reply(messages.Refused(2, "no room")) == []
     assert "from the next round on, the script saves to ckpt itself" in staging.said[-1]
     assert staging.flushed() == ["again"]
@@ -177,7 +177,7 @@ def test_one_is_used_on_storage_if_the_stager_ends_again_and_again(staging):
     staging.adapter.note_rounds((), hurry=False)
     staging.is_replaced = False
     staging.die()
-    assert staging.adapter.restore("", lambda: ["again"])
+    assert staging.adapter.restore((), lambda: ["again"])
     staging.adapter.update(time.monotonic() + AGAIN)
     assert staging.requests[-2:] == ["start", "restore"]
     assert staging.die() == []

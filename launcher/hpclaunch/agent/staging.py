@@ -56,8 +56,8 @@ class Staging(Adapter):
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 1  # of the newest request
         self._is_restoring = True
-        self._before = ""  # restore one that is older than this
-        self._tried = {""}  # values of `_before` since the last round began
+        self._avoid: tuple[str, ...] = ()  # do not restore these
+        self._tried = {()}  # values of `_avoid` since the last round began
         self._has_begun = False
         self._is_flushing = False
         self._is_refused = False  # memory does not suffice from the next round on
@@ -108,7 +108,7 @@ class Staging(Adapter):
         client.rounds(self._rounds)
         client.hurry(on=self._hurries)
         if self._is_restoring:
-            client.restore(self._number, self._before)
+            client.restore(self._number, self._avoid)
         if self._is_flushing:
             client.flush(self._number)
 
@@ -138,19 +138,19 @@ class Staging(Adapter):
             self._begin_flush()
         return []
 
-    def restore(self, before: str, search: Search) -> bool:
-        """Copy the newest checkpoint on storage into memory, if it is older than `before` (a path;
-        "": any), and then call `search`: there is none in memory that can be used. Return False if
-        that was tried since the last round.
+    def restore(self, avoid: tuple[str, ...], search: Search) -> bool:
+        """Copy the newest checkpoint on storage into memory, but none of `avoid` (paths), and then
+        call `search`: there is none in memory that can be used. Return False if that was tried
+        since the last round.
         """
-        if self.paths is None or before in self._tried:
+        if self.paths is None or avoid in self._tried:
             return False
-        self._tried.add(before)
-        self._search, self._is_restoring, self._before = search, True, before
+        self._tried.add(avoid)
+        self._search, self._is_restoring, self._before = search, True, avoid
         self._number += 1
         self._begin_wait()
         if self._client is not None:  # else the next one is asked
-            self._client.restore(self._number, before)
+            self._client.restore(self._number, avoid)
         return True
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:

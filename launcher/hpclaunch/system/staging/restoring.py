@@ -43,13 +43,12 @@ class Restoring:
         """
         began = time.monotonic()
         skipped: list[str] = []
-        is_next = not request.before
         try:
             for found in self._there.examine(self._rounds):
                 candidate = found.candidate
-                if not is_next:
-                    is_next = candidate.path == request.before
-                elif found.lacks is not None:
+                if candidate.path in request.avoid:
+                    continue
+                if found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
                 else:
                     generations = 2 if is_first and not self._is_here(found) else 1

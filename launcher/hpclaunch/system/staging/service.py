@@ -160,7 +160,7 @@ class Stager:
             self._record.add(restored)
             if same(restored, self._storage):  # else the script has saved a newer one
                 self._drained[restored.key] = restored.identity
-        if isinstance(reply, messages.Restored) and not request.before:
+        if isinstance(reply, messages.Restored) and not request.avoid:
             self._others.restore()
         return reply
 
