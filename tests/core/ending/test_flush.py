@@ -13,7 +13,14 @@ from hpclaunch.core.protocol.events import (
     StageFlushed,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_SAVED, Origin
+from hpclaunch.core.protocol.model import (
+    EXIT_LOST,
+    EXIT_SAVED,
+    REQUEUED_ENDS,
+    Origin,
+    Requeueing,
+    Sequel,
+)
 from hpclaunch.observe.job_screen import doing
 from hpclaunch.observe.live_line import live_line
 from hpclaunch.observe.text_style import TextStyle
@@ -62,6 +69,32 @@ def test_a_last_save_counts_only_on_storage(flushed, code):
     leave(crew)
     crew.feed(0, flushed)
     assert verdict(crew).code == code
+
+
+def test_nor_is_it_called_saved_otherwise():
+    crew = training("n0", ends_at=100.0, **STAGING)
+    crew.until(60.0)
+    take(crew)
+    crew.saved_at, crew.checkpoint = crew.now, "ckpt/step-9.pt"
+    leave(crew)
+    crew.feed(0, LOST)
+    reason = verdict(crew).reason
+    assert reason.startswith("not finished: ")
+    assert reason.endswith("with ckpt/step-9.pt, but ckpt/step-9.pt did not reach storage")
+
+
+@pytest.mark.parametrize(
+    ("flushed", "sequel"), [(StageFlushed(), Sequel.REQUEUE), (LOST, Sequel.LEAVE)]
+)
+def test_a_last_save_that_is_lost_is_no_progress(flushed, sequel):
+    requeueing = Requeueing(REQUEUED_ENDS, most=5, before=1)
+    crew = training("n0", ends_at=100.0, requeueing=requeueing, **STAGING)
+    crew.until(60.0)
+    take(crew)
+    crew.saved_at, crew.checkpoint = crew.now, "ckpt/step-9.pt"
+    leave(crew)
+    crew.feed(0, flushed)
+    assert verdict(crew).sequel is sequel
 
 
 def test_between_two_rounds_nothing_waits():
