@@ -280,10 +280,16 @@ def test_ctrl_c_ends_a_wait_that_was_shown(staging):
     assert flushed.lost == ("ckpt",)
 
 
-def test_a_refusal_during_the_wait_changes_nothing(story):
-    story.flush()
-    assert story.reply(messages.Refused(1, "no room")) == []
-    assert story.flushed() == [events.StageFlushed(number=5)]
+def test_before_the_first_round_the_end_waits_for_nothing(story):
+    story.search()
+    assert story.flush() == [events.StageFlushed(number=5)]
+    assert story.adapter.paths is None
+
+
+def test_a_refusal_during_the_wait_changes_nothing(staging):
+    staging.flush()
+    assert staging.reply(messages.Refused(1, "no room")) == []
+    assert staging.flushed() == [events.StageFlushed(number=5)]
 
 
 @pytest.mark.starts

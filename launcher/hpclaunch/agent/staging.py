@@ -155,6 +155,8 @@ class Staging(Adapter):
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         """Copy everything to storage. The event StageFlushed follows, now or later."""
+        if not self._has_begun:  # nothing was saved
+            self._leave()
         if self.paths is None:
             return [events.StageFlushed(number=effect.number)]
         self._end, self._until = effect, effect.until
