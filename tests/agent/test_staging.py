@@ -271,6 +271,25 @@ def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     assert staging.said[-1].endswith("not copied to storage: /s/ckpt/2.pt: no time was left")
 
 
+def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
+    staging.adapter.note_newest("/s/ckpt/2.pt")
+    staging.reply(messages.Draining("/s/ckpt/2.pt", 5, 10))
+    staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
+    until = time.monotonic() + 100.0
+    staging.flush(until)
+    (flushed,) = staging.adapter.update(until)
+    assert flushed == events.StageFlushed(("other files in ckpt",), False, 5)
+
+
+def test_one_that_was_saved_again_under_its_name_is_lost(staging):
+    staging.adapter.note_newest("/s/ckpt/last.pt")
+    staging.reply(messages.Drained("/s/ckpt/last.pt", 2, 10, 2.5))
+    staging.adapter.note_newest("/s/ckpt/last.pt")
+    until = time.monotonic() + 100.0
+    staging.flush(until)
+    assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/last.pt",), True, 5)]
+
+
 def test_ctrl_c_ends_a_wait_that_was_shown(staging):
     assert staging.adapter.signalled(signal.SIGINT) == []  # the workers still run
     staging.flush()

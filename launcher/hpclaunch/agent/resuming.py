@@ -382,7 +382,7 @@ class Resuming(Adapter):
             self._newest = newest
             path = self._stored(newest.path)
             if self._staging is not None:
-                self._staging.newest = path
+                self._staging.note_newest(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         return newest
 

@@ -49,6 +49,7 @@ class Staging(Adapter):
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self.newest = ""  # the newest checkpoint that is known, perhaps only in memory
+        self._stored = ""  # the checkpoint that was copied to storage last, or from it
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start the stager again
@@ -120,6 +121,12 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.rounds(rounds)
             self._client.hurry(on=hurry)
+
+    def note_newest(self, path: str) -> None:
+        """Note the newest checkpoint, each time that it is saved."""
+        if path == self.newest:
+            self._stored = ""
+        self.newest = path
 
     def hurry(self) -> None:
         """Copy at full speed until the next round."""
@@ -236,6 +243,7 @@ class Staging(Adapter):
                 self._copied = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):
                 self._copied = self._failed = None
+                self._stored = path
                 self._record(CheckpointStored(path, step, size, seconds))
                 return [events.CheckpointDrained(seconds)]
             case messages.DrainFailed(path=path, why=why):
@@ -251,6 +259,7 @@ class Staging(Adapter):
     def _begin(self, reply: messages.Restored) -> list[events.Event]:
         assert self.paths is not None, "there is a staging directory"
         self._is_restoring, self.skipped = False, reply.skipped
+        self._stored = reply.path or self._stored
         if not self._has_begun:
             self._has_begun = True
             where, stage = self._settings.where, self.paths.stage
@@ -293,9 +302,13 @@ class Staging(Adapter):
         """End the wait at the end of the job."""
         self._is_flushing = False
         pending = self._copied or self._failed
-        path = pending.path if pending is not None else self.newest or self._settings.where
+        where = self._settings.where
+        if pending is None and self._stored and self._stored == self.newest:
+            lost, path = f"other files in {where}", ""
+        else:
+            lost = path = pending.path if pending is not None else self.newest or where
         why = why if self._failed is None else self._failed.why
-        return self._flushed(messages.Flushed(self._number, (path,), why, path))
+        return self._flushed(messages.Flushed(self._number, (lost,), why, path))
 
     # Time
 
