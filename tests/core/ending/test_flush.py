@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from endings import TERM, given, leave, said, take, training, verdict
+from endings import TERM, given, leave, preempt, said, take, training, verdict
 
 from hpclaunch.core.protocol.events import (
     CheckpointDrained,
@@ -116,12 +116,31 @@ def test_after_a_signal_the_wait_ends_before_slurm_kills_the_job(slurm_id, signu
     assert crew.flush_until == [pytest.approx(until, abs=0.1)]
 
 
-def test_the_time_of_the_copy_is_added_to_the_notice():
-    crew = training("n0", ends_at=200.0, notice=-1.0, save_took=10.0, stages=True)
+@pytest.mark.parametrize(("notice", "lead"), [(-1.0, 30.0 + 2 * 10.0), (25.0, 25.0)])
+def test_the_workers_are_stopped_early_enough_for_the_copy(notice, lead):
+    crew = training("n0", ends_at=200.0, notice=notice, save_took=10.0, stages=True)
     crew.feed(0, CheckpointDrained(20.0))
-    at = 200.0 - 20.0 - 3.0 - 30.0 - 2 * (10.0 + 20.0)
+    stop_at = 200.0 - 20.0 - 3.0 - 20.0
+    at = stop_at - lead
     crew.until(at - 0.1)
     assert given(crew) == {}
     crew.until(at + 1.0)
     assert given(crew) == {0: [101]}
     assert said(crew, "the workers are given notice")
+    crew.until(stop_at - 1.0)
+    assert crew.running
+    crew.until(stop_at + 2.0)
+    assert not crew.running
+
+
+def test_at_an_end_that_is_near_the_workers_have_half_of_the_time():
+    crew = training("n0", notice=-1.0, stages=True)
+    crew.feed(0, CheckpointDrained(100.0))
+    crew.until(20.0)
+    preempt(crew, 20.0 + 60.0, agents=(0,))
+    half = (60.0 - 20.0 - 3.0) / 2
+    crew.until(20.0 + half - 1.0)
+    assert given(crew)
+    assert crew.running
+    crew.until(20.0 + half + 2.0)
+    assert not crew.running
