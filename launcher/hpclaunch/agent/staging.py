@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
@@ -78,7 +79,12 @@ class Staging(Adapter):
             self._refuse(e.strerror or str(e))
 
     def close(self) -> None:
-        """Leave the stager alone. It ends, and removes the directory, once all is on storage."""
+        """Remove the directory if it is not needed any more. Otherwise leave the stager alone: it
+        ends, and removes the directory, once all is on storage.
+        """
+        if self._directory is not None and self.paths is None:
+            # With much in memory, this may take too long for the request for another run.
+            threading.Thread(target=self._remove).start()
 
     def _leave(self) -> None:
         """End staging: nothing is left in memory that is still needed."""
@@ -87,6 +93,8 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _remove(self) -> None:
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
@@ -280,6 +288,7 @@ class Staging(Adapter):
             return []
         self._is_restoring = False
         self._leave()
+        self._remove()
         return self._released()
 
     def _released(self) -> list[events.Event]:
@@ -291,6 +300,7 @@ class Staging(Adapter):
         if self._end is None:
             if not lost:
                 self._leave()
+                self._remove()
             return self._released()  # what is missing is still in memory, where searches look
         if lost:
             self._record(StageLost(self._host, self._settings.where, lost, reply.why))
