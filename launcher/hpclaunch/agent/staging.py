@@ -59,7 +59,7 @@ class Staging(Adapter):
         self._number = 1  # of the newest request
         self._is_restoring = True
         self._avoid: tuple[str, ...] = ()  # do not restore these
-        self._tried = {()}  # values of `_avoid` since the last round began
+        self._tried: set[tuple[str, ...]] = {()}  # values of `_avoid` since the last round began
         self._has_begun = False
         self._is_flushing = False
         self._is_refused = False  # memory does not suffice from the next round on
@@ -73,7 +73,7 @@ class Staging(Adapter):
             sweep(settings.stage)
             storage, pattern = split(settings.where)
             self._directory = StageDirectory(settings.stage, storage)
-            self.paths = StagedPaths(storage, self._directory.path, pattern)
+            self.paths = StagedPaths(storage, self._directory.path, pattern, settings.aliases)
             self._start()
         except OSError as e:
             self._refuse(e.strerror or str(e))
