@@ -549,6 +549,17 @@ def test_a_damaged_checkpoint_is_skipped_with_the_reason(node, stager):
     assert names(node.stage) == ["step-1.pt"]
 
 
+def test_where_only_damaged_ones_are_the_script_keeps_to_storage(node, stager):
+    write(node.storage / "step-3.pt", 3)
+    damage(node.storage / "step-3.pt", cut_short)
+    refused = stager.restore(messages.Restore(1))
+    assert isinstance(refused, messages.Refused)
+    assert refused.why.startswith(f"nothing in {node.storage} can be used: step-3.pt: cut short")
+    write(node.stage / "step-4.pt", 4)
+    stager.work()
+    assert stager.restore(messages.Restore(2, (str(node.storage / "step-4.pt"),))).path == ""
+
+
 def test_those_to_avoid_are_left_out(node, stager):
     for step in (1, 2, 3):
         write(node.storage / f"step-{step}.pt", step)

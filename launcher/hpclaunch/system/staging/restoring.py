@@ -59,6 +59,8 @@ class Restoring:
                         continue
                     seconds = time.monotonic() - began
                     return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
+            if is_first and skipped:  # the script may read its own format
+                return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
             if is_first and (lack := room(self._stage).lack_of_any()):
                 return Refused(request.id, lack)
         except OSError as e:
