@@ -262,7 +262,8 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
     lost = events.StageFlushed(("/s/ckpt/1.pt",), loses_checkpoint=True, number=5)
     assert staging.flushed("/s/ckpt/1.pt", why=FULL, checkpoint="/s/ckpt/1.pt") == [lost]
     assert staging.said[1:] == [
-        "waiting until all is copied to ckpt (5 s so far): 1.0 GiB of 3.0 GiB of /s/ckpt/1.pt",
+        "waiting until all is copied to ckpt (5 s so far; Ctrl-C ends the wait): "
+        "1.0 GiB of 3.0 GiB of /s/ckpt/1.pt",
         f"lost with the end of the job, not copied to storage: /s/ckpt/1.pt: {FULL}",
     ]
 
@@ -295,12 +296,13 @@ def test_one_that_was_saved_again_under_its_name_is_lost(staging):
     assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/last.pt",), True, 5)]
 
 
-def test_ctrl_c_ends_a_wait_that_was_shown(staging):
-    assert staging.adapter.signalled(signal.SIGINT) == []  # the workers still run
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_wait_that_was_shown(staging, signum):
+    assert staging.adapter.signalled(signum) == []  # the workers still run
     staging.flush()
-    assert staging.adapter.signalled(signal.SIGINT) == []  # a second one for the workers
+    assert staging.adapter.signalled(signum) == []  # a second one for the workers
     staging.adapter._since -= FIRST_NOTICE
-    (flushed,) = staging.adapter.signalled(signal.SIGINT)
+    (flushed,) = staging.adapter.signalled(signum)
     assert flushed.lost == ("ckpt",)
 
 

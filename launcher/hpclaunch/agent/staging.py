@@ -192,13 +192,15 @@ class Staging(Adapter):
             self._start_at = time.monotonic()
 
     def signalled(self, signum: int) -> list[events.Event]:
-        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT
-        ends the wait once the user has seen that there is one: earlier ones were for the workers.
+        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT,
+        or a SIGTERM without Slurm, ends the wait once the user has seen that there is one: earlier
+        signals were for the workers.
         """
         now = time.monotonic()
         if self._end is None:
             return []
-        if signum == signal.SIGINT and now >= self._since + FIRST_NOTICE:
+        is_user = signum == signal.SIGINT or (signum == signal.SIGTERM and not self._job.slurm_id)
+        if is_user and now >= self._since + FIRST_NOTICE:
             return self._give_up("interrupted")
         if signum == signal.SIGTERM and self._job.slurm_id:
             timing = self._job.timing

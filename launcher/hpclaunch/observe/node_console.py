@@ -99,7 +99,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"waiting until {what} ({waited:.0f} s so far)"
         case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
             copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
-            return f"waiting until all is copied to {plain(where)} ({waited:.0f} s so far){copied}"
+            so_far = f"({waited:.0f} s so far; Ctrl-C ends the wait)"
+            return f"waiting until all is copied to {plain(where)} {so_far}{copied}"
         case facts.StageLost(missing=missing, why=why):
             names = some(map(plain, missing), NAMED)
             return f"lost with the end of the job, not copied to storage: {names}: {plain(why)}"
