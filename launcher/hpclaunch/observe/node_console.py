@@ -219,7 +219,7 @@ def _stage_began(fact: facts.StageBegan) -> str:
         return f"--stage: the script saves in {directory}; each checkpoint is copied to {where}"
     return (
         f"--stage: no argument of the script names {where}: it has to save in HPCLAUNCH_STAGE, "
-        f"which is {directory}"
+        f"which is {directory}; otherwise omit --stage"
     )
 
 
