@@ -115,7 +115,8 @@ def test_the_words_that_name_the_directory_are_recorded(staging):
     assert began.words == ("ckpt",)
     stage = staging.adapter.paths.stage
     assert staging.said == [
-        f"--stage: the script saves in {stage}; each checkpoint is copied to ckpt"
+        f"--stage: the script saves in {stage}; each checkpoint is copied to ckpt; "
+        "arguments changed: ckpt"
     ]
 
 

@@ -129,7 +129,7 @@ def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
     line = only(done.stderr, "resuming from")
     assert line.endswith(f"resuming from {path} (torch.save, step 3, by its name, in memory)")
     line = only(done.stderr, "the script saves in")
-    assert re.search(rf"saves in {BASE}/\w+/ckpt; each checkpoint is copied to ckpt$", line)
+    assert re.search(rf"saves in {BASE}/\w+/ckpt; each checkpoint is copied to ckpt; ", line)
     assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
 
 

@@ -216,7 +216,9 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
 def _stage_began(fact: facts.StageBegan) -> str:
     where, directory = plain(fact.where), plain(fact.directory)
     if fact.words:
-        return f"--stage: the script saves in {directory}; each checkpoint is copied to {where}"
+        copied = f"each checkpoint is copied to {where}"
+        words = some(map(plain, fact.words), NAMED)
+        return f"--stage: the script saves in {directory}; {copied}; arguments changed: {words}"
     return (
         f"--stage: no argument of the script names {where}: it has to save in HPCLAUNCH_STAGE, "
         f"which is {directory}; otherwise omit --stage"
