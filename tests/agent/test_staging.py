@@ -115,7 +115,8 @@ def test_the_words_that_name_the_directory_are_recorded(staging):
     assert began.words == ("ckpt",)
     stage = staging.adapter.paths.stage
     assert staging.said == [
-        f"--stage: the script saves in {stage}; each checkpoint is copied to ckpt"
+        f"--stage: the script saves in {stage}; each checkpoint is copied to ckpt; "
+        "arguments changed: ckpt"
     ]
 
 
@@ -155,15 +156,35 @@ def test_and_what_cannot_be_written_stays_in_memory(staging):
 def test_one_is_copied_into_memory_if_none_there_can_be_used(story):
     story.reply(messages.Restored(1, "ckpt/2.pt", 1, 0.1, ("3.pt: cut short",)))
     assert story.adapter.skipped == ("3.pt: cut short",)
-    assert not story.adapter.restore("", lambda: ["again"])  # it was the first request
-    assert story.adapter.restore("ckpt/2.pt", lambda: ["again"])
-    assert story.asked[-1] == ("restore", 2, "ckpt/2.pt")
+    assert not story.adapter.restore((), lambda: ["again"])  # it was the first request
+    assert story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
+    assert story.asked[-1] == ("restore", 2, ("ckpt/2.pt",))
     assert story.reply(messages.Restored(2, "", 0, 0.0)) == ["again"]
-    assert not story.adapter.restore("ckpt/2.pt", lambda: ["again"])
+    assert not story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
     story.adapter.note_rounds((), hurry=False)
-    assert story.adapter.restore("", lambda: ["again"])
-    assert story.reply(messages.Refused(3, "no room")) == ["again"]
-    assert story.adapter.paths is not None
+    assert story.adapter.restore((), lambda: ["again"])
+
+
+def test_one_that_does_not_fit_in_memory_is_used_on_storage(staging):
+    staging.adapter.note_rounds((), hurry=False)
+    assert staging.adapter.restore((), lambda: ["again"])
+    assert staging.reply(messages.Refused(2, "no room")) == []
+    assert "from the next round on, the script saves to ckpt itself" in staging.said[-1]
+    assert staging.flushed() == ["again"]
+    assert staging.adapter.paths is None
+
+
+def test_one_is_used_on_storage_if_the_stager_ends_again_and_again(staging):
+    staging.adapter.note_rounds((), hurry=False)
+    staging.is_replaced = False
+    staging.die()
+    assert staging.adapter.restore((), lambda: ["again"])
+    staging.adapter.update(time.monotonic() + AGAIN)
+    assert staging.requests[-2:] == ["start", "restore"]
+    assert staging.die() == []
+    staging.adapter.update(time.monotonic())
+    assert staging.requests[-2:] == ["start", "flush"]
+    assert staging.flushed() == ["again"]
 
 
 # The stager fails
@@ -225,7 +246,12 @@ def test_the_end_waits_for_the_copies_and_removes_the_directory(staging):
     assert staging.flush() == []
     assert os.path.isdir(stage)
     assert staging.flushed() == [events.StageFlushed(number=5)]
-    assert not os.path.exists(stage)
+    assert os.path.isdir(stage)  # to remove much takes a while
+    staging.adapter.close()
+    until = time.monotonic() + 10.0
+    while os.path.exists(stage):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     assert staging.adapter.deadline() == math.inf
 
 
@@ -237,7 +263,8 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
     lost = events.StageFlushed(("/s/ckpt/1.pt",), loses_checkpoint=True, number=5)
     assert staging.flushed("/s/ckpt/1.pt", why=FULL, checkpoint="/s/ckpt/1.pt") == [lost]
     assert staging.said[1:] == [
-        "waiting until all is copied to ckpt (5 s so far): 1.0 GiB of 3.0 GiB of /s/ckpt/1.pt",
+        "waiting until all is copied to ckpt (5 s so far; Ctrl-C ends the wait): "
+        "1.0 GiB of 3.0 GiB of /s/ckpt/1.pt",
         f"lost with the end of the job, not copied to storage: /s/ckpt/1.pt: {FULL}",
     ]
 
@@ -251,19 +278,45 @@ def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     assert staging.said[-1].endswith("not copied to storage: /s/ckpt/2.pt: no time was left")
 
 
-def test_ctrl_c_ends_a_wait_that_was_shown(staging):
-    assert staging.adapter.signalled(signal.SIGINT) == []  # the workers still run
+def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
+    staging.adapter.note_newest("/s/ckpt/2.pt")
+    staging.reply(messages.Draining("/s/ckpt/2.pt", 5, 10))
+    staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
+    until = time.monotonic() + 100.0
+    staging.flush(until)
+    (flushed,) = staging.adapter.update(until)
+    assert flushed == events.StageFlushed(("other files in ckpt",), False, 5)
+
+
+def test_one_that_was_saved_again_under_its_name_is_lost(staging):
+    staging.adapter.note_newest("/s/ckpt/last.pt")
+    staging.reply(messages.Drained("/s/ckpt/last.pt", 2, 10, 2.5))
+    staging.adapter.note_newest("/s/ckpt/last.pt")
+    until = time.monotonic() + 100.0
+    staging.flush(until)
+    assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/last.pt",), True, 5)]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_wait_that_was_shown(staging, signum):
+    assert staging.adapter.signalled(signum) == []  # the workers still run
     staging.flush()
-    assert staging.adapter.signalled(signal.SIGINT) == []  # a second one for the workers
+    assert staging.adapter.signalled(signum) == []  # a second one for the workers
     staging.adapter._since -= FIRST_NOTICE
-    (flushed,) = staging.adapter.signalled(signal.SIGINT)
+    (flushed,) = staging.adapter.signalled(signum)
     assert flushed.lost == ("ckpt",)
 
 
-def test_a_refusal_during_the_wait_changes_nothing(story):
-    story.flush()
-    assert story.reply(messages.Refused(1, "no room")) == []
-    assert story.flushed() == [events.StageFlushed(number=5)]
+def test_before_the_first_round_the_end_waits_for_nothing(story):
+    story.search()
+    assert story.flush() == [events.StageFlushed(number=5)]
+    assert story.adapter.paths is None
+
+
+def test_a_refusal_during_the_wait_changes_nothing(staging):
+    staging.flush()
+    assert staging.reply(messages.Refused(1, "no room")) == []
+    assert staging.flushed() == [events.StageFlushed(number=5)]
 
 
 @pytest.mark.starts

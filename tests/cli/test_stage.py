@@ -129,8 +129,16 @@ def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
     line = only(done.stderr, "resuming from")
     assert line.endswith(f"resuming from {path} (torch.save, step 3, by its name, in memory)")
     line = only(done.stderr, "the script saves in")
-    assert re.search(rf"saves in {BASE}/\w+/ckpt; each checkpoint is copied to ckpt$", line)
+    assert re.search(rf"saves in {BASE}/\w+/ckpt; each checkpoint is copied to ckpt; ", line)
     assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
+
+
+def test_arguments_that_are_added_to_resume_name_the_directory_in_memory(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES) + 'print("loads", *sys.argv[2:])')
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", "--resume-with=--load=ckpt")
+    done = hpclaunch(*words, path, "ckpt", cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"loads --load={BASE}/\w+/ckpt\n", done.stdout)
 
 
 def test_a_pattern_of_directories(tmp_path):

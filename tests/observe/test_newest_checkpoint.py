@@ -9,7 +9,7 @@ from hpclaunch.core.protocol.facts import (
     NodeLost,
 )
 from hpclaunch.core.protocol.job_snapshot import CheckpointSnapshot
-from hpclaunch.core.protocol.node_facts import StageBegan
+from hpclaunch.core.protocol.node_facts import StageBegan, StageRefused
 from hpclaunch.observe.past_rounds import NewestCheckpoint
 
 
@@ -45,3 +45,5 @@ def test_with_stage_the_newest_on_storage_is_known_too():
         (10.0 + i, CheckpointStored(f"ckpt/{n}.pt", n, 100, 1.0)) for i, n in ((0, 20), (1, 10))
     ]
     assert noted(*facts, *stored).stored == "ckpt/20.pt"
+    refused = StageRefused("n1", "ckpt", "no room", later=True)
+    assert noted(*facts, (9.5, refused), *stored).stored is None

@@ -40,6 +40,7 @@ class Checkpoints:
     complete: str  # pattern of the file that marks a directory as complete; "": as in its format
     verify: str  # "auto", "full", "structure" or "off"
     stage: str = ""  # the base of the staging directory; "": the script saves in `where`
+    aliases: tuple[str, ...] = ()  # with --stage: paths of `where` through other links
 
 
 @value(frozen=True)

@@ -382,7 +382,7 @@ class Resuming(Adapter):
             self._newest = newest
             path = self._stored(newest.path)
             if self._staging is not None:
-                self._staging.newest = path
+                self._staging.note_newest(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         return newest
 
@@ -402,8 +402,9 @@ class Resuming(Adapter):
         if self._staging is None or self._is_last or (found and found[-1].lacks is None):
             return False
         self._search_tries = TRIES
-        before = self._stored(found[-1].path) if found and self._avoid else ""
-        return self._staging.restore(before, self._begin_search)
+        whys = self._avoid.values()
+        avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
+        return self._staging.restore(avoid, self._begin_search)
 
     def _chosen(self, searched: Searched) -> events.CheckpointChosen:
         self._search_number = 0

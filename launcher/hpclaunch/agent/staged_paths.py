@@ -7,6 +7,8 @@ and for the process that searches for checkpoints.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from ..core.protocol.values import value
 
@@ -25,6 +27,23 @@ def split(where: str) -> tuple[str, str]:
     return os.sep.join(names[:first]) or os.sep, os.path.join(*names[first:])
 
 
+def aliases(storage: str, words: Iterable[str]) -> tuple[str, ...]:
+    """Return other absolute paths of the directory that these words of the script's arguments have,
+    through links, or without them. This asks the file system.
+    """
+    real = os.path.realpath(storage)
+    found: set[str] = set()
+    for word in words:
+        for path in (word, word.partition("=")[2]):
+            absolute = Path(os.path.abspath(path))
+            found.update(
+                str(each)
+                for each in (absolute, *absolute.parents)
+                if path and str(each) != storage and os.path.realpath(each) == real
+            )
+    return tuple(sorted(found))
+
+
 @value(frozen=True)
 class StagedPaths:
     """The two directories, as absolute paths."""
@@ -32,6 +51,7 @@ class StagedPaths:
     storage: str  # --checkpoint-dir, without a pattern
     stage: str  # in memory
     pattern: str = ""  # of the directories below them
+    aliases: tuple[str, ...] = ()  # other paths of `storage`
 
     @property
     def medium(self) -> str:
@@ -61,10 +81,11 @@ class StagedPaths:
         directory, or a path below it, or `NAME=` with such a path.
         """
         for name, equals, path in (("", "", word), word.partition("=")):
-            staged = self.staged(os.path.abspath(path)) if path else ""
-            if staged.startswith(self.stage):
-                end = os.sep if path.endswith(os.sep) else ""
-                return f"{name}{equals}{staged}{end}"
+            for storage in (self.storage, *self.aliases) if path else ():
+                staged = _moved(os.path.abspath(path), storage, self.stage)
+                if staged.startswith(self.stage):
+                    end = os.sep if path.endswith(os.sep) else ""
+                    return f"{name}{equals}{staged}{end}"
         return word
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
@@ -49,6 +50,7 @@ class Staging(Adapter):
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self.newest = ""  # the newest checkpoint that is known, perhaps only in memory
+        self._stored = ""  # the checkpoint that was copied to storage last, or from it
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start the stager again
@@ -56,8 +58,8 @@ class Staging(Adapter):
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 1  # of the newest request
         self._is_restoring = True
-        self._before = ""  # restore one that is older than this
-        self._tried = {""}  # values of `_before` since the last round began
+        self._avoid: tuple[str, ...] = ()  # do not restore these
+        self._tried: set[tuple[str, ...]] = {()}  # values of `_avoid` since the last round began
         self._has_begun = False
         self._is_flushing = False
         self._is_refused = False  # memory does not suffice from the next round on
@@ -71,13 +73,18 @@ class Staging(Adapter):
             sweep(settings.stage)
             storage, pattern = split(settings.where)
             self._directory = StageDirectory(settings.stage, storage)
-            self.paths = StagedPaths(storage, self._directory.path, pattern)
+            self.paths = StagedPaths(storage, self._directory.path, pattern, settings.aliases)
             self._start()
         except OSError as e:
             self._refuse(e.strerror or str(e))
 
     def close(self) -> None:
-        """Leave the stager alone. It ends, and removes the directory, once all is on storage."""
+        """Remove the directory if it is not needed any more. Otherwise leave the stager alone: it
+        ends, and removes the directory, once all is on storage.
+        """
+        if self._directory is not None and self.paths is None:
+            # With much in memory, this may take too long for the request for another run.
+            threading.Thread(target=self._remove).start()
 
     def _leave(self) -> None:
         """End staging: nothing is left in memory that is still needed."""
@@ -86,6 +93,8 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _remove(self) -> None:
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
@@ -108,7 +117,7 @@ class Staging(Adapter):
         client.rounds(self._rounds)
         client.hurry(on=self._hurries)
         if self._is_restoring:
-            client.restore(self._number, self._before)
+            client.restore(self._number, self._avoid)
         if self._is_flushing:
             client.flush(self._number)
 
@@ -120,6 +129,12 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.rounds(rounds)
             self._client.hurry(on=hurry)
+
+    def note_newest(self, path: str) -> None:
+        """Note the newest checkpoint, each time that it is saved."""
+        if path == self.newest:
+            self._stored = ""
+        self.newest = path
 
     def hurry(self) -> None:
         """Copy at full speed until the next round."""
@@ -138,22 +153,25 @@ class Staging(Adapter):
             self._begin_flush()
         return []
 
-    def restore(self, before: str, search: Search) -> bool:
-        """Copy the newest checkpoint on storage into memory, if it is older than `before` (a path;
-        "": any), and then call `search`: there is none in memory that can be used. Return False if
-        that was tried since the last round.
+    def restore(self, avoid: tuple[str, ...], search: Search) -> bool:
+        """Copy the newest checkpoint on storage into memory, but none of `avoid` (paths), and then
+        call `search`: there is none in memory that can be used. Return False if that was tried
+        since the last round.
         """
-        if self.paths is None or self._client is None or before in self._tried:
+        if self.paths is None or avoid in self._tried:
             return False
-        self._tried.add(before)
-        self._search, self._is_restoring, self._before = search, True, before
+        self._tried.add(avoid)
+        self._search, self._is_restoring, self._before = search, True, avoid
         self._number += 1
         self._begin_wait()
-        self._client.restore(self._number, before)
+        if self._client is not None:  # else the next one is asked
+            self._client.restore(self._number, avoid)
         return True
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         """Copy everything to storage. The event StageFlushed follows, now or later."""
+        if not self._has_begun:  # nothing was saved
+            self._leave()
         if self.paths is None:
             return [events.StageFlushed(number=effect.number)]
         self._end, self._until = effect, effect.until
@@ -174,13 +192,15 @@ class Staging(Adapter):
             self._start_at = time.monotonic()
 
     def signalled(self, signum: int) -> list[events.Event]:
-        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT
-        ends the wait once the user has seen that there is one: earlier ones were for the workers.
+        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT,
+        or a SIGTERM without Slurm, ends the wait once the user has seen that there is one: earlier
+        signals were for the workers.
         """
         now = time.monotonic()
         if self._end is None:
             return []
-        if signum == signal.SIGINT and now >= self._since + FIRST_NOTICE:
+        is_user = signum == signal.SIGINT or (signum == signal.SIGTERM and not self._job.slurm_id)
+        if is_user and now >= self._since + FIRST_NOTICE:
             return self._give_up("interrupted")
         if signum == signal.SIGTERM and self._job.slurm_id:
             timing = self._job.timing
@@ -222,14 +242,18 @@ class Staging(Adapter):
             case messages.Restored() if self._is_restoring:
                 return self._begin(reply)
             case messages.Refused(why=why) if self._is_restoring and self._has_begun:
-                self._is_restoring = False  # there is no room for it
-                return self._released()
+                # The next round begins with one on storage, and saves there.
+                self._is_restoring = False
+                self._refuse(why)
+                self._begin_flush()
+                return []
             case messages.Refused(why=why):
                 return self._refuse(why)
             case messages.Draining():
                 self._copied = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):
                 self._copied = self._failed = None
+                self._stored = path
                 self._record(CheckpointStored(path, step, size, seconds))
                 return [events.CheckpointDrained(seconds)]
             case messages.DrainFailed(path=path, why=why):
@@ -245,6 +269,7 @@ class Staging(Adapter):
     def _begin(self, reply: messages.Restored) -> list[events.Event]:
         assert self.paths is not None, "there is a staging directory"
         self._is_restoring, self.skipped = False, reply.skipped
+        self._stored = reply.path or self._stored
         if not self._has_begun:
             self._has_begun = True
             where, stage = self._settings.where, self.paths.stage
@@ -265,6 +290,7 @@ class Staging(Adapter):
             return []
         self._is_restoring = False
         self._leave()
+        self._remove()
         return self._released()
 
     def _released(self) -> list[events.Event]:
@@ -276,6 +302,7 @@ class Staging(Adapter):
         if self._end is None:
             if not lost:
                 self._leave()
+                self._remove()
             return self._released()  # what is missing is still in memory, where searches look
         if lost:
             self._record(StageLost(self._host, self._settings.where, lost, reply.why))
@@ -287,9 +314,13 @@ class Staging(Adapter):
         """End the wait at the end of the job."""
         self._is_flushing = False
         pending = self._copied or self._failed
-        path = pending.path if pending is not None else self.newest or self._settings.where
+        where = self._settings.where
+        if pending is None and self._stored and self._stored == self.newest:
+            lost, path = f"other files in {where}", ""
+        else:
+            lost = path = pending.path if pending is not None else self.newest or where
         why = why if self._failed is None else self._failed.why
-        return self._flushed(messages.Flushed(self._number, (path,), why, path))
+        return self._flushed(messages.Flushed(self._number, (lost,), why, path))
 
     # Time
 

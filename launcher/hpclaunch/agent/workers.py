@@ -65,6 +65,8 @@ def workers_of(
     if stage is not None:
         shared["HPCLAUNCH_STAGE"] = stage.stage
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
+    if stage is not None:
+        resume = list(map(stage.word, resume))
     words = [*command, *(resume if part.checkpoint else ())]
     bindings, localities = _bindings_of(part, config)
     each = binding.cpus_each(bindings)

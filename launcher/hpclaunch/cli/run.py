@@ -81,7 +81,8 @@ def _check_stage(options: argparse.Namespace) -> None:
     from hpclaunch.agent.staged_paths import split  # most launches do not need it
 
     path, _ = split(str(options.checkpoint_dir))
-    if os.path.commonpath([path, os.path.abspath(".")]) == path:
+    real = os.path.realpath(path)
+    if os.path.commonpath([real, os.path.realpath(".")]) == real:
         raise UsageError(
             f"--stage: --checkpoint-dir {path} contains the working directory, so every file "
             "would belong to it: use a directory for checkpoints only"

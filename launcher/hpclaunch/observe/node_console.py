@@ -99,7 +99,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"waiting until {what} ({waited:.0f} s so far)"
         case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
             copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
-            return f"waiting until all is copied to {plain(where)} ({waited:.0f} s so far){copied}"
+            so_far = f"({waited:.0f} s so far; Ctrl-C ends the wait)"
+            return f"waiting until all is copied to {plain(where)} {so_far}{copied}"
         case facts.StageLost(missing=missing, why=why):
             names = some(map(plain, missing), NAMED)
             return f"lost with the end of the job, not copied to storage: {names}: {plain(why)}"
@@ -215,10 +216,12 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
 def _stage_began(fact: facts.StageBegan) -> str:
     where, directory = plain(fact.where), plain(fact.directory)
     if fact.words:
-        return f"--stage: the script saves in {directory}; each checkpoint is copied to {where}"
+        copied = f"each checkpoint is copied to {where}"
+        words = some(map(plain, fact.words), NAMED)
+        return f"--stage: the script saves in {directory}; {copied}; arguments changed: {words}"
     return (
         f"--stage: no argument of the script names {where}: it has to save in HPCLAUNCH_STAGE, "
-        f"which is {directory}"
+        f"which is {directory}; otherwise omit --stage"
     )
 
 

@@ -13,7 +13,7 @@ from ..core.protocol.facts import (
     Fact,
     RoundEnded,
 )
-from ..core.protocol.node_facts import StageBegan
+from ..core.protocol.node_facts import StageBegan, StageRefused
 
 if TYPE_CHECKING:
     from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
@@ -37,8 +37,10 @@ class NewestCheckpoint:
                 self._saved = None
             case StageBegan(restored=path):
                 self._stored = path, None
-            case CheckpointStored(path=path, step=step):
-                known = None if self._stored is None else self._stored[1]
+            case StageRefused():  # the script saves to storage, now or soon
+                self._stored = None
+            case CheckpointStored(path=path, step=step) if self._stored is not None:
+                _, known = self._stored
                 if known is None or step is None or step >= known:  # older ones may be copied later
                     self._stored = path, step
 

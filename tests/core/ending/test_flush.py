@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from endings import TERM, given, leave, said, take, training, verdict
+from endings import TERM, given, leave, preempt, said, take, training, verdict
 
 from hpclaunch.core.protocol.events import (
     CheckpointDrained,
@@ -13,7 +13,14 @@ from hpclaunch.core.protocol.events import (
     StageFlushed,
     WorkerExited,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_SAVED, Origin
+from hpclaunch.core.protocol.model import (
+    EXIT_LOST,
+    EXIT_SAVED,
+    REQUEUED_ENDS,
+    Origin,
+    Requeueing,
+    Sequel,
+)
 from hpclaunch.observe.job_screen import doing
 from hpclaunch.observe.live_line import live_line
 from hpclaunch.observe.text_style import TextStyle
@@ -64,6 +71,32 @@ def test_a_last_save_counts_only_on_storage(flushed, code):
     assert verdict(crew).code == code
 
 
+def test_nor_is_it_called_saved_otherwise():
+    crew = training("n0", ends_at=100.0, **STAGING)
+    crew.until(60.0)
+    take(crew)
+    crew.saved_at, crew.checkpoint = crew.now, "ckpt/step-9.pt"
+    leave(crew)
+    crew.feed(0, LOST)
+    reason = verdict(crew).reason
+    assert reason.startswith("not finished: ")
+    assert reason.endswith("with ckpt/step-9.pt, but ckpt/step-9.pt did not reach storage")
+
+
+@pytest.mark.parametrize(
+    ("flushed", "sequel"), [(StageFlushed(), Sequel.REQUEUE), (LOST, Sequel.LEAVE)]
+)
+def test_a_last_save_that_is_lost_is_no_progress(flushed, sequel):
+    requeueing = Requeueing(REQUEUED_ENDS, most=5, before=1)
+    crew = training("n0", ends_at=100.0, requeueing=requeueing, **STAGING)
+    crew.until(60.0)
+    take(crew)
+    crew.saved_at, crew.checkpoint = crew.now, "ckpt/step-9.pt"
+    leave(crew)
+    crew.feed(0, flushed)
+    assert verdict(crew).sequel is sequel
+
+
 def test_between_two_rounds_nothing_waits():
     crew = training("n0", stages=True)
     crew.feed(0, WorkerExited(0, 1, 0))
@@ -83,12 +116,31 @@ def test_after_a_signal_the_wait_ends_before_slurm_kills_the_job(slurm_id, signu
     assert crew.flush_until == [pytest.approx(until, abs=0.1)]
 
 
-def test_the_time_of_the_copy_is_added_to_the_notice():
-    crew = training("n0", ends_at=200.0, notice=-1.0, save_took=10.0, stages=True)
+@pytest.mark.parametrize(("notice", "lead"), [(-1.0, 30.0 + 2 * 10.0), (25.0, 25.0)])
+def test_the_workers_are_stopped_early_enough_for_the_copy(notice, lead):
+    crew = training("n0", ends_at=200.0, notice=notice, save_took=10.0, stages=True)
     crew.feed(0, CheckpointDrained(20.0))
-    at = 200.0 - 20.0 - 3.0 - 30.0 - 2 * (10.0 + 20.0)
+    stop_at = 200.0 - 20.0 - 3.0 - 20.0
+    at = stop_at - lead
     crew.until(at - 0.1)
     assert given(crew) == {}
     crew.until(at + 1.0)
     assert given(crew) == {0: [101]}
     assert said(crew, "the workers are given notice")
+    crew.until(stop_at - 1.0)
+    assert crew.running
+    crew.until(stop_at + 2.0)
+    assert not crew.running
+
+
+def test_at_an_end_that_is_near_the_workers_have_half_of_the_time():
+    crew = training("n0", notice=-1.0, stages=True)
+    crew.feed(0, CheckpointDrained(100.0))
+    crew.until(20.0)
+    preempt(crew, 20.0 + 60.0, agents=(0,))
+    half = (60.0 - 20.0 - 3.0) / 2
+    crew.until(20.0 + half - 1.0)
+    assert given(crew)
+    assert crew.running
+    crew.until(20.0 + half + 2.0)
+    assert not crew.running

@@ -778,14 +778,26 @@ def test_a_damaged_checkpoint_is_skipped_with_the_reason(node, stager):
     assert names(node.stage) == ["step-1.pt"]
 
 
-def test_an_older_one_on_request(node, stager):
+def test_where_only_damaged_ones_are_the_script_keeps_to_storage(node, stager):
+    write(node.storage / "step-3.pt", 3)
+    damage(node.storage / "step-3.pt", cut_short)
+    refused = stager.restore(messages.Restore(1))
+    assert isinstance(refused, messages.Refused)
+    assert refused.why.startswith(f"nothing in {node.storage} can be used: step-3.pt: cut short")
+    write(node.stage / "step-4.pt", 4)
+    stager.work()
+    assert stager.restore(messages.Restore(2, (str(node.storage / "step-4.pt"),))).path == ""
+
+
+def test_those_to_avoid_are_left_out(node, stager):
     for step in (1, 2, 3):
         write(node.storage / f"step-{step}.pt", step)
-    path = stager.restore(messages.Restore(1)).path
-    path = stager.restore(messages.Restore(2, path)).path
-    assert path == str(node.storage / "step-2.pt")
-    stager.restore(messages.Restore(3, path))
-    assert stager.restore(messages.Restore(4, str(node.storage / "step-1.pt"))).path == ""
+    avoid = [str(node.storage / "step-4.pt")]  # only in memory
+    for step in (3, 2, 1):
+        path = stager.restore(messages.Restore(step, tuple(avoid))).path
+        assert path == str(node.storage / f"step-{step}.pt")
+        avoid.append(path)
+    assert stager.restore(messages.Restore(4, tuple(avoid))).path == ""
     assert names(node.stage) == ["step-1.pt", "step-2.pt", "step-3.pt"]
 
 

@@ -221,7 +221,8 @@ class JobEnd:
         if ended.cause is None:  # else the verdict was made with its number of restarts
             ended = replace(ended, restarts=self._training.total)
         saved = self._leaving.saved
-        progress = None if saved is None else self._training.is_beyond_first(saved)
+        is_lost = self._flushed is not None and self._flushed.loses_checkpoint
+        progress = None if saved is None else not is_lost and self._training.is_beyond_first(saved)
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
         self._is_final = True
@@ -255,9 +256,10 @@ def _after_flush(ended: Verdict, flushed: StageFlushed) -> Verdict:
     """
     if not flushed.lost:
         return ended
-    reason = f"{ended.reason}, but {some(flushed.lost, 1)} did not reach storage"
+    but = f"but {some(flushed.lost, 1)} did not reach storage"
     if ended.origin is Origin.DONE:
-        return verdict(Origin.TROUBLE, reason)
+        return verdict(Origin.TROUBLE, f"{ended.reason}, {but}")
     if ended.code == EXIT_SAVED and flushed.loses_checkpoint:
+        reason = f"{ended.reason.removeprefix('saved, ')}, {but}"
         return replace(ended, code=128 + signal.SIGTERM, reason=reason)
     return ended

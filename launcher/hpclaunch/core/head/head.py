@@ -159,7 +159,7 @@ class Head:
                 state.end.hear_search(event)
                 effects += self._stage.event(event, now)
             case CheckpointDrained(seconds=seconds):
-                state.end.notices.learn_drain(seconds)
+                state.end.allocation.learn_drain(seconds)
             case StageFlushed():
                 state.end.hear_flush(event)
             case EndFound():

@@ -41,8 +41,8 @@ class StagingClient(Helper):
         more = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
         super().__init__("hpclaunch.system.staging.service", json.dumps(settings | more))
 
-    def restore(self, number: int, before: str = "") -> None:
-        self.send(Restore(number, before))
+    def restore(self, number: int, avoid: tuple[str, ...] = ()) -> None:
+        self.send(Restore(number, avoid))
 
     def rounds(self, rounds: RoundTimes) -> None:
         self.send(Rounds(rounds))

@@ -18,11 +18,11 @@ class Restore(Message):
 
     Send it again between two rounds if the search finds no complete checkpoint there, as after a
     kill of a script that saves to one name: storage still has what was drained before. Send it with
-    `before` if the job has to avoid the newest.
+    `avoid` if the job has failed twice with some of them.
     """
 
     id: int
-    before: str = ""  # path on storage: restore the newest that is older than this one
+    avoid: tuple[str, ...] = ()  # paths on storage
 
 
 class Rounds(Message):

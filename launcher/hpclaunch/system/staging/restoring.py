@@ -46,13 +46,12 @@ class Restoring:
         """
         began = time.monotonic()
         skipped: list[str] = []
-        is_next = not request.before
         try:
             for found in self._there.examine(self._rounds):
                 candidate = found.candidate
-                if not is_next:
-                    is_next = candidate.path == request.before
-                elif found.lacks is not None:
+                if candidate.path in request.avoid:
+                    continue
+                if found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
                 else:
                     generations = 2 if is_first and not self._is_here(found) else 1
@@ -63,6 +62,8 @@ class Restoring:
                         continue
                     seconds = time.monotonic() - began
                     return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
+            if is_first and skipped:  # the script may read its own format
+                return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
             if is_first and (lack := room(self._stage).lack_of_any()):
                 return Refused(request.id, lack)
         except OSError as e:

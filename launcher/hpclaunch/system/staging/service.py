@@ -165,7 +165,7 @@ class Stager:
             self._record.add_copied(restoring.beside)
             if same(restored, self._storage):  # else the script has saved a newer one
                 self._drained[restored.key] = restored.identity
-        if isinstance(reply, messages.Restored) and not request.before:
+        if isinstance(reply, messages.Restored) and not request.avoid:
             self._others.restore()
         return reply
 
