@@ -45,6 +45,22 @@ def cwd(tmp_path):
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
         (["."], ". is a directory, not a script"),
+        (["--stage", "train.py"], "--stage needs --checkpoint-dir, to know where the script saves"),
+        (
+            ["--stage", "--checkpoint-dir", ".", "train.py"],
+            "contains the working directory, so every file would belong to it",
+        ),
+        (
+            ["--stage=nowhere", "--checkpoint-dir", "saved", "train.py"],
+            "--stage=nowhere: there is no such directory",
+        ),
+        (
+            [
+                *("--stage", "--checkpoint-dir", "saved", "--nnodes", "2", "--node-rank", "0"),
+                *("--master-addr", "localhost", "train.py"),
+            ],
+            "--stage is so far for one node with one task, and this launch has 2 tasks: omit it",
+        ),
         (
             ["--nproc", "0", "train.py"],
             "--nproc/--nproc-per-node: '0' is not a number of workers above 0",

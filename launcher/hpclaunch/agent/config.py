@@ -39,6 +39,8 @@ class Checkpoints:
     exclude: tuple[str, ...]  # patterns of names
     complete: str  # pattern of the file that marks a directory as complete; "": as in its format
     verify: str  # "auto", "full", "structure" or "off"
+    stage: str = ""  # the base of the staging directory; "": the script saves in `where`
+    arguments: int = 0  # words at the end of the command, in which `where` is then replaced
 
 
 @value(frozen=True)

@@ -76,7 +76,7 @@ class ForkServer(Adapter):
         self._health, self._sharing, self._resuming = health, sharing, resuming
         self._note, self._record = context.note, context.record
         self._native_stacks = evidence.NativeStacks(context.errands)
-        self._start = RoundStart(context, output, sharing)
+        self._start = RoundStart(context, output, sharing, resuming)
         self._look_at = math.inf  # when to check whether a lost fork server is gone
         self._is_in_order = False  # the agent ends in order, so no death notice is posted
         self._death_notice: tuple[int, str, bytes, str] | None = None
@@ -243,6 +243,7 @@ class ForkServer(Adapter):
                 # The file appears only once all workers have reached the step of the notice.
                 file = self._start.notice_file
                 self._logs.service.keep(file.parent, {file.name: "notice was given\n"})
+                self._resuming.hurry()
                 return [events.NoticeTaken(number, last)]
             case messages.Started(rank, pid):
                 self._note(reply.op, reply.fields())

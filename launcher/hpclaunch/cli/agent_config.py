@@ -73,6 +73,11 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     """
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
+    if options.stage is not None and not where.alone:
+        raise UsageError(
+            f"--stage is so far for one node with one task, and this launch has "
+            f"{len(where.places)} tasks: omit it"
+        )
     open_file_limit.raise_to(files_needed(len(where.places), 0))  # for the others' connections
     task = _examine(options, environ, where)
     host = where.places[where.index].host
@@ -144,6 +149,7 @@ def _job(
         replaces_stragglers=options.replace_stragglers,
         saves=saves,
         local=options.checkpoint_local,
+        stages=options.stage is not None,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=Grow(options.grow or ("checkpoint" if saves else "never")),
         elects=where.is_step,
@@ -187,6 +193,8 @@ def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
         exclude=options.checkpoint_exclude,
         complete=options.checkpoint_complete or "",
         verify=options.verify,
+        stage="" if options.stage is None else os.path.abspath(options.stage),
+        arguments=len(options.training_script_args),
     )
 
 

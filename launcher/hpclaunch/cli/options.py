@@ -303,6 +303,16 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         help="DIR is on a local disk of each node, and every node saves there: workers get the "
         "newest checkpoint that every node of the round has (default: all nodes see the same DIR)",
     )
+    add(
+        "--stage",
+        nargs="?",
+        const=values.MEMORY,
+        type=values.directory,
+        metavar="DIR",
+        help="SCRIPT saves in memory, and each checkpoint is then copied to --checkpoint-dir: its "
+        "arguments that name this directory get a path in memory instead, which is also in "
+        "HPCLAUNCH_STAGE. --stage=DIR: on this fast local disk (so far for one node)",
+    )
     add_what_counts(add)
     add(
         "--resume-with",

@@ -155,6 +155,8 @@ def _facts(job: JobSnapshot) -> Iterable[str]:
         known += [size(saved.size)] if saved.size else []
         known += [f"{duration(saved.age)} old"] if saved.age is not None else []
         yield f"checkpoint {' · '.join([*known, saved.path])}"
+        if saved.stored not in (None, saved.path):
+            yield f"on storage {saved.stored or 'none yet'}"
     if job.goodput is not None:
         yield f"goodput {job.goodput:.1%}"
     if job.end is not None:

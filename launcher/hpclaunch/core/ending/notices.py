@@ -73,6 +73,7 @@ class Notices:
     def __init__(self, job: Job, allocation: AllocationEnd) -> None:
         self.job, self.timing, self.allocation = job, job.timing, allocation
         self._save = 0.0  # the longest so far, in seconds
+        self._drain = 0.0  # the longest copy of a checkpoint from memory to storage
         self._numbers = itertools.count(1)  # of offers
         self.begin(0.0)
 
@@ -102,7 +103,7 @@ class Notices:
         """For how long workers have notice before they are stopped."""
         if self.timing.notice != LEARNED:
             return self.timing.notice
-        return self.timing.least_notice + SAVES * self._save
+        return self.timing.least_notice + SAVES * (self._save + self._drain)
 
     @property
     def _due_at(self) -> float:
@@ -125,6 +126,10 @@ class Notices:
     def learn(self, save: float) -> None:
         """Note the duration of a save, in seconds."""
         self._save = max(self._save, save)
+
+    def learn_drain(self, seconds: float) -> None:
+        """Note how long the copy of a checkpoint from memory to storage took."""
+        self._drain = max(self._drain, seconds)
 
     # Notices for other reasons
 

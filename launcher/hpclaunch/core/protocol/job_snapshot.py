@@ -59,6 +59,8 @@ class CheckpointSnapshot:
     step: int | None
     size: int  # bytes
     age: float | None
+    # With --stage, the newest one that was copied to storage; "" if none was
+    stored: str | None = None
 
 
 @value(frozen=True)

@@ -1,0 +1,68 @@
+"""The paths of checkpoints that the script saves in memory, and of their copies on storage.
+
+The core, facts and messages have only the paths on storage. The path in memory is for the workers,
+and for the process that searches for checkpoints.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from ..core.protocol.values import value
+
+
+def split(where: str) -> tuple[str, str]:
+    """Return the directory of --checkpoint-dir, as an absolute path, and the pattern below it, or
+    "". A path that exists is no pattern.
+    """
+    path = os.path.abspath(where)
+    if os.path.isdir(path) or not glob.has_magic(path):
+        return path, ""
+    names = path.split(os.sep)
+    first = next(i for i, name in enumerate(names) if glob.has_magic(name))
+    return os.sep.join(names[:first]) or os.sep, os.path.join(*names[first:])
+
+
+@value(frozen=True)
+class StagedPaths:
+    """The two directories, as absolute paths."""
+
+    storage: str  # --checkpoint-dir, without a pattern
+    stage: str  # in memory
+    pattern: str = ""  # of the directories below them
+
+    @property
+    def medium(self) -> str:
+        """Where the staging directory is, in words."""
+        is_memory = self.stage.startswith("/dev/shm/")  # noqa: S108 - a private directory in it
+        return "in memory" if is_memory else "on a local disk"
+
+    @property
+    def where(self) -> str:
+        """The directory in memory, or the pattern of directories, in which checkpoints are."""
+        return os.path.join(self.stage, self.pattern) if self.pattern else self.stage
+
+    def staged(self, path: str) -> str:
+        """Return the path in memory for one on storage, and other paths as they are."""
+        return _moved(path, self.storage, self.stage)
+
+    def stored(self, path: str) -> str:
+        """Return the path on storage for one in memory, and other paths as they are."""
+        return _moved(path, self.stage, self.storage)
+
+    def word(self, word: str) -> str:
+        """Return a word of the script's arguments with the path in memory if it is the checkpoint
+        directory, or a path below it, or `NAME=` with such a path.
+        """
+        for name, equals, path in (("", "", word), word.partition("=")):
+            staged = self.staged(os.path.abspath(path)) if path else ""
+            if staged.startswith(self.stage):
+                end = os.sep if path.endswith(os.sep) else ""
+                return f"{name}{equals}{staged}{end}"
+        return word
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    is_below = path == old or path.startswith(f"{old}{os.sep}")
+    return new + path[len(old) :] if is_below else path

@@ -1,0 +1,301 @@
+"""Checkpoints in memory (--stage): the adapter of the stager, the process that copies them.
+
+The script saves in the staging directory, and searches look only there. Before the first search,
+the stager copies the newest checkpoint on storage into it. If memory does not suffice, the script
+saves on storage from the next round on.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
+
+from ..core.protocol import effects, events
+from ..core.protocol.facts import CheckpointStored
+from ..core.protocol.model import Rounds
+from ..core.protocol.node_facts import (
+    StageAwaited,
+    StageBegan,
+    StageLost,
+    StageRefused,
+    StoringFailed,
+)
+from ..system.staging import messages
+from ..system.staging.client import StagingClient
+from ..system.staging.stage_directory import StageDirectory, sweep
+from .adapter import Adapter, Fd
+from .config import Checkpoints
+from .context import Context
+from .staged_paths import StagedPaths, split
+
+FIRST_NOTICE, NEXT_NOTICE = 5.0, 60.0  # seconds of a wait until a message about it
+AGAIN = 10.0  # seconds until a stager that has ended repeatedly is started once more
+ENDS = "the process that copies checkpoints has ended repeatedly"
+
+Search: TypeAlias = Callable[[], list[events.Event]]
+
+
+class Staging(Adapter):
+    """Starts the stager. `paths` has the directories as long as the script saves in memory."""
+
+    def __init__(self, context: Context, settings: Checkpoints) -> None:
+        self._host, self._record = context.host, context.record
+        self._is_replaced = context.logs.is_replaced
+        self._settings, self._job = settings, context.config.job
+        command = context.config.command
+        self._words = command[len(command) - settings.arguments :]
+        self.paths: StagedPaths | None = None
+        self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
+        self._directory: StageDirectory | None = None
+        self._client: StagingClient | None = None
+        self._start_at = math.inf  # when to start the stager again
+        self._rounds: Rounds = ()
+        self._hurries = True  # no worker is disturbed by copies at full speed
+        self._number = 1  # of the newest request
+        self._is_restoring = True
+        self._restored = ""  # the oldest checkpoint that was copied into memory
+        self._has_begun = False
+        self._is_flushing = False
+        self._is_refused = False  # memory does not suffice from the next round on
+        self._search: Search | None = None  # waits for the stager
+        self._end: effects.FlushStage | None = None  # the end of the job waits for the stager
+        self._until = self._notice_at = math.inf  # of this wait
+        self._since = 0.0
+        self._copied: messages.Draining | None = None  # so far, of the checkpoint being copied
+        self._failed: messages.DrainFailed | None = None  # since the last successful copy
+        try:
+            sweep(settings.stage)
+            storage, pattern = split(settings.where)
+            self._directory = StageDirectory(settings.stage, storage)
+            self.paths = StagedPaths(storage, self._directory.path, pattern)
+            self._start()
+        except OSError as e:
+            self._refuse(e.strerror or str(e))
+
+    def close(self) -> None:
+        """Leave the stager alone. It ends, and removes the directory, once all is on storage."""
+
+    def _leave(self) -> None:
+        """End staging: nothing is left in memory that is still needed."""
+        self.paths = None
+        self._start_at = self._until = self._notice_at = math.inf
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._directory is not None:
+            self._directory.remove()
+            self._directory = None
+
+    # Requests
+
+    def _start(self) -> None:
+        """Start the stager, and request what is pending. Raises OSError."""
+        assert self.paths is not None, "there is a staging directory"
+        self._start_at = math.inf
+        paths, settings = self.paths, self._settings
+        self._client = client = StagingClient(
+            paths.storage,
+            paths.stage,
+            settings.exclude,
+            settings.complete,
+            settings.verify,
+            pattern=paths.pattern,
+        )
+        client.rounds(self._rounds)
+        client.hurry(on=self._hurries)
+        if self._is_restoring:
+            client.restore(self._number, self._restored)
+        if self._is_flushing:
+            client.flush(self._number)
+
+    def note_rounds(self, rounds: Rounds, *, hurry: bool) -> None:
+        """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
+        self._rounds, self._hurries = rounds, hurry
+        if not hurry:
+            self.skipped = ()  # the round that has begun has named them
+        if self._client is not None:
+            self._client.rounds(rounds)
+            self._client.hurry(on=hurry)
+
+    def hurry(self) -> None:
+        """Copy at full speed until the next round."""
+        self.note_rounds(self._rounds, hurry=True)
+
+    def before_search(self, search: Search, *, is_last: bool) -> list[events.Event]:
+        """Call `search` once it can find all checkpoints: after the restore and, before the first
+        round without staging, once everything is on storage.
+        """
+        must_flush = self._is_refused and not is_last and self.paths is not None
+        if not self._is_restoring and not must_flush:
+            return search()
+        self._search = search
+        if not self._is_restoring and not self._is_flushing:
+            self._begin_flush()
+        return []
+
+    def restore_older(self, search: Search) -> bool:
+        """Copy an older checkpoint into memory, and then call `search`: it has to avoid all that
+        are there. Return False if storage has no older one.
+        """
+        if self.paths is None or not self._restored or self._client is None:
+            return False
+        self._search, self._is_restoring = search, True
+        self._number += 1
+        self._client.restore(self._number, self._restored)
+        return True
+
+    def flush(self, effect: effects.FlushStage) -> list[events.Event]:
+        """Copy everything to storage. The event StageFlushed follows, now or later."""
+        if self.paths is None:
+            return [events.StageFlushed(number=effect.number)]
+        now = time.monotonic()
+        self._end, self._until = effect, effect.until
+        self._since, self._notice_at = now, now + FIRST_NOTICE
+        self._is_restoring, self._search = False, None
+        self._begin_flush()
+        return []
+
+    def _begin_flush(self) -> None:
+        self._number, self._is_flushing = self._number + 1, True
+        if self._client is not None:
+            self._client.flush(self._number)
+        else:
+            self._start_at = -math.inf  # now
+
+    def signalled(self, signum: int) -> list[events.Event]:
+        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows."""
+        if self._end is None:
+            return []
+        if signum == signal.SIGINT:
+            return self._give_up("interrupted")
+        if signum == signal.SIGTERM and self._job.slurm_id:
+            timing = self._job.timing
+            self._until = min(self._until, time.monotonic() + timing.grace + timing.flush)
+        return []
+
+    # Replies
+
+    def fds(self) -> Iterable[Fd]:
+        return () if self._client is None else (self._client.fileno(),)
+
+    def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
+        client = self._client
+        if client is None or client.fileno() not in fds:
+            return []
+        found = [event for reply in client.replies() for event in self._on_reply(reply)]
+        if client.lost and self._client is client:
+            found += self._replace(client, now)
+        return found
+
+    def _replace(self, lost: StagingClient, now: float) -> list[events.Event]:
+        """Start another stager. All that is in memory is still there."""
+        lost.close()
+        self._client, why = None, ENDS
+        if self._is_replaced(lost):
+            try:
+                self._start()
+            except OSError as e:
+                why = f"{ENDS}: {e.strerror}"
+            else:
+                return []
+        self._start_at = now + AGAIN
+        if self._is_restoring:
+            return self._on_reply(messages.Refused(self._number, why))
+        return [] if self._end is None else self._give_up(why)
+
+    def _on_reply(self, reply: messages.Reply) -> list[events.Event]:
+        match reply:
+            case messages.Restored() if self._is_restoring:
+                return self._begin(reply)
+            case messages.Refused(why=why) if self._is_restoring and self._has_begun:
+                self._is_restoring, self._restored = False, ""  # no room for an older one
+                return self._released()
+            case messages.Refused(why=why):
+                return self._refuse(why)
+            case messages.Draining():
+                self._copied = reply
+            case messages.Drained(path=path, step=step, size=size, seconds=seconds):
+                self._copied = self._failed = None
+                self._record(CheckpointStored(path, step, size, seconds))
+                return [events.CheckpointDrained(seconds)]
+            case messages.DrainFailed(path=path, why=why):
+                if self._failed is None or self._failed.why != why:
+                    self._record(StoringFailed(self._host, path, why))
+                self._copied, self._failed = None, reply
+            case messages.Flushed(id=number) if number == self._number and self._is_flushing:
+                self._is_flushing = False
+                return self._flushed(reply)
+        return []
+
+    def _begin(self, reply: messages.Restored) -> list[events.Event]:
+        assert self.paths is not None, "there is a staging directory"
+        self._is_restoring, self._restored = False, reply.path
+        self.skipped = reply.skipped
+        if not self._has_begun:
+            self._has_begun = True
+            where, stage = self._settings.where, self.paths.stage
+            words = tuple(word for word in self._words if self.paths.word(word) != word)
+            copied = (reply.path, reply.size, reply.seconds)
+            self._record(StageBegan(self._host, where, stage, words, *copied))
+        return self._released()
+
+    def _refuse(self, why: str) -> list[events.Event]:
+        """Save on storage: at once if no worker has begun, otherwise from the next round on."""
+        if not self._is_refused:
+            where = self._settings.where
+            self._record(StageRefused(self._host, where, why, later=self._has_begun))
+        self._is_refused = True
+        if self._has_begun:
+            return []
+        self._is_restoring = False
+        self._leave()
+        return self._released()
+
+    def _released(self) -> list[events.Event]:
+        search, self._search = self._search, None
+        return [] if search is None else search()
+
+    def _flushed(self, reply: messages.Flushed) -> list[events.Event]:
+        lost = reply.missing
+        if self._end is None:
+            if not lost:
+                self._leave()
+            return self._released()  # what is missing is still in memory, where searches look
+        if lost:
+            self._record(StageLost(self._host, self._settings.where, lost, reply.why))
+        number, self._end = self._end.number, None
+        self._leave()
+        return [events.StageFlushed(lost, bool(reply.checkpoint), number)]
+
+    def _give_up(self, why: str) -> list[events.Event]:
+        """End the wait at the end of the job."""
+        self._is_flushing = False
+        pending = self._copied or self._failed
+        path = self._settings.where if pending is None else pending.path
+        why = why if self._failed is None else self._failed.why
+        return self._flushed(messages.Flushed(self._number, (path,), why, path))
+
+    # Time
+
+    def deadline(self) -> float:
+        return min(self._until, self._notice_at, self._start_at)
+
+    def update(self, now: float) -> list[events.Event]:
+        if now >= self._start_at:
+            try:
+                self._start()
+            except OSError:
+                self._start_at = now + AGAIN
+        if now >= self._until:
+            return self._give_up("no time was left")
+        if now >= self._notice_at:
+            self._notice_at = now + NEXT_NOTICE
+            path, done, size = "", 0, 0
+            if (copied := self._copied) is not None:
+                path, done, size = copied.path, copied.done, copied.size
+            where, waited = self._settings.where, now - self._since
+            self._record(StageAwaited(self._host, where, path, done, size, waited))
+        return []

@@ -1,0 +1,162 @@
+"""What belongs to a checkpoint, and what else is in a directory: lists of files, links and
+directories, by their paths relative to the root of the staging directory or of storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
+from hpclaunch.system.checkpoints.finding import STAGING, ExaminedCheckpoint
+from hpclaunch.system.checkpoints.listing import OWN
+
+HERE = "."  # the key of a checkpoint that lies directly in the root
+NOTE = 4096  # bytes; files beside a checkpoint of up to this size may be trackers, like `latest`
+OF_RANK = re.compile(r"(rank[-_]?)\d+")  # Composer's files of ranks, and those of many scripts
+
+
+class Item(NamedTuple):
+    """A file, link or directory. Links are not followed."""
+
+    name: str  # its relative path
+    stat: os.stat_result
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.stat.st_mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.stat.st_mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.stat.st_mode)
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Return a key that changes when the file is written. Another hard link has the same."""
+        return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
+
+
+def item(root: str, name: str) -> Item:
+    return Item(name, os.lstat(os.path.join(root, name)))
+
+
+def is_draft(name: str) -> bool:
+    """Return whether the search counts this name as a file that is being written. Other names that
+    begin with a dot are files of the script.
+    """
+    return name.endswith(DRAFTS) or STAGING.fullmatch(name) is not None or name.startswith(OWN)
+
+
+def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[Item]:
+    """Yield a file, or a directory and all that is below it, except what is `skipped` or vanishes
+    meanwhile. Raises OSError.
+    """
+    found = item(root, name)
+    yield found
+    if found.is_folder:
+        for inner in sorted(os.listdir(os.path.join(root, name))):
+            path = os.path.normpath(os.path.join(name, inner))
+            if path not in skipped and not (name == HERE and is_draft(inner)):
+                with contextlib.suppress(FileNotFoundError):
+                    yield from tree(root, path, skipped)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that belongs to one checkpoint."""
+
+    key: str  # the path of the checkpoint
+    moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
+    items: tuple[Item, ...]  # below these paths, the decisive file last
+    essential: frozenset[str]  # the files that may not change while they are copied
+    decisive: str
+
+    @property
+    def size(self) -> int:
+        return sum(item.stat.st_size for item in self.items if item.is_file)
+
+    @property
+    def identity(self) -> frozenset[tuple[object, ...]]:
+        """Return a key that changes when the script writes one of the files."""
+        return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)
+
+
+def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
+    """Return what belongs to a complete checkpoint. Raises OSError if it is just being deleted."""
+    candidate = found.candidate
+    key = os.path.relpath(candidate.path, root)
+    decisive = os.path.relpath(candidate.decides.path, root)
+    moved: tuple[str, ...]
+    if key == HERE:  # other files may be beside it, such as logs, which change all the time
+        others = frozenset(os.path.relpath(c.path, root) for c in candidate.beside)
+        items = list(tree(root, HERE, others - {HERE}))[1:]
+        parts = (os.path.relpath(part.entry.path, root) for part in found.parts)
+        moved, essential = (HERE,), frozenset({decisive, *parts})
+    else:
+        moved = (*_targets(root, candidate), *_of_other_ranks(root, candidate), key)
+        items = [each for name in moved for each in tree(root, name)]
+        essential = frozenset(each.name for each in items if each.is_file)
+    items.sort(key=lambda each: each.name == decisive)
+    return Contents(key, moved, tuple(items), essential, decisive)
+
+
+def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:
+    """Yield what a link points to, if that is in the staging directory."""
+    if candidate.place.entry.is_link:
+        target = os.path.relpath(os.path.realpath(candidate.path), os.path.realpath(root))
+        if not target.startswith(os.pardir):
+            yield target
+
+
+def _of_other_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
+    """Return the files beside it whose names differ only in the rank."""
+    if candidate.place.entry.is_folder or not OF_RANK.search(candidate.name):
+        return []
+    form = OF_RANK.sub(r"\1", candidate.name)
+    others = (c for c in candidate.beside if c is not candidate and c.bare == candidate.bare)
+    names = (os.path.relpath(c.path, root) for c in others if OF_RANK.sub(r"\1", c.name) == form)
+    return sorted(names, reverse=True)
+
+
+def notes(
+    root: str, key: str, candidates: Sequence[CheckpointCandidate], absent: Collection[str]
+) -> list[Item]:
+    """Return the small files and the links beside a checkpoint: among them are trackers that name
+    the newest one, such as `latest`. Those that name a checkpoint which is `absent` on storage are
+    left out. Raises OSError.
+    """
+    if key == HERE:
+        return []
+    folder = os.path.dirname(key)
+    by_path = {os.path.relpath(c.path, root): c for c in candidates}
+    missing = [c for path, c in by_path.items() if path in absent and path != key]
+    found = []
+    for name in sorted(os.listdir(os.path.join(root, folder))):
+        each = item(root, os.path.join(folder, name))
+        if each.is_link:
+            target = os.path.relpath(os.path.realpath(os.path.join(root, each.name)), root)
+            if target == key or target.startswith(key + os.sep):
+                found.append(each)
+            continue
+        is_small = each.is_file and each.stat.st_size <= NOTE
+        is_note = is_small and each.name not in by_path and not is_draft(name)
+        if is_note and not names_any(os.path.join(root, each.name), missing):
+            found.append(each)
+    return found
+
+
+def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
+    """Return whether a file has only the name or the step of one of these. Raises OSError."""
+    with open(path, "rb") as file:
+        text = os.fsdecode(file.read(NOTE)).strip()
+    names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}
+    return os.path.basename(text) in names - {""}

@@ -1,0 +1,173 @@
+"""Changes on storage: a finished draft gets its final name, and a deleted checkpoint vanishes, each
+in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
+left unfinished has a hidden name, which `sweep` removes.
+
+Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
+search sees, too:
+- A directory replaces another one of its name, on a file system without RENAME_EXCHANGE.
+- The checkpoint lies directly in the root, so that its files are replaced one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+
+from hpclaunch.system.checkpoints.listing import OWN
+
+from .contents import HERE, Contents, Item, item, tree
+
+DRAFT = f"{OWN}draft-"
+OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
+NEWEST = "newest-by-hpclaunch-"  # the beginning of the name of a copy for a root that is one
+EXCHANGE = 2  # RENAME_EXCHANGE
+AT_CWD = -100
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+@contextlib.contextmanager
+def draft(root: str) -> Iterator[str]:
+    """Return a directory for what is not finished, on the same file system as `root`. In the end it
+    is removed, with what is in it.
+    """
+    os.makedirs(root, exist_ok=True)
+    path = tempfile.mkdtemp(prefix=DRAFT, dir=root)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def publish(
+    contents: Contents, notes: Iterable[Item], drafted: str, root: str, *, is_there: bool
+) -> None:
+    """Give a finished draft its final names. `is_there`: only the notes are new. Raises OSError."""
+    if is_there:
+        pass
+    elif contents.key == HERE:
+        os.rename(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
+        _settle(newest, root, contents.decisive)
+    else:
+        for name in contents.moved:
+            place(os.path.join(drafted, name), os.path.join(root, name))
+    for each in notes:
+        place(os.path.join(drafted, each.name), os.path.join(root, each.name))
+
+
+def place(drafted: str, final: str) -> None:
+    """Move a file or directory to its final name, in place of what is there. What was there is in
+    the draft afterwards. Raises OSError.
+    """
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    are_files = not os.path.isdir(drafted) or os.path.islink(drafted)
+    if are_files and not (os.path.isdir(final) and not os.path.islink(final)):
+        os.replace(drafted, final)
+    elif not os.path.lexists(final):
+        os.rename(drafted, final)
+    else:
+        _exchange(drafted, final)
+    sync(os.path.dirname(final))
+
+
+def _exchange(drafted: str, final: str) -> None:
+    try:
+        _rename_exchange(drafted, final)
+    except OSError as e:
+        if e.errno not in NO_EXCHANGE:
+            raise
+        os.rename(final, final + OLD)
+        os.rename(drafted, final)
+        os.rename(final + OLD, drafted)
+
+
+def _rename_exchange(one: str, other: str) -> None:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, "no renameat2")
+    if rename(AT_CWD, os.fsencode(one), AT_CWD, os.fsencode(other), EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
+
+
+def _settle(newest: str, root: str, decisive: str) -> None:
+    """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
+    The decisive file is removed first and comes back last, so that a mixture is not complete.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(root, decisive))
+    items = [each for each in tree(newest, HERE) if each.name != HERE]
+    with draft(root) as drafted:
+        for each in sorted(items, key=lambda each: each.name == decisive):
+            final = os.path.join(root, each.name)
+            if each.is_folder:
+                os.makedirs(final, exist_ok=True)
+                continue
+            new = os.path.join(drafted, "new")
+            _copy_or_link(os.path.join(newest, each.name), new)
+            place(new, final)
+    remove(newest, root)
+
+
+def _copy_or_link(path: str, new: str) -> None:
+    try:
+        os.link(path, new, follow_symlinks=False)
+    except OSError:  # a file system without hard links
+        shutil.copy2(path, new, follow_symlinks=False)
+        if not os.path.islink(new):
+            sync(new)
+
+
+def remove(path: str, root: str) -> None:
+    """Delete a file or directory: first its name, in one step. Raises OSError."""
+    with draft(root) as drafted:
+        os.rename(path, os.path.join(drafted, "old"))
+        sync(os.path.dirname(path))
+
+
+def sweep(places: Iterable[str], decisive_of: Callable[[str], str]) -> None:
+    """Remove drafts that a killed stager has left in these directories, and finish what needed
+    more than one step. `decisive_of` returns the decisive file of a complete checkpoint, or "".
+
+    The stager of a dead agent on another node may still work on a draft. It loses it as a whole,
+    since the draft is renamed first.
+    """
+    for place_ in places:
+        for name in os.listdir(place_) if os.path.isdir(place_) else ():
+            path = os.path.join(place_, name)
+            if name.startswith(DRAFT):
+                with contextlib.suppress(FileNotFoundError):
+                    remove(path, place_)
+            elif name.endswith(OLD):
+                if os.path.lexists(final := path.removesuffix(OLD)):
+                    remove(path, place_)
+                else:
+                    os.rename(path, final)
+            elif name.startswith(NEWEST) and (decisive := decisive_of(path)):
+                _settle(path, place_, decisive)
+
+
+def sync(path: str) -> None:
+    """Have a file or the names in a directory written to the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def same(contents: Contents, root: str) -> bool:
+    """Return whether a directory has these files already, with the same sizes and times."""
+    try:
+        found = {i.name: i for i in (item(root, name) for name in contents.essential)}
+    except OSError:
+        return False
+    return all(
+        (found[i.name].stat.st_size, found[i.name].stat.st_mtime_ns)
+        == (i.stat.st_size, i.stat.st_mtime_ns)
+        for i in contents.items
+        if i.name in contents.essential
+    )

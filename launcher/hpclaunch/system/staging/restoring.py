@@ -1,0 +1,120 @@
+"""The copy of the newest complete checkpoint from storage into the staging directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+
+from hpclaunch.core.protocol.wording import size as written
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
+from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.system.checkpoints.service import CheckpointService
+
+from .contents import HERE, Contents, contents_of, notes
+from .copying import at_once, copy, is_unchanged
+from .messages import Refused, Restore, Restored
+from .publishing import draft, place, same
+from .room import room
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
+
+
+class Restoring:
+    """One request. `restored` is what was copied, as it is in the staging directory."""
+
+    def __init__(
+        self,
+        storage: str,
+        stage: str,
+        there: CheckpointService,
+        here: CheckpointService,
+        rounds: RoundTimes,
+    ) -> None:
+        self._storage, self._stage, self._there, self._here = storage, stage, there, here
+        self._rounds = rounds
+        self.restored: Contents | None = None
+
+    def run(self, request: Restore) -> Restored | Refused:
+        """Copy the newest checkpoint that is whole in memory, too."""
+        began = time.monotonic()
+        skipped: list[str] = []
+        is_next = not request.before
+        try:
+            for found in self._there.examine(self._rounds):
+                candidate = found.candidate
+                if not is_next:
+                    is_next = candidate.path == request.before
+                elif found.lacks is not None:
+                    skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
+                else:
+                    generations = 1 if request.before else 2
+                    if lack := room(self._stage).lack(found.size, generations):
+                        return Refused(request.id, lack)
+                    if wrong := self._fetch(found):
+                        skipped.append(f"{candidate.name}: {wrong}")
+                        continue
+                    seconds = time.monotonic() - began
+                    return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
+            if not request.before and (lack := room(self._stage).lack_of_any()):
+                return Refused(request.id, lack)
+        except OSError as e:
+            free = ""
+            with contextlib.suppress(OSError):
+                free = f"; {written(room(self._stage).free)} are free in {self._stage}"
+            return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
+        return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
+
+    def _fetch(self, found: ExaminedCheckpoint) -> str:
+        """Copy a checkpoint. Return what is wrong with it, or "". Raises OSError if it does not fit
+        in memory.
+        """
+        moved: tuple[str, ...] = ()
+        try:
+            contents = contents_of(self._storage, found)
+            moved = contents.moved
+            if not same(contents, self._stage):
+                self._copy(found, contents)
+            return self._verify(contents)
+        except OSError as e:
+            self._drop(moved)
+            if e.errno in FULL:
+                raise
+            return f"unreadable ({e.strerror or e})"
+
+    def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
+        beside = notes(self._storage, contents.key, found.candidate.beside, ())
+        items = [*contents.items, *beside]
+        with draft(os.path.dirname(self._stage)) as drafted:
+            copy(items, self._storage, drafted, self._storage, at_once)
+            if not is_unchanged(contents, self._storage):
+                raise OSError(errno.ESTALE, "it is being written")
+            names = contents.moved
+            if contents.key == HERE:
+                names = tuple(each.name for each in contents.items if not each.is_folder)
+            for name in (*names, *(each.name for each in beside)):
+                place(os.path.join(drafted, name), os.path.join(self._stage, name))
+
+    def _verify(self, contents: Contents) -> str:
+        """Search and read the copy, as the agent would do with the original."""
+        here = self._here
+        path = os.path.normpath(os.path.join(self._stage, contents.key))
+        copied = look_at(here.where, path, here.facts(self._rounds), here.memory, opens=here.opens)
+        if copied is None:
+            return "the copy in memory is no checkpoint"
+        if wrong := copied.lacks or here.read(copied).wrong:
+            self._drop(contents.moved)
+            return wrong
+        self.restored = contents_of(self._stage, copied)
+        return ""
+
+    def _drop(self, moved: tuple[str, ...]) -> None:
+        for name in moved:
+            path = os.path.join(self._stage, name)
+            for inner in os.listdir(path) if name == HERE else ("",):
+                gone = os.path.join(path, inner).rstrip(os.sep)
+                shutil.rmtree(gone, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.unlink(gone)

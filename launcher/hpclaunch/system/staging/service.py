@@ -1,0 +1,437 @@
+"""The stager: the process that copies checkpoints between the staging directory and storage.
+
+It looks into the staging directory once a second, and copies ("drains") the newest complete
+checkpoint that is not on storage yet. It serves requests (`messages.py`) also between two pieces of
+a copy. If its agent dies without having closed its client, it drains what is left, removes the
+staging directory, and ends. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from hpclaunch.system.checkpoints.candidates import SETTLED
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
+from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.system.checkpoints.service import CheckpointService
+from hpclaunch.system.shared.helper import say_now
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode
+
+from . import messages, stage_directory
+from .contents import HERE, Contents, contents_of, notes
+from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
+from .other_files import OtherFiles
+from .publishing import draft, place, publish, remove, same, sweep
+from .record import Record
+from .restoring import Restoring
+from .room import room
+
+PERIOD = 1.0  # least seconds between two looks
+SHARE = 0.02  # largest share of the time that looks take
+SAY = 1.0  # seconds between two reports of progress
+AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
+NICE = 10
+
+
+class Stager:
+    """The work of the process."""
+
+    def __init__(
+        self,
+        channel: AgentChannel,
+        storage: str,
+        stage: str,
+        pattern: str,
+        exclude: tuple[str, ...],
+        complete: str,
+        verify: str,
+    ) -> None:
+        self._channel = channel
+        self._storage, self._stage = os.path.abspath(storage), os.path.abspath(stage)
+        self._own = os.path.dirname(self._stage)
+        self._lock = stage_directory.hold(self._own)
+        self._here, self._there = (
+            CheckpointService(
+                os.path.normpath(os.path.join(root, pattern)), exclude, complete, verify
+            )
+            for root in (self._stage, self._storage)
+        )
+        self._record = Record(os.path.join(self._own, "record"))
+        self._others = OtherFiles(self._stage, self._storage, self._here, self._record)
+        self._requests: deque[messages.Restore | messages.Flush] = deque()
+        self._rounds: RoundTimes = ()
+        self._is_gone = False  # the agent
+        self._is_hurried = False  # by the agent
+        self._is_late = False  # the script deletes checkpoints before they are on storage
+        self._is_flushing = False
+        self._finishes = False  # the last drain was given up, so the next one is finished
+        self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
+        self._failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
+        self._kept: set[str] = set()  # deleted by the script, but still needed on storage
+        self._sized: object = None  # the identity of the newest checkpoint, once room was checked
+        self._refusal = ""
+        self._look_due = self._say_due = 0.0
+
+    @property
+    def _has_pauses(self) -> bool:
+        is_urgent = self._is_hurried or self._is_late or self._is_flushing or self._is_gone
+        return not is_urgent and not any(isinstance(r, messages.Flush) for r in self._requests)
+
+    def run(self) -> None:
+        """Work until the agent is gone."""
+        with contextlib.suppress(OSError):  # the next drain reports it
+            self._sweep()
+        while True:
+            self._serve(max(0.0, self._look_due - time.monotonic()))
+            while self._requests:
+                match self._requests.popleft():
+                    case messages.Restore() as request:
+                        self._send(self._restore(request))
+                    case messages.Flush(id=number):
+                        self._send(self._flush(number))
+            if self._is_gone:
+                self._end()
+                return
+            if time.monotonic() >= self._look_due:
+                self._work()
+
+    def _end(self) -> None:
+        """Drain what a dead agent has left, and remove the staging directory."""
+        if os.path.isdir(self._stage):
+            left = self._flush(0)
+            for path in left.missing:
+                say_now(f"{path} could not be written, and is lost: {left.why}")
+        shutil.rmtree(self._own, ignore_errors=True)
+
+    # Requests
+
+    def _serve(self, seconds: float) -> None:
+        """Read requests for some time; less if there is work to do or a copy becomes urgent."""
+        until = time.monotonic() + seconds
+        while not self._is_gone:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([self._channel], [], [], left)[0]:
+                return
+            had_pauses = self._has_pauses
+            try:
+                for request in self._channel.read():
+                    self._take(decode(messages.REQUESTS, request))
+            except AgentGoneError:
+                self._is_gone = True
+            if self._requests or had_pauses > self._has_pauses:
+                until = 0.0
+
+    def _take(self, request: messages.Request) -> None:
+        match request:
+            case messages.Rounds(rounds=rounds):
+                self._rounds = rounds
+            case messages.Hurry(on=on):
+                self._is_hurried = on
+            case _:
+                self._requests.append(request)
+
+    def _send(self, reply: messages.Reply) -> None:
+        if not self._is_gone:
+            try:
+                self._channel.send(reply.encoded())
+            except AgentGoneError:
+                self._is_gone = True
+
+    def _restore(self, request: messages.Restore) -> messages.Reply:
+        restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
+        reply = restoring.run(request)
+        if restoring.restored is not None:
+            self._drained[restoring.restored.key] = restoring.restored.identity
+            self._record.add(restoring.restored)
+        if isinstance(reply, messages.Restored):
+            self._others.restore()
+        return reply
+
+    # Draining
+
+    def _sweep(self) -> None:
+        def decisive(path: str) -> str:
+            where = os.path.dirname(path)
+            found = look_at(where, path, self._there.facts(()), self._there.memory)
+            if found is None or found.lacks is not None:
+                return ""
+            return os.path.relpath(found.candidate.decides.path, path)
+
+        sweep({self._storage, *roots(self._there.where)}, decisive)
+
+    def _look(self) -> list[ExaminedCheckpoint]:
+        """Return the checkpoints in the staging directory, the newest first."""
+        rounds, began = self._rounds, time.monotonic()
+        if self._is_flushing and rounds:  # nobody writes any more, so what was written is all
+            begun, _, *world = rounds[-1]
+            rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
+        try:
+            return list(self._here.examine(rounds))
+        except OSError:
+            return []
+        finally:
+            took = time.monotonic() - began
+            self._look_due = began + max(PERIOD, took / SHARE)
+
+    def _complete(
+        self, found: Sequence[ExaminedCheckpoint]
+    ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
+        """Yield the complete checkpoints. Those of which another rank's file is not whole are left
+        out.
+        """
+        torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
+        for each in found:
+            if each.lacks is None:
+                with contextlib.suppress(OSError):  # being deleted
+                    contents = contents_of(self._stage, each)
+                    if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
+                        yield each, contents
+
+    def _is_on_storage(self, contents: Contents) -> bool:
+        return self._drained.get(contents.key) == contents.identity
+
+    def _work(self) -> None:
+        found = self._look()
+        complete = list(self._complete(found))
+        self._check_room(complete)
+        for each, contents in complete:
+            key, identity, again = self._failed
+            is_failed = (key, identity) == (contents.key, contents.identity)
+            if is_failed and time.monotonic() < again:
+                break
+            if not self._is_on_storage(contents):
+                if not self._drain(each, contents, found):
+                    self._look_due = 0.0
+                    with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
+                        self._others.drain(found, self._between(None), self._absent(found))
+                break
+        with contextlib.suppress(OSError):
+            self._rotate()
+            self._make_room(complete)
+
+    def _absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
+        keys = {os.path.relpath(f.candidate.path, self._stage) for f in found}
+        return keys - self._drained.keys()
+
+    def _drain(
+        self, found: ExaminedCheckpoint, contents: Contents, all_found: Sequence[ExaminedCheckpoint]
+    ) -> str:
+        """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
+        began, step = time.monotonic(), found.candidate.step
+        path = self._on_storage(contents.key)
+        held = os.path.join(self._own, "held")
+        shutil.rmtree(held, ignore_errors=True)
+        try:
+            self._copy(found, contents, all_found, held)
+        except GivenUpError as e:
+            self._finishes = True
+            return str(e)
+        except OSError as e:
+            why = e.strerror or str(e)
+            if not str(e.filename).startswith(self._own):  # else the script has just deleted it
+                self._failed = contents.key, contents.identity, time.monotonic() + AGAIN
+                self._send(messages.DrainFailed(path, why))
+            return why
+        finally:
+            shutil.rmtree(held, ignore_errors=True)
+        self._drained[contents.key] = contents.identity
+        self._record.add(contents)
+        self._finishes = self._is_late = False
+        self._kept = set()
+        self._send(
+            messages.Drained(
+                path, None if step is None else step.value, contents.size, time.monotonic() - began
+            )
+        )
+        if self._refusal:
+            self._send(messages.Refused(0, self._refusal))
+            self._refusal = ""
+        return ""
+
+    def _copy(
+        self,
+        found: ExaminedCheckpoint,
+        contents: Contents,
+        all_found: Sequence[ExaminedCheckpoint],
+        held: str,
+    ) -> None:
+        """Copy and publish a checkpoint. Raises OSError and GivenUpError."""
+        is_there = same(contents, self._storage)
+        with draft(self._storage) as drafted:
+            candidates = [f.candidate for f in all_found]
+            beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
+            # Trackers are rewritten in place, so they are copied at once.
+            copy(beside, self._stage, drafted, self._stage, at_once)
+            if not is_there:
+                hold(contents, self._stage, held)
+            self._check(found, contents)
+            if not is_there:
+                copy(contents.items, held, drafted, self._stage, self._between(contents))
+                if not is_unchanged(contents, held):
+                    raise GivenUpError("it is being written again")
+            publish(contents, beside, drafted, self._storage, is_there=is_there)
+
+    def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
+        """Raise GivenUpError unless the checkpoint is still complete, and the same."""
+        here, path = self._here, found.candidate.path
+        again = look_at(here.where, path, here.facts(self._rounds), here.memory, opens=here.opens)
+        is_complete = again is not None and (again.lacks is None or self._is_flushing)
+        if again is None or not is_complete or self._identity(again) != contents.identity:
+            raise GivenUpError("it is being written again")
+
+    def _identity(self, found: ExaminedCheckpoint) -> object:
+        return contents_of(self._stage, found).identity
+
+    def _on_storage(self, key: str) -> str:
+        return os.path.normpath(os.path.join(self._storage, key))
+
+    def _between(self, contents: Contents | None) -> Between:
+        """Return what to do between two pieces of a copy. None: of other files than checkpoints,
+        which have to wait for the next checkpoint.
+        """
+
+        def between(done: int, took: float) -> int:
+            now = time.monotonic()
+            if contents is not None and now >= self._say_due:
+                self._say_due = now + SAY
+                path = self._on_storage(contents.key)
+                self._send(messages.Draining(path, done, contents.size))
+            self._serve(took if self._has_pauses else 0.0)
+            if not self._is_flushing and time.monotonic() >= self._look_due:
+                self._check_worth(contents, done)
+            return 1 if self._has_pauses else THREADS
+
+        return between
+
+    def _check_worth(self, contents: Contents | None, done: int) -> None:
+        """Raise GivenUpError if a newer checkpoint should be drained instead. At least every other
+        drain is finished, however often the script saves.
+        """
+        complete = list(self._complete(self._look()))
+        self._check_room(complete)
+        newest = complete[0][1] if complete else None
+        is_newest = newest is None or self._is_on_storage(newest)
+        if contents is None:
+            if not is_newest:
+                raise GivenUpError("there is a new checkpoint")
+            return
+        if newest is not None and (newest.key, newest.identity) == (
+            contents.key,
+            contents.identity,
+        ):
+            return
+        if not is_newest and not self._finishes and 2 * done < contents.size:
+            raise GivenUpError("there is a newer checkpoint")
+        is_deleted = all(
+            (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
+        )
+        if is_deleted and room(self._stage).lack(contents.size, 1):
+            self._is_late = True
+            raise GivenUpError("the script has deleted it, and its memory is needed")
+
+    # The end
+
+    def _flush(self, number: int) -> messages.Flushed:
+        """Copy everything that is left, and try once more what could not be copied."""
+        self._is_flushing = True
+        try:
+            missing, why, newest = self._flush_once()
+            if missing:
+                missing, why, newest = self._flush_once()
+        finally:
+            self._is_flushing = False
+        return messages.Flushed(number, tuple(missing), why, newest)
+
+    def _flush_once(self) -> tuple[list[str], str, str]:
+        with contextlib.suppress(OSError):
+            self._sweep()
+        missing, first, newest = [], "", ""
+        found = self._look()
+        complete = list(self._complete(found))
+        for each, contents in complete:
+            if not self._is_on_storage(contents) and (why := self._drain(each, contents, found)):
+                path = self._on_storage(contents.key)
+                missing.append(path)
+                first = first or why
+                newest = newest or (path if contents is complete[0][1] else "")
+        failed = self._others.flush(found, self._between(None), self._absent(found))
+        with contextlib.suppress(OSError):
+            self._rotate()
+        missing += (self._on_storage(name) for name, _ in failed)
+        return missing, first or next((why for _, why in failed), ""), newest
+
+    # Deletion, and room
+
+    def _rotate(self) -> None:
+        """Delete on storage what the script has deleted, if storage has a newer complete one."""
+        if not os.path.isdir(self._stage):  # somebody has deleted all of it
+            return
+        deleted = {
+            key
+            for key, moved in self._record.moved.items()
+            if not any(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        }
+        if deleted <= self._kept:
+            return
+        self._kept = set(deleted)
+        has_newer = False
+        with contextlib.suppress(OSError):
+            for each in list(self._there.examine(self._rounds)):
+                key = os.path.relpath(each.candidate.path, self._storage)
+                if has_newer and key in deleted:
+                    for name in self._record.moved[key]:
+                        with contextlib.suppress(FileNotFoundError):
+                            remove(os.path.join(self._storage, name), self._storage)
+                    self._record.forget(key)
+                    self._drained.pop(key, None)
+                    self._kept.discard(key)
+                    self._send(messages.Deleted(each.candidate.path))
+                has_newer |= each.lacks is None
+
+    def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        """Check once for each new checkpoint that the next one will fit, if the older ones make
+        room for it. Do this before the next save begins, which takes room itself.
+        """
+        if not complete or complete[0][1].identity == self._sized:
+            return
+        newest = complete[0][1]
+        self._sized = newest.identity
+        with contextlib.suppress(OSError):
+            left = room(self._stage)
+            older = sum(contents.size for _, contents in complete[1:])
+            self._refusal = left._replace(free=left.free + older).lack(newest.size, 1)
+            if self._refusal and self._is_on_storage(newest):
+                self._send(messages.Refused(0, self._refusal))
+                self._refusal = ""
+
+    def _make_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        """Delete the oldest checkpoints that are on storage from the staging directory until the
+        next one fits: a script may keep all that it saves. On storage they stay.
+        """
+        for _, contents in reversed(complete[1:]):
+            if not room(self._stage).lack(complete[0][1].size, 1):
+                return
+            if self._is_on_storage(contents) and contents.key != HERE:
+                self._record.forget(contents.key)
+                folder = os.path.dirname(os.path.join(self._stage, contents.key))
+                before = os.stat(folder)
+                with draft(self._own) as trash:
+                    for name in contents.moved:
+                        place(os.path.join(self._stage, name), os.path.join(trash, name))
+                # For the search, the script has deleted nothing (formats/accelerate.py).
+                os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def main(fd: str, _blocked: str, settings: str) -> None:
+    channel = AgentChannel(fd)
+    os.nice(NICE)  # it works while the workers compute
+    with contextlib.suppress(FileNotFoundError):  # the agent has gone, and another has swept
+        Stager(channel, **json.loads(settings)).run()

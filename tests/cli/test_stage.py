@@ -1,0 +1,186 @@
+"""Launches with --stage: the script saves in memory, and the launcher copies that to storage."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from launching import LIMIT, hpclaunch, script, start
+
+from lines import only
+from surroundings import STAND_INS, environment
+
+pytestmark = pytest.mark.starts
+
+BASE = Path(f"/dev/shm/hpclaunch-stage-{os.geteuid()}")
+ENVIRON = {"PYTHONPATH": STAND_INS}  # where the module `saving` is
+# It saves in the directory of its argument, and in its first round dies after step 3.
+TRAIN = """
+import os, saving, signal, sys, time
+directory, last = sys.argv[1], 6
+done = 0
+if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
+    done = saving.load(checkpoint)["step"]
+print("begins at", done, flush=True)
+os.makedirs(directory, exist_ok=True)
+for step in range(done + 1, last + 1):
+    saving.save({"step": step, "optimizer": {}}, f"{directory}/new.tmp")
+    os.replace(f"{directory}/new.tmp", f"{directory}/step-{step}.pt")
+    print("saved", step, flush=True)
+    time.sleep(0.1)
+    AFTER
+with open(f"{directory}/result.txt", "w") as f:
+    f.write("done")
+"""
+DIES = "if step == 3 and not done: os.kill(os.getpid(), signal.SIGKILL)"
+STAYS = "if step == 3: time.sleep(60)"
+# The stager is a child of the agent, as is the fork server, of which the worker is a grandchild.
+KILLS_STAGER = """
+    if step == 3:
+        import subprocess
+        found = subprocess.check_output(["pgrep", "-f", "staging.service"], text=True)
+        for pid in found.split():
+            if os.environ["HPCLAUNCH_STAGE"] in open(f"/proc/{pid}/cmdline").read():
+                os.kill(int(pid), signal.SIGKILL)
+"""
+BREAKS_STORAGE = """
+    if step == 3:
+        import shutil
+        shutil.rmtree("ckpt", ignore_errors=True)
+        open("ckpt", "w").close()
+"""
+# Words before the command, which then sees a small file system in the place of the directory.
+SMALL = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+SMALL += ('mount -t tmpfs -o size=256k none ckpt && exec "$@"', "sh")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_memory():
+    before = set(BASE.glob("*"))
+    yield
+    left = set(BASE.glob("*")) - before
+    assert not left, left
+
+
+def launch(tmp_path, after="", *options, **more):
+    path = script(tmp_path, TRAIN.replace("AFTER", after))
+    words = ("--nproc", 1, *options, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    return hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), **more)
+
+
+def begin(tmp_path, after):
+    path = script(tmp_path, TRAIN.replace("AFTER", after))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    return start(*words, cwd=tmp_path, environ=environment(**ENVIRON))
+
+
+def begins(text):
+    return [int(step) for step in re.findall(r"begins at (\d+)", text)]
+
+
+def wait_for(reached, limit=LIMIT):
+    until = time.monotonic() + limit
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def stored(tmp_path):
+    return sorted(p.name for p in (tmp_path / "ckpt").iterdir())
+
+
+ALL = [*(f"step-{n}.pt" for n in range(1, 7)), "result.txt"]
+
+
+def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
+    done = launch(tmp_path, DIES)
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    path = tmp_path / "ckpt" / "step-3.pt"
+    line = only(done.stderr, "resuming from")
+    assert line.endswith(f"resuming from {path} (torch.save, step 3, by its name, in memory)")
+    line = only(done.stderr, "the script saves in")
+    assert re.search(rf"saves in {BASE}/\w+/ckpt; each checkpoint is copied to ckpt$", line)
+    assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
+
+
+def test_another_launch_continues_from_storage(tmp_path):
+    assert launch(tmp_path, "if step == 3: sys.exit(7)", "--max-restarts=0").returncode == 7
+    assert "step-3.pt" in stored(tmp_path)
+    done = launch(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [3]
+    assert f"resuming from {tmp_path}/ckpt/step-3.pt" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
+    """After SIGKILL, the process that copies finishes its work."""
+    agent = begin(tmp_path, STAYS)
+    for line in agent.stdout:
+        if "saved 3" in line:
+            break
+    agent.send_signal(signum)
+    agent.communicate(timeout=LIMIT)
+    if signum == signal.SIGKILL:
+        wait_for(lambda: not any(BASE.glob("*")))
+    assert "step-3.pt" in stored(tmp_path)
+    done = launch(tmp_path)
+    assert begins(done.stdout) == [3], done.stderr
+
+
+def test_a_stager_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path):
+    done = launch(tmp_path, KILLS_STAGER)
+    assert done.returncode == 0, done.stderr
+    assert "the process that copies checkpoints to storage on" in done.stderr
+    assert "was killed and replaced" in done.stderr
+    assert {"step-6.pt", "result.txt"} <= set(stored(tmp_path))
+
+
+def test_a_job_that_cannot_store_its_checkpoints_fails_and_names_them(tmp_path):
+    done = launch(tmp_path, BREAKS_STORAGE)
+    assert done.returncode == 1, done.stderr
+    assert f"{tmp_path}/ckpt/step-" in only(done.stderr, "was not copied to storage")
+    line = only(done.stderr, "lost with the end of the job, not copied to storage")
+    assert f"{tmp_path}/ckpt/step-6.pt" in line
+    assert "all workers ended with 0, but" in done.stderr
+
+
+def test_a_full_storage_keeps_the_training_running_and_then_fails_the_job(tmp_path):
+    (tmp_path / "ckpt").mkdir()
+    if subprocess.run([*SMALL, "true"], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)').replace(
+        "AFTER", ""
+    )
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", script(tmp_path, body), "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=SMALL)
+    assert done.returncode == 1, done.stderr
+    assert "saved 6" in done.stdout
+    lost = f"{tmp_path}/ckpt/step-6.pt: No space left on device"
+    assert only(done.stderr, "lost with the end of the job").endswith(lost)
+
+
+def test_where_nothing_can_be_staged_the_script_saves_to_storage_itself(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES))
+    words = ("--nproc", 1, "--stage=/proc", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert "--stage: the script saves to ckpt itself: " in done.stderr
+    assert "in memory" not in done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert stored(tmp_path) == sorted(ALL)
+
+
+def test_a_script_without_the_directory_in_its_arguments_is_named(tmp_path):
+    body = TRAIN.replace("AFTER", DIES).replace("sys.argv[1]", "os.environ['HPCLAUNCH_STAGE']")
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", script(tmp_path, body))
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert "no argument of the script names ckpt: it has to save in" in done.stderr
+    assert begins(done.stdout) == [0, 3]

@@ -1,0 +1,87 @@
+"""Stories of the end of a job whose script saves in memory: the job waits for the copies."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from endings import TERM, given, leave, said, take, training, verdict
+
+from hpclaunch.core.protocol.events import (
+    CheckpointDrained,
+    Signalled,
+    StageFlushed,
+    WorkerExited,
+)
+from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_SAVED, Origin
+
+LOST = StageFlushed(("ckpt/step-9.pt",), loses_checkpoint=True)
+STAGING = {"stages": True, "max_restarts": 0}
+
+
+def test_a_job_that_is_done_ends_once_all_is_on_storage():
+    crew = training("n0", **STAGING)
+    leave(crew)
+    crew.until(100.0)
+    assert (crew.verdicts, crew.flush_until) == ({}, [1000.0 - 3.0])
+    crew.feed(0, StageFlushed())
+    assert verdict(crew).origin is Origin.DONE
+
+
+def test_it_fails_if_something_is_lost():
+    crew = training("n0", **STAGING)
+    leave(crew)
+    crew.feed(0, LOST)
+    assert (verdict(crew).code, verdict(crew).origin) == (EXIT_LOST, Origin.TROUBLE)
+    assert (
+        verdict(crew).reason == "all workers ended with 0, but ckpt/step-9.pt did not reach storage"
+    )
+
+
+def test_one_that_has_failed_keeps_its_exit_code():
+    crew = training("n0", **STAGING)
+    leave(crew, code=3)
+    assert crew.verdicts == {}
+    crew.feed(0, LOST)
+    assert (verdict(crew).code, verdict(crew).origin) == (3, Origin.FAILURE)
+
+
+@pytest.mark.parametrize(("flushed", "code"), [(StageFlushed(), EXIT_SAVED), (LOST, 128 + TERM)])
+def test_a_last_save_counts_only_on_storage(flushed, code):
+    crew = training("n0", ends_at=100.0, **STAGING)
+    crew.until(60.0)
+    take(crew)
+    crew.saved_at, crew.checkpoint = crew.now, "ckpt/step-9.pt"
+    leave(crew)
+    crew.feed(0, flushed)
+    assert verdict(crew).code == code
+
+
+def test_between_two_rounds_nothing_waits():
+    crew = training("n0", stages=True)
+    crew.feed(0, WorkerExited(0, 1, 0))
+    crew.until(10.0)
+    assert (sorted(crew.parts), crew.flush_until) == ([0, 1], [])
+
+
+@pytest.mark.parametrize(
+    ("slurm_id", "signum", "until"),
+    [("7", 2, 997.0), ("7", TERM, 5.0 + 20.0 + 7.0), ("", 2, math.inf), ("", TERM, math.inf)],
+)
+def test_after_a_signal_the_wait_ends_before_slurm_kills_the_job(slurm_id, signum, until):
+    crew = training("n0", slurm_id=slurm_id, **STAGING)
+    crew.until(5.0)
+    crew.feed(0, Signalled(signum))
+    crew.until(20.0)
+    assert crew.flush_until == [pytest.approx(until, abs=0.1)]
+
+
+def test_the_time_of_the_copy_is_added_to_the_notice():
+    crew = training("n0", ends_at=200.0, notice=-1.0, save_took=10.0, stages=True)
+    crew.feed(0, CheckpointDrained(20.0))
+    at = 200.0 - 20.0 - 3.0 - 30.0 - 2 * (10.0 + 20.0)
+    crew.until(at - 0.1)
+    assert given(crew) == {}
+    crew.until(at + 1.0)
+    assert given(crew) == {0: [101]}
+    assert said(crew, "the workers are given notice")
