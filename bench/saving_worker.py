@@ -20,6 +20,7 @@ import os
 import select
 import shutil
 import socket
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -87,7 +88,8 @@ class Checkpoints:
 
     def __init__(self, where: Path, how: str, model: Model, timeline: Timeline) -> None:
         self._where, self._how, self._model, self._timeline = where, how, model, timeline
-        self._pending: tuple[int, object] | None = None
+        self._pending: Future | None = None
+        self._group = dist.new_group() if how == "async" else None  # of the thread that writes
 
     def load(self) -> int:
         """Load the newest checkpoint, if there is one; return its step."""
@@ -109,8 +111,10 @@ class Checkpoints:
         elif self._how == "dcp":
             dcp.save(self._state(), checkpoint_id=path)
         else:
-            self._pending = step, dcp.async_save(self._state(), checkpoint_id=path)
-            self._pending[1].add_done_callback(
+            self._pending = dcp.async_save(
+                self._state(), checkpoint_id=path, process_group=self._group
+            )
+            self._pending.add_done_callback(
                 lambda _: self._timeline.add("stored", step, monotonic())
             )
         if rank == 0:
@@ -119,7 +123,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait until no checkpoint is being written."""
         if self._pending is not None:
-            self._pending[1].result()
+            self._pending.result()
             self._pending = None
 
     def _state(self) -> dict[str, torch.Tensor]:

@@ -99,7 +99,7 @@ def main() -> None:
         def fsync(self, *_: object) -> None:
             self.delay("fsync", ())
 
-    Slow(args.directory).mount(args.mountpoint, foreground=True)
+    Slow(os.path.abspath(args.directory)).mount(args.mountpoint, foreground=True)
 
 
 if __name__ == "__main__":

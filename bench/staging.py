@@ -173,15 +173,11 @@ def wait_for(condition, seconds: float) -> bool:
     return condition()
 
 
-def is_stored(run: Run, case: Case) -> bool:
-    """Return whether the newest checkpoint is on storage."""
+def stored(run: Run, case: Case) -> int:
+    """Return the number of checkpoints that this training has brought to storage so far."""
     events = Events.read(run)
-    if not events.saves:
-        return False
-    newest = max(events.saves)
-    if case.stages or case.how == "async":
-        return events.saves[newest] in events.stored
-    return any(steps[-1].began > newest for steps in events.rounds if steps)
+    in_background = case.stages or case.how == "async"
+    return len(events.stored) if in_background else len([*events.stalls()])
 
 
 @dataclass
@@ -199,21 +195,17 @@ def measure(case: Case, where: Path, args: argparse.Namespace) -> Row:
     with training(case, where, args.size, every) as run:
         if run.wait_until_ready(run.began) is None:
             return row
-        for saves in range(1, args.saves + 1):
-
-            def is_saved(number: int = saves) -> bool:
-                return len(Events.read(run).saves) >= number and is_stored(run, case)
-
-            if not wait_for(is_saved, 60 + 4 * every):
-                print(f"  {case.title}: save {saves} is not on storage")
+        if not wait_for(lambda: stored(run, case) >= args.saves, args.saves * (60 + 2 * every)):
+            print(f"  {case.title}: only {stored(run, case)} checkpoints are on storage")
         before = Events.read(run)
         for _ in range(args.kills):
+            known = stored(run, case)
             killed = run.kill_worker(case.ranks - 1)
             ready = run.wait_until_ready(killed)
             if ready is None:
                 return row
             row.restarts.append(max(report.ready_at for report in ready) - killed)
-            wait_for(lambda: is_stored(run, case), 60 + 4 * every)
+            wait_for(lambda: stored(run, case) > known, 60 + 2 * every)  # noqa: B023
         row.stalls = [*before.stalls()]
         row.slowdowns = [before.slowdown()]
         row.delays = before.delays() if before.stored else row.stalls
