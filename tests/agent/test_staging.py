@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -53,9 +55,9 @@ class Story:
         monkeypatch.setattr(
             module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
         )
-        settings = Checkpoints("ckpt", (), "", "auto", str(base), arguments=2)
+        settings = Checkpoints("ckpt", (), "", "auto", str(base))
         config = SimpleNamespace(
-            command=("python", "ckpt/train.py", "--dir", "ckpt"),
+            arguments=("--dir", "ckpt"),
             job=Job((Place(0, 0, "n0"),), slurm_id=slurm_id),
         )
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
@@ -237,10 +239,11 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
 
 def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     until = time.monotonic() + 100.0
+    staging.adapter.newest = "/s/ckpt/2.pt"
     staging.flush(until)
     assert staging.adapter.deadline() < until
-    assert staging.adapter.update(until) == [events.StageFlushed(("ckpt",), True, 5)]
-    assert staging.said[-1].endswith("not copied to storage: ckpt: no time was left")
+    assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/2.pt",), True, 5)]
+    assert staging.said[-1].endswith("not copied to storage: /s/ckpt/2.pt: no time was left")
 
 
 def test_ctrl_c_ends_the_wait(staging):
@@ -248,6 +251,19 @@ def test_ctrl_c_ends_the_wait(staging):
     staging.flush()
     (flushed,) = staging.adapter.signalled(signal.SIGINT)
     assert flushed.lost == ("ckpt",)
+
+
+def test_a_refusal_during_the_wait_changes_nothing(story):
+    story.flush()
+    assert story.reply(messages.Refused(1, "no room")) == []
+    assert story.flushed() == [events.StageFlushed(number=5)]
+
+
+@pytest.mark.starts
+def test_without_the_option_nothing_of_it_is_imported():
+    program = "import sys, hpclaunch.agent.assembly; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert not [name for name in loaded if "staging" in name or "staged" in name]
 
 
 def test_slurms_sigterm_limits_the_wait(tmp_path, monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,17 +56,23 @@ BREAKS_STORAGE = """
         shutil.rmtree("ckpt", ignore_errors=True)
         open("ckpt", "w").close()
 """
-# Words before the command, which then sees a small file system in the place of the directory.
-SMALL = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-SMALL += ('mount -t tmpfs -o size=256k none ckpt && exec "$@"', "sh")
+# It cannot begin with step 2.
+FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
+    "os.makedirs", "if done == 2: raise ValueError(f'does not fit: {checkpoint}')\nos.makedirs", 1
+)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_in_memory():
-    before = set(BASE.glob("*"))
+def _nothing_stays_in_memory(tmp_path):
     yield
-    left = set(BASE.glob("*")) - before
-    assert not left, left
+    assert not [path for path in stages(tmp_path) if path.exists()]
+
+
+def stages(tmp_path):
+    """Return the directories in memory of all launches of this test."""
+    found = [p.read_text() for p in tmp_path.glob("hpclaunch-logs/*/facts.jsonl")]
+    began = [json.loads(line) for line in "".join(found).splitlines() if "StageBegan" in line]
+    return [Path(fact["directory"]).parent for fact in began]
 
 
 def launch(tmp_path, after="", *options, **more):
@@ -77,6 +85,16 @@ def begin(tmp_path, after):
     path = script(tmp_path, TRAIN.replace("AFTER", after))
     words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
     return start(*words, cwd=tmp_path, environ=environment(**ENVIRON))
+
+
+def with_small(directory, size):
+    """Return words before a command, which then has a small file system in this directory."""
+    directory.mkdir()
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    words += [f'mount -t tmpfs -o size={size} none {directory} && exec "$@"', "sh"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    return words
 
 
 def begins(text):
@@ -109,6 +127,17 @@ def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
     assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
 
 
+def test_a_pattern_of_directories(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "runs/*/ckpt", path, "runs/a/ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/runs/a/ckpt/step-3.pt" in done.stderr
+    found = {p.name for p in (tmp_path / "runs" / "a" / "ckpt").iterdir()}
+    assert {"step-6.pt", "result.txt"} <= found
+
+
 def test_another_launch_continues_from_storage(tmp_path):
     assert launch(tmp_path, "if step == 3: sys.exit(7)", "--max-restarts=0").returncode == 7
     assert "step-3.pt" in stored(tmp_path)
@@ -128,7 +157,7 @@ def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
     agent.send_signal(signum)
     agent.communicate(timeout=LIMIT)
     if signum == signal.SIGKILL:
-        wait_for(lambda: not any(BASE.glob("*")))
+        wait_for(lambda: not any(path.exists() for path in stages(tmp_path)))
     assert "step-3.pt" in stored(tmp_path)
     done = launch(tmp_path)
     assert begins(done.stdout) == [3], done.stderr
@@ -152,18 +181,27 @@ def test_a_job_that_cannot_store_its_checkpoints_fails_and_names_them(tmp_path):
 
 
 def test_a_full_storage_keeps_the_training_running_and_then_fails_the_job(tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    if subprocess.run([*SMALL, "true"], cwd=tmp_path, capture_output=True).returncode:
-        pytest.skip("this user cannot mount a file system")
-    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)').replace(
-        "AFTER", ""
-    )
-    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", script(tmp_path, body), "ckpt")
-    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=SMALL)
+    small = with_small(tmp_path / "ckpt", "256k")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)')
+    path = script(tmp_path, body.replace("AFTER", ""))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
     assert done.returncode == 1, done.stderr
     assert "saved 6" in done.stdout
     lost = f"{tmp_path}/ckpt/step-6.pt: No space left on device"
     assert only(done.stderr, "lost with the end of the job").endswith(lost)
+
+
+def test_without_room_for_the_next_checkpoint_the_next_round_saves_to_storage(tmp_path):
+    small = with_small(tmp_path / "fast", "4m")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom(5 << 19)')
+    path = script(tmp_path, body.replace("AFTER", "time.sleep(0 if done else 3)"))
+    words = ("--nproc", 1, "--stage=fast", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
+    assert done.returncode == 0, done.stderr
+    assert "--stage: from the next round on, the script saves to ckpt itself: " in done.stderr
+    assert begins(done.stdout) == [0, 1]
+    assert stored(tmp_path) == sorted(["new.tmp", *ALL]) or stored(tmp_path) == sorted(ALL)
 
 
 def test_where_nothing_can_be_staged_the_script_saves_to_storage_itself(tmp_path):
@@ -184,3 +222,25 @@ def test_a_script_without_the_directory_in_its_arguments_is_named(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no argument of the script names ckpt: it has to save in" in done.stderr
     assert begins(done.stdout) == [0, 3]
+
+
+def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(tmp_path):
+    path = script(tmp_path, FAILS_TO_LOAD.replace("AFTER", ""))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    (tmp_path / "ckpt").mkdir()
+    make = "import saving; [saving.save({'step': n}, f'ckpt/step-{n}.pt') for n in (1, 2)]"
+    subprocess.run(
+        [sys.executable, "-c", make], cwd=tmp_path, env=environment(**ENVIRON), check=True
+    )
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"tries (\d+)", done.stdout) == ["2", "2", "1"]
+    assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
+
+
+def test_several_machines_are_refused_with_one_line(tmp_path):
+    words = ("--stage", "--checkpoint-dir", "ckpt", "--nnodes", 2, "--node-rank", 0)
+    words += ("--master-addr", "localhost", script(tmp_path, "print('ran')"))
+    done = hpclaunch(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr

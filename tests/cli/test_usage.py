@@ -55,13 +55,6 @@ def cwd(tmp_path):
             "--stage=nowhere: there is no such directory",
         ),
         (
-            [
-                *("--stage", "--checkpoint-dir", "saved", "--nnodes", "2", "--node-rank", "0"),
-                *("--master-addr", "localhost", "train.py"),
-            ],
-            "--stage is so far for one node with one task, and this launch has 2 tasks: omit it",
-        ),
-        (
             ["--nproc", "0", "train.py"],
             "--nproc/--nproc-per-node: '0' is not a number of workers above 0",
         ),

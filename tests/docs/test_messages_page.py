@@ -160,6 +160,7 @@ EXAMPLES: tuple[Fact, ...] = (
     node_facts.StoringFailed("n1", CKPT, "No space left on device"),
     node_facts.StageAwaited("n1", "ckpt", CKPT, 3 << 29, 3 << 30, 5.0),
     node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0),
+    node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0, is_restore=True),
     node_facts.StageLost("n1", "ckpt", (CKPT,), "No space left on device"),
     # Processes of the launcher
     node_facts.HelperEnded("n1", ProcessKind.LOGS, was_killed=True, is_replaced=True),

@@ -40,7 +40,6 @@ class Checkpoints:
     complete: str  # pattern of the file that marks a directory as complete; "": as in its format
     verify: str  # "auto", "full", "structure" or "off"
     stage: str = ""  # the base of the staging directory; "": the script saves in `where`
-    arguments: int = 0  # words at the end of the command, in which `where` is then replaced
 
 
 @value(frozen=True)
@@ -55,6 +54,7 @@ class Config:
     job: Job
     nproc: int
     command: tuple[str, ...]  # of a worker: program, script and arguments
+    arguments: tuple[str, ...]  # of the script: the last words of `command`
     stdin: str  # a file for the workers' standard input; "": they inherit the agent's
     python: str  # the workers' interpreter
     start: Start

@@ -278,12 +278,14 @@ class ForkServer(Adapter):
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
         if code:
             self._resuming.ended()
-        directory = self._start.directory
+        directory, stage = self._start.directory, self._resuming.stage
         files = [directory / f"rank-{rank}.{kind}" for kind in ("err", "out")] if code else []
 
         def make(wrote: str) -> Iterator[events.Event]:
             faults = self._health.faults_of(rank) if code else []
             faults += [f"{OUT_OF_MEMORY} (oom_kill in memory.events)"] if oom else []
+            if stage is not None:  # by its path, the core sees that a checkpoint is at fault
+                wrote = stage.with_stored(wrote)
             last = "\n".join(filter(None, [wrote, *faults]))
             yield events.WorkerExited(rank, code, signum, last)
 

@@ -35,9 +35,9 @@ from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
 from .config import Checkpoints
 from .context import Context
-from .staged_paths import StagedPaths
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # needed only with --stage
+    from .staged_paths import StagedPaths
     from .staging import Staging
 
 MOST_ROUNDS = 256  # remembered rounds
@@ -169,6 +169,8 @@ class Resuming(Adapter):
         search = partial(self._choose, effect)
         if self._staging is None:
             return search()
+        with contextlib.suppress(OSError):
+            self._served()  # the process starts while the search waits
         return self._staging.before_search(search, is_last=effect.is_last)
 
     def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
@@ -377,6 +379,8 @@ class Resuming(Adapter):
         if newest is not None and (known is None or _save(newest) != _save(known)):
             self._newest = newest
             path = self._stored(newest.path)
+            if self._staging is not None:
+                self._staging.newest = path
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         return newest
 

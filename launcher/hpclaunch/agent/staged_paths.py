@@ -6,7 +6,6 @@ and for the process that searches for checkpoints.
 
 from __future__ import annotations
 
-import glob
 import os
 
 from ..core.protocol.values import value
@@ -16,6 +15,8 @@ def split(where: str) -> tuple[str, str]:
     """Return the directory of --checkpoint-dir, as an absolute path, and the pattern below it, or
     "". A path that exists is no pattern.
     """
+    import glob  # slow to import
+
     path = os.path.abspath(where)
     if os.path.isdir(path) or not glob.has_magic(path):
         return path, ""
@@ -50,6 +51,10 @@ class StagedPaths:
     def stored(self, path: str) -> str:
         """Return the path on storage for one in memory, and other paths as they are."""
         return _moved(path, self.stage, self.storage)
+
+    def with_stored(self, text: str) -> str:
+        """Return a text of a worker with the paths on storage."""
+        return text.replace(self.stage, self.storage)
 
     def word(self, word: str) -> str:
         """Return a word of the script's arguments with the path in memory if it is the checkpoint

@@ -45,10 +45,10 @@ class Staging(Adapter):
         self._host, self._record = context.host, context.record
         self._is_replaced = context.logs.is_replaced
         self._settings, self._job = settings, context.config.job
-        command = context.config.command
-        self._words = command[len(command) - settings.arguments :]
+        self._words = context.config.arguments
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
+        self.newest = ""  # the newest checkpoint that is known, perhaps only in memory
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start the stager again
@@ -132,6 +132,7 @@ class Staging(Adapter):
         if not self._is_restoring and not must_flush:
             return search()
         self._search = search
+        self._begin_wait()
         if not self._is_restoring and not self._is_flushing:
             self._begin_flush()
         return []
@@ -144,6 +145,7 @@ class Staging(Adapter):
             return False
         self._search, self._is_restoring = search, True
         self._number += 1
+        self._begin_wait()
         self._client.restore(self._number, self._restored)
         return True
 
@@ -151,12 +153,15 @@ class Staging(Adapter):
         """Copy everything to storage. The event StageFlushed follows, now or later."""
         if self.paths is None:
             return [events.StageFlushed(number=effect.number)]
-        now = time.monotonic()
         self._end, self._until = effect, effect.until
-        self._since, self._notice_at = now, now + FIRST_NOTICE
+        self._begin_wait()
         self._is_restoring, self._search = False, None
         self._begin_flush()
         return []
+
+    def _begin_wait(self) -> None:
+        self._since = time.monotonic()
+        self._notice_at = self._since + FIRST_NOTICE
 
     def _begin_flush(self) -> None:
         self._number, self._is_flushing = self._number + 1, True
@@ -244,6 +249,8 @@ class Staging(Adapter):
 
     def _refuse(self, why: str) -> list[events.Event]:
         """Save on storage: at once if no worker has begun, otherwise from the next round on."""
+        if self._end is not None:
+            return []  # all is copied to storage anyway
         if not self._is_refused:
             where = self._settings.where
             self._record(StageRefused(self._host, where, why, later=self._has_begun))
@@ -255,7 +262,7 @@ class Staging(Adapter):
         return self._released()
 
     def _released(self) -> list[events.Event]:
-        search, self._search = self._search, None
+        search, self._search, self._notice_at = self._search, None, math.inf
         return [] if search is None else search()
 
     def _flushed(self, reply: messages.Flushed) -> list[events.Event]:
@@ -274,7 +281,7 @@ class Staging(Adapter):
         """End the wait at the end of the job."""
         self._is_flushing = False
         pending = self._copied or self._failed
-        path = self._settings.where if pending is None else pending.path
+        path = pending.path if pending is not None else self.newest or self._settings.where
         why = why if self._failed is None else self._failed.why
         return self._flushed(messages.Flushed(self._number, (path,), why, path))
 
@@ -293,9 +300,8 @@ class Staging(Adapter):
             return self._give_up("no time was left")
         if now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
-            path, done, size = "", 0, 0
-            if (copied := self._copied) is not None:
-                path, done, size = copied.path, copied.done, copied.size
+            copied = self._copied or messages.Draining("", 0, 0)
             where, waited = self._settings.where, now - self._since
-            self._record(StageAwaited(self._host, where, path, done, size, waited))
+            progress = (copied.path, copied.done, copied.size, waited)
+            self._record(StageAwaited(self._host, where, *progress, self._is_restoring))
         return []

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.placement import binding, devices, worker_environment
 from ..core.protocol.model import PLACEHOLDER, Assignment, Share
@@ -15,7 +16,9 @@ from ..system.processes import affinity
 from ..system.processes.fork_server_client import SITE, ForkServerClient
 from ..worker.fork_server_messages import Worker
 from .config import Config
-from .staged_paths import StagedPaths
+
+if TYPE_CHECKING:  # needed only with --stage
+    from .staged_paths import StagedPaths
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
 _topology = functools.cache(affinity.topology)
@@ -44,9 +47,8 @@ def workers_of(
     command = config.command
     if stage is not None:
         part = replace(part, checkpoint=stage.staged(part.checkpoint))
-        assert config.checkpoints is not None, "--stage needs a directory"
-        first = len(command) - config.checkpoints.arguments
-        command = (*command[:first], *map(stage.word, command[first:]))
+        program = command[: len(command) - len(config.arguments)]
+        command = (*program, *map(stage.word, config.arguments))
     shared = worker_environment.common(
         part,
         environ,

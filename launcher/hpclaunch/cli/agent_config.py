@@ -73,11 +73,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     """
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
-    if options.stage is not None and not where.alone:
-        raise UsageError(
-            f"--stage is so far for one node with one task, and this launch has "
-            f"{len(where.places)} tasks: omit it"
-        )
     open_file_limit.raise_to(files_needed(len(where.places), 0))  # for the others' connections
     task = _examine(options, environ, where)
     host = where.places[where.index].host
@@ -91,6 +86,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         job=_job(options, environ, where, task.logs),
         nproc=task.count.nproc,
         command=task.program.command,
+        arguments=_arguments(options, task.program.command),
         stdin=standard_input.PATH if task.program.on_stdin else "",
         python=task.program.python,
         start=task.start,
@@ -111,7 +107,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         mps=(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
-        checkpoints=_checkpoints(options),
+        checkpoints=_checkpoints(options, where),
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=task.logs,
         anew=_is_anew(where, task.logs),
@@ -124,6 +120,16 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=task.trouble,
         notes=tuple(facts),
     )
+
+
+def _arguments(options: argparse.Namespace, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the last words of the command, which the user has given after the script. A leading
+    `python` and its options are not in the command.
+    """
+    words = tuple(options.training_script_args)
+    while command[len(command) - len(words) :] != words:
+        words = words[1:]
+    return words
 
 
 # The job
@@ -149,7 +155,7 @@ def _job(
         replaces_stragglers=options.replace_stragglers,
         saves=saves,
         local=options.checkpoint_local,
-        stages=options.stage is not None,
+        stages=options.stage is not None and where.alone,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=Grow(options.grow or ("checkpoint" if saves else "never")),
         elects=where.is_step,
@@ -185,7 +191,7 @@ def _isolate(options: argparse.Namespace) -> bool:
     return bool(own or options.mps == "on")
 
 
-def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
+def _checkpoints(options: argparse.Namespace, where: Allocation) -> Checkpoints | None:
     if options.checkpoint_dir is None:
         return None
     return Checkpoints(
@@ -193,8 +199,7 @@ def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
         exclude=options.checkpoint_exclude,
         complete=options.checkpoint_complete or "",
         verify=options.verify,
-        stage="" if options.stage is None else os.path.abspath(options.stage),
-        arguments=len(options.training_script_args),
+        stage=os.path.abspath(options.stage) if options.stage and where.alone else "",
     )
 
 
@@ -211,6 +216,9 @@ def _examine(
     try:
         task.program = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
+        if options.stage is not None and not where.alone:
+            tasks = wording.count(len(where.places), "task")
+            raise UsageError(f"--stage is so far for a launch with one task, not with {tasks}")
         if where.index == HEAD:
             _check_metrics(options.metrics)
         task.count = count_workers(

@@ -94,6 +94,9 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"--stage: {when}the script saves to {plain(where)} itself: {plain(why)}"
         case facts.StoringFailed(path=path, why=why):
             return f"{plain(path)} was not copied to storage: {plain(why)}; it is tried again"
+        case facts.StageAwaited(is_restore=True, where=where, waited=waited):
+            what = f"a checkpoint of {plain(where)} is copied into memory"
+            return f"waiting until {what} ({waited:.0f} s so far)"
         case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
             copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
             return f"waiting until all is copied to {plain(where)} ({waited:.0f} s so far){copied}"

@@ -26,7 +26,7 @@ class NewestCheckpoint:
 
     def __init__(self) -> None:
         self._saved: tuple[float, CheckpointSaved] | None = None
-        # The newest on storage with its step; None without --stage. An older one may be copied later.
+        # The newest on storage, with its step; None without --stage
         self._stored: tuple[str, int | None] | None = None
 
     def note(self, fact: Fact, at: float) -> None:
@@ -39,7 +39,7 @@ class NewestCheckpoint:
                 self._stored = path, None
             case CheckpointStored(path=path, step=step):
                 known = None if self._stored is None else self._stored[1]
-                if known is None or step is None or step >= known:
+                if known is None or step is None or step >= known:  # older ones may be copied later
                     self._stored = path, step
 
     def at(self, now: float) -> CheckpointSnapshot | None:

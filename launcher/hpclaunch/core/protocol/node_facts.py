@@ -120,7 +120,9 @@ class StoringFailed:
 
 @value(frozen=True)
 class StageAwaited:
-    """At its end, the job waits until all that was saved in memory is on storage."""
+    """The job waits until a checkpoint is in memory or, at its end, until all that was saved there
+    is on storage.
+    """
 
     host: str
     where: str  # --checkpoint-dir
@@ -128,6 +130,7 @@ class StageAwaited:
     done: int  # bytes of it that were copied
     size: int  # all of its bytes
     waited: float
+    is_restore: bool = False  # the wait is for a checkpoint from storage
 
 
 @value(frozen=True)

@@ -74,7 +74,7 @@ def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterato
 class Contents:
     """All that belongs to one checkpoint."""
 
-    key: str  # the path of the checkpoint
+    key: str  # the path of the checkpoint; of several files, that of the first rank
     moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
     items: tuple[Item, ...]  # below these paths, the decisive file last
     essential: frozenset[str]  # the files that may not change while they are copied
@@ -97,12 +97,14 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
     decisive = os.path.relpath(candidate.decides.path, root)
     moved: tuple[str, ...]
     if key == HERE:  # other files may be beside it, such as logs, which change all the time
-        others = frozenset(os.path.relpath(c.path, root) for c in candidate.beside)
-        items = list(tree(root, HERE, others - {HERE}))[1:]
-        parts = (os.path.relpath(part.entry.path, root) for part in found.parts)
-        moved, essential = (HERE,), frozenset({decisive, *parts})
+        parts = {decisive, *(os.path.relpath(part.entry.path, root) for part in found.parts)}
+        others = (os.path.relpath(c.path, root) for c in candidate.beside)
+        skipped = {o for o in others if not any(f"{p}/".startswith(f"{o}/") for p in parts)}
+        items = list(tree(root, HERE, frozenset(skipped)))[1:]
+        moved, essential = (HERE,), frozenset(parts)
     else:
-        moved = (*_targets(root, candidate), *_of_other_ranks(root, candidate), key)
+        ranks = _of_ranks(root, candidate)
+        moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
         items = [each for name in moved for each in tree(root, name)]
         essential = frozenset(each.name for each in items if each.is_file)
     items.sort(key=lambda each: each.name == decisive)
@@ -117,14 +119,16 @@ def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:
             yield target
 
 
-def _of_other_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
-    """Return the files beside it whose names differ only in the rank."""
-    if candidate.place.entry.is_folder or not OF_RANK.search(candidate.name):
-        return []
-    form = OF_RANK.sub(r"\1", candidate.name)
-    others = (c for c in candidate.beside if c is not candidate and c.bare == candidate.bare)
-    names = (os.path.relpath(c.path, root) for c in others if OF_RANK.sub(r"\1", c.name) == form)
-    return sorted(names, reverse=True)
+def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
+    """Return its path, and those of files beside it whose names differ only in the rank. The file
+    of the first rank is last: Composer's checkpoint is known by that.
+    """
+    found = [candidate]
+    if not candidate.place.entry.is_folder and OF_RANK.search(candidate.name):
+        form = OF_RANK.sub(r"\1", candidate.name)
+        alike = (c for c in candidate.beside if c.bare == candidate.bare)
+        found = [c for c in alike if OF_RANK.sub(r"\1", c.name) == form]
+    return sorted((os.path.relpath(c.path, root) for c in found), reverse=True)
 
 
 def notes(

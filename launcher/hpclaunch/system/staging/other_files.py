@@ -34,15 +34,19 @@ class OtherFiles:
         self._copied: dict[str, tuple[int, ...]] = {}  # identities, by path
 
     def restore(self) -> None:
-        """Copy small files to the staging directory, since the script may append to them."""
+        """Copy small files to the staging directory, since the script may append to them. Call this
+        before the script runs.
+        """
         left, names = RESTORED, set()
         with contextlib.suppress(OSError), draft(os.path.dirname(self._stage)) as drafted:
             where = self._storage + self._here.where.removeprefix(self._stage)
             known = [*candidates(where, self._here.facts(()))]
             skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
             for each in self._below(self._storage, skipped):
-                is_here = os.path.lexists(os.path.join(self._stage, each.name))
-                if is_here or not each.is_file or each.stat.st_size > left:
+                if os.path.lexists(os.path.join(self._stage, each.name)):
+                    names.add(each.name)  # beside the checkpoint
+                    continue
+                if not each.is_file or each.stat.st_size > left:
                     continue
                 copy([each], self._storage, drafted, self._storage, at_once)
                 place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))

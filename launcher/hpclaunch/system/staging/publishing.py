@@ -102,17 +102,26 @@ def _settle(newest: str, root: str, decisive: str) -> None:
     items = [each for each in tree(newest, HERE) if each.name != HERE]
     with draft(root) as drafted:
         for each in sorted(items, key=lambda each: each.name == decisive):
-            final = os.path.join(root, each.name)
+            path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
                 os.makedirs(final, exist_ok=True)
-                continue
-            new = os.path.join(drafted, "new")
-            _copy_or_link(os.path.join(newest, each.name), new)
-            place(new, final)
+            elif not _is_same(path, final):  # else a stager that was killed has linked it
+                new = os.path.join(drafted, each.name)
+                os.makedirs(os.path.dirname(new), exist_ok=True)
+                _link_or_copy(path, new)
+                place(new, final)
     remove(newest, root)
 
 
-def _copy_or_link(path: str, new: str) -> None:
+def _is_same(path: str, other: str) -> bool:
+    """Return whether both are hard links to one file. Renaming one to the other does nothing."""
+    try:
+        return os.path.samestat(os.lstat(path), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _link_or_copy(path: str, new: str) -> None:
     try:
         os.link(path, new, follow_symlinks=False)
     except OSError:  # a file system without hard links

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 
-from .contents import Contents
+from .contents import HERE, Contents
 
 
 class Record:
@@ -25,7 +25,8 @@ class Record:
             self.others.update(others)
 
     def add(self, contents: Contents) -> None:
-        self.moved[contents.key] = list(contents.moved)
+        is_root = contents.key == HERE
+        self.moved[contents.key] = list(contents.essential if is_root else contents.moved)
         self._write()
 
     def add_others(self, names: set[str]) -> None:

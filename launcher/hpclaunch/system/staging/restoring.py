@@ -75,8 +75,7 @@ class Restoring:
         try:
             contents = contents_of(self._storage, found)
             moved = contents.moved
-            if not same(contents, self._stage):
-                self._copy(found, contents)
+            self._copy(found, contents)
             return self._verify(contents)
         except OSError as e:
             self._drop(moved)
@@ -86,14 +85,15 @@ class Restoring:
 
     def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
         beside = notes(self._storage, contents.key, found.candidate.beside, ())
-        items = [*contents.items, *beside]
+        is_here = same(contents, self._stage)  # by a stager that was killed after that
+        items = [*(() if is_here else contents.items), *beside]
         with draft(os.path.dirname(self._stage)) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
-            names = contents.moved
+            names = () if is_here else contents.moved
             if contents.key == HERE:
-                names = tuple(each.name for each in contents.items if not each.is_folder)
+                names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
 

@@ -57,6 +57,7 @@ class Stager:
         self._channel = channel
         self._storage, self._stage = os.path.abspath(storage), os.path.abspath(stage)
         self._own = os.path.dirname(self._stage)
+        self._held = os.path.join(self._own, "held")  # the checkpoint that is being copied
         self._lock = stage_directory.hold(self._own)
         self._here, self._there = (
             CheckpointService(
@@ -88,25 +89,25 @@ class Stager:
     def run(self) -> None:
         """Work until the agent is gone."""
         with contextlib.suppress(OSError):  # the next drain reports it
-            self._sweep()
+            self.sweep()
         while True:
             self._serve(max(0.0, self._look_due - time.monotonic()))
             while self._requests:
                 match self._requests.popleft():
                     case messages.Restore() as request:
-                        self._send(self._restore(request))
+                        self._send(self.restore(request))
                     case messages.Flush(id=number):
-                        self._send(self._flush(number))
+                        self._send(self.flush(number))
             if self._is_gone:
                 self._end()
                 return
             if time.monotonic() >= self._look_due:
-                self._work()
+                self.work()
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
         if os.path.isdir(self._stage):
-            left = self._flush(0)
+            left = self.flush(0)
             for path in left.missing:
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         shutil.rmtree(self._own, ignore_errors=True)
@@ -145,19 +146,22 @@ class Stager:
             except AgentGoneError:
                 self._is_gone = True
 
-    def _restore(self, request: messages.Restore) -> messages.Reply:
+    def restore(self, request: messages.Restore) -> messages.Reply:
+        """Copy a checkpoint from storage, with the small files of the script."""
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
         reply = restoring.run(request)
         if restoring.restored is not None:
             self._drained[restoring.restored.key] = restoring.restored.identity
             self._record.add(restoring.restored)
-        if isinstance(reply, messages.Restored):
+        if isinstance(reply, messages.Restored) and not request.before:
             self._others.restore()
         return reply
 
     # Draining
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Remove what a killed stager has left unfinished. Raises OSError."""
+
         def decisive(path: str) -> str:
             where = os.path.dirname(path)
             found = look_at(where, path, self._there.facts(()), self._there.memory)
@@ -165,7 +169,8 @@ class Stager:
                 return ""
             return os.path.relpath(found.candidate.decides.path, path)
 
-        sweep({self._storage, *roots(self._there.where)}, decisive)
+        shutil.rmtree(self._held, ignore_errors=True)
+        sweep({self._own, self._storage, *roots(self._there.where)}, decisive)
 
     def _look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints in the staging directory, the newest first."""
@@ -184,21 +189,27 @@ class Stager:
     def _complete(
         self, found: Sequence[ExaminedCheckpoint]
     ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
-        """Yield the complete checkpoints. Those of which another rank's file is not whole are left
-        out.
+        """Yield the complete checkpoints. Left out are those of which another rank's file is not
+        whole, and the files of a checkpoint that lies in the root: they count only together.
         """
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
+        known = set(self._record.moved.get(HERE, ()))
         for each in found:
-            if each.lacks is None:
+            if (
+                each.lacks is None
+                and os.path.relpath(each.candidate.path, self._stage) not in known
+            ):
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(self._stage, each)
+                    known.update(contents.moved)
                     if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
                         yield each, contents
 
     def _is_on_storage(self, contents: Contents) -> bool:
         return self._drained.get(contents.key) == contents.identity
 
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
         found = self._look()
         complete = list(self._complete(found))
         self._check_room(complete)
@@ -227,10 +238,8 @@ class Stager:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
         path = self._on_storage(contents.key)
-        held = os.path.join(self._own, "held")
-        shutil.rmtree(held, ignore_errors=True)
         try:
-            self._copy(found, contents, all_found, held)
+            self._copy(found, contents, all_found)
         except GivenUpError as e:
             self._finishes = True
             return str(e)
@@ -241,7 +250,7 @@ class Stager:
                 self._send(messages.DrainFailed(path, why))
             return why
         finally:
-            shutil.rmtree(held, ignore_errors=True)
+            shutil.rmtree(self._held, ignore_errors=True)
         self._drained[contents.key] = contents.identity
         self._record.add(contents)
         self._finishes = self._is_late = False
@@ -261,7 +270,6 @@ class Stager:
         found: ExaminedCheckpoint,
         contents: Contents,
         all_found: Sequence[ExaminedCheckpoint],
-        held: str,
     ) -> None:
         """Copy and publish a checkpoint. Raises OSError and GivenUpError."""
         is_there = same(contents, self._storage)
@@ -271,12 +279,13 @@ class Stager:
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
             if not is_there:
-                hold(contents, self._stage, held)
+                hold(contents, self._stage, self._held)
             self._check(found, contents)
             if not is_there:
-                copy(contents.items, held, drafted, self._stage, self._between(contents))
-                if not is_unchanged(contents, held):
+                copy(contents.items, self._held, drafted, self._stage, self._between(contents))
+                if not is_unchanged(contents, self._held):
                     raise GivenUpError("it is being written again")
+            self._record.add_others({each.name for each in beside})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
@@ -339,7 +348,7 @@ class Stager:
 
     # The end
 
-    def _flush(self, number: int) -> messages.Flushed:
+    def flush(self, number: int) -> messages.Flushed:
         """Copy everything that is left, and try once more what could not be copied."""
         self._is_flushing = True
         try:
@@ -352,10 +361,12 @@ class Stager:
 
     def _flush_once(self) -> tuple[list[str], str, str]:
         with contextlib.suppress(OSError):
-            self._sweep()
+            self.sweep()
         missing, first, newest = [], "", ""
         found = self._look()
         complete = list(self._complete(found))
+        if not os.path.isdir(self._stage):
+            return [self._storage], "somebody has deleted the staging directory", ""
         for each, contents in complete:
             if not self._is_on_storage(contents) and (why := self._drain(each, contents, found)):
                 path = self._on_storage(contents.key)
@@ -377,24 +388,32 @@ class Stager:
         deleted = {
             key
             for key, moved in self._record.moved.items()
-            if not any(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+            if key != HERE
+            and not any(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
         }
         if deleted <= self._kept:
             return
         self._kept = set(deleted)
-        has_newer = False
+        owners = {name: key for key, moved in self._record.moved.items() for name in moved}
+        newest = None  # the complete one that stays
         with contextlib.suppress(OSError):
             for each in list(self._there.examine(self._rounds)):
-                key = os.path.relpath(each.candidate.path, self._storage)
-                if has_newer and key in deleted:
-                    for name in self._record.moved[key]:
-                        with contextlib.suppress(FileNotFoundError):
-                            remove(os.path.join(self._storage, name), self._storage)
-                    self._record.forget(key)
-                    self._drained.pop(key, None)
-                    self._kept.discard(key)
-                    self._send(messages.Deleted(each.candidate.path))
-                has_newer |= each.lacks is None
+                name = os.path.relpath(each.candidate.path, self._storage)
+                key = owners.get(name, name)
+                if newest is None:
+                    newest = key if each.lacks is None else None
+                elif key in deleted and key != newest:
+                    deleted.remove(key)
+                    self._delete(key)
+
+    def _delete(self, key: str) -> None:
+        for name in self._record.moved[key]:
+            with contextlib.suppress(FileNotFoundError):
+                remove(os.path.join(self._storage, name), self._storage)
+        self._record.forget(key)
+        self._drained.pop(key, None)
+        self._kept.discard(key)
+        self._send(messages.Deleted(self._on_storage(key)))
 
     def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Check once for each new checkpoint that the next one will fit, if the older ones make

@@ -1,0 +1,86 @@
+"""The staging directory: private, held by a lock, and swept once nobody holds it."""
+
+import os
+
+import pytest
+
+from hpclaunch.system.staging.stage_directory import LOCK, StageDirectory, hold, sweep
+
+
+@pytest.fixture
+def base(tmp_path):
+    return str(tmp_path)
+
+
+def home(base):
+    return os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+
+
+def test_it_is_private_and_has_the_name_of_the_directory_on_storage(base):
+    made = StageDirectory(base, "/scratch/u/checkpoints/")
+    assert os.path.basename(made.path) == "checkpoints"
+    assert os.path.isdir(made.path)
+    for directory in (home(base), os.path.dirname(made.path)):
+        assert os.stat(directory).st_mode & 0o777 == 0o700
+    made.remove()
+    assert os.listdir(base) == []
+
+
+def test_one_that_is_in_use_is_not_swept(base):
+    made = StageDirectory(base, "ckpt")
+    sweep(base)
+    assert os.path.isdir(made.path)
+    lock = hold(os.path.dirname(made.path))  # the stager's
+    os.close(made._lock)  # the agent is killed
+    sweep(base)
+    assert os.path.isdir(made.path)
+    os.close(lock)
+    sweep(base)
+    assert os.listdir(base) == []
+
+
+def test_one_without_a_lock_is_swept(base):
+    """Its agent was killed before it made one."""
+    os.makedirs(os.path.join(home(base), "half", "ckpt"))
+    os.chmod(home(base), 0o700)
+    sweep(base)
+    assert os.listdir(base) == []
+
+
+def test_another_launch_stays(base):
+    one, other = StageDirectory(base, "ckpt"), StageDirectory(base, "ckpt")
+    one.remove()
+    assert os.path.isdir(other.path)
+    other.remove()
+    assert os.listdir(base) == []
+
+
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("/tmp", path)])
+def test_a_directory_that_others_can_read_or_a_link_is_refused(base, make):
+    make(home(base))
+    with pytest.raises(PermissionError, match="private"):
+        StageDirectory(base, "ckpt")
+    with pytest.raises(PermissionError, match="private"):
+        sweep(base)
+
+
+def test_one_that_was_swept_cannot_be_held(base):
+    made = StageDirectory(base, "ckpt")
+    made.remove()
+    with pytest.raises(FileNotFoundError):
+        hold(os.path.dirname(made.path))
+
+
+def test_one_that_is_swept_while_it_is_locked_cannot_be_held(base, monkeypatch):
+    made = StageDirectory(base, "ckpt")
+    own = os.path.dirname(made.path)
+    opened = os.open
+
+    def open_late(path, *more):
+        fd = opened(path, *more)
+        os.unlink(os.path.join(own, LOCK))
+        return fd
+
+    monkeypatch.setattr(os, "open", open_late)
+    with pytest.raises(FileNotFoundError):
+        hold(own)

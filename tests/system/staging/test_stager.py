@@ -1,0 +1,508 @@
+"""What the stager copies, when, and what it deletes: in this process, on real files."""
+
+import errno
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from kill_points import Node
+from looking import cut_short, damage, newest
+from scripts import ROOT, SCRIPTS, picture, write
+
+from hpclaunch.system.staging import copying, messages, other_files, publishing, room, service
+from hpclaunch.system.staging import restoring as restoring_module
+
+SECOND = 10**9
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def stager(node):
+    """Yield a stager of this node, which makes no pauses."""
+    made = node.stager()
+    yield made
+    node.close(made)
+
+
+def sent(node, kind):
+    return [message for message in node.channel.sent if isinstance(message, kind)]
+
+
+def names(root):
+    return sorted(picture(root))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_storage_follows_a_script(script, tmp_path):
+    """Every step is saved while the one before is on storage; nothing is left of the others."""
+    node = Node(tmp_path, ROOT.get(script, "ckpt"))
+    stager = node.stager()
+    for step in (1, 2, 3):
+        SCRIPTS[script](node.stage, step)
+        stager.work()
+        assert newest(node.storage)[0], "nothing complete on storage"
+    (node.stage / "log.txt").write_text("done\n")
+    assert stager.flush(7) == messages.Flushed(7, (), "")
+    node.close(stager)
+    assert picture(node.storage) == picture(node.stage)
+    assert names(node.storage) == [name for name in names(node.storage) if "hpclaunch" not in name]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
+    node = Node(tmp_path, ROOT.get(script, "ckpt"))
+    SCRIPTS[script](node.storage, 1)
+    before = picture(node.storage)
+    stager = node.stager()
+    restored = stager.restore(messages.Restore(1))
+    assert restored.path.startswith(str(node.storage))
+    assert restored.skipped == ()
+    assert picture(node.stage) == before
+    stager.work()
+    assert not sent(node, messages.Drained)  # it is there already
+    SCRIPTS[script](node.stage, 2)
+    stager.work()
+    stager.flush(2)
+    node.close(stager)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_the_newest_is_first_and_the_others_follow(node, stager):
+    for step in (1, 2, 3):
+        write(node.stage / f"step-{step}.pt", step)
+    for _ in range(3):
+        stager.work()
+    assert [message.step for message in sent(node, messages.Drained)] == [3, 2, 1]
+
+
+def test_modes_and_times_are_kept(node, stager):
+    write(node.stage / "step-1" / "rank.pt", 1)
+    (node.stage / "step-1" / ".complete").touch()
+    os.chmod(node.stage / "step-1" / "rank.pt", 0o640)
+    os.utime(node.stage / "step-1", ns=(5, 12345678901))
+    stager.work()
+    for name in ("step-1", "step-1/rank.pt"):
+        there, here = (os.stat(root / name) for root in (node.storage, node.stage))
+        assert (there.st_mode, there.st_mtime_ns) == (here.st_mode, here.st_mtime_ns)
+
+
+def test_pauses_take_as_long_as_copying(node, monkeypatch):
+    pauses = []
+    stager = node.stager()
+    stager._is_hurried = False
+    monkeypatch.setattr(stager, "_serve", pauses.append)
+    monkeypatch.setattr(copying, "SPAN", 100_000)
+    copied = copying._copy_span
+    monkeypatch.setattr(copying, "_copy_span", lambda *a: time.sleep(0.05) or copied(*a))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    pieces = [pause for pause in pauses if pause]
+    assert len(pieces) >= 1
+    assert min(pieces) >= 0.05
+    node.close(stager)
+
+
+def interrupt(monkeypatch, action):
+    """Do something while the first piece of a copy is read."""
+    copied, todo = copying._copy_span, [action]
+
+    def copy_span(*args):
+        if todo:
+            todo.pop()()
+        return copied(*args)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+
+
+def test_what_the_script_deletes_during_the_drain_still_reaches_storage(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    expected = picture(node.stage)
+    interrupt(monkeypatch, (node.stage / "step-1.pt").unlink)
+    stager.work()
+    assert picture(node.storage) == expected
+
+
+def test_one_that_is_replaced_during_the_drain_is_drained_again(node, stager, monkeypatch):
+    write(node.stage / "snapshot.pt", 1)
+    first = picture(node.stage)
+    interrupt(monkeypatch, lambda: write(node.stage / "snapshot.pt", 2))
+    stager.work()
+    assert picture(node.storage) == first
+    stager.work()
+    assert picture(node.storage) == picture(node.stage) != first
+
+
+def test_one_that_is_rewritten_in_place_during_the_drain_does_not_appear(
+    node, stager, monkeypatch, tmp_path
+):
+    write(node.stage / "snapshot.pt", 1)
+    write(tmp_path / "next.pt", 2)
+
+    def rewrite():
+        shutil.copyfile(tmp_path / "next.pt", node.stage / "snapshot.pt")
+
+    interrupt(monkeypatch, rewrite)
+    stager.work()
+    assert names(node.storage) == []
+    stager.work()
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_one_that_is_overtaken_is_given_up_only_once(node, stager, monkeypatch):
+    """However often the script saves, at least every other drain is finished."""
+    monkeypatch.setattr(copying, "SPAN", 20_000)
+    monkeypatch.setattr(copying, "THREADS", 1)
+    monkeypatch.setattr(service, "THREADS", 1)
+    for step in (1, 2, 3, 4):
+        write(node.stage / f"step-{step}.pt", step)
+        stager._look_due = float("inf")
+
+        def save_next(step=step):
+            write(node.stage / f"step-{step + 1}.pt", step + 1)
+            stager._look_due = 0.0
+
+        interrupt(monkeypatch, save_next)
+        stager.work()
+    assert [message.step for message in sent(node, messages.Drained)] == [2, 4]
+
+
+def test_nothing_half_is_flushed(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    write(node.stage / "step-2.pt", 2)
+    damage(node.stage / "step-2.pt", cut_short)
+    (node.stage / "step-3.pt").touch()
+    (node.stage / "step-4.tmp").write_text("half")
+    (node.stage / "tmp-checkpoint-5").mkdir()
+    write(node.stage / "tmp-checkpoint-5" / "model.pt", 5)
+    stager.flush(1)
+    assert names(node.storage) == ["step-1.pt"]
+
+
+def test_everything_else_is_flushed(node, stager):
+    for name in ("logs/run/events", ".hydra/config.yaml", "data.tar", "vocab.bin", "step-7.json"):
+        (node.stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (node.stage / name).write_text(f"this is {name}")
+    write(node.stage / "final" / "weights.pt", 9)  # of no known format
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "latest").symlink_to("step-1.pt")
+    (node.stage / "data").symlink_to("/usr")
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == picture(node.stage)
+    assert os.readlink(node.storage / "data") == "/usr"
+
+
+def test_logs_reach_storage_with_each_checkpoint_but_no_unfinished_model_does(node, stager):
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "train.log").write_text("step 1\n")
+    (node.stage / "best").mkdir()
+    (node.stage / "best" / "weights.safetensors").write_text("half")
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert names(node.storage) == ["logs/train.log", "step-1.pt"]
+
+
+def test_a_first_save_by_accelerate_at_the_very_end_is_not_lost(tmp_path):
+    """While the round runs, it is not certain that it is complete; once it has ended, it is."""
+    node = Node(tmp_path)
+    stager = node.stager()
+    stager._rounds = ((time.time_ns() - 60 * SECOND, None, 1),)
+    SCRIPTS["accelerate"](node.stage, 1)
+    stager.work()
+    assert names(node.storage) == []
+    stager._rounds = ((stager._rounds[0][0], time.time_ns(), 1),)
+    assert stager.flush(1).missing == ()
+    node.close(stager)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
+    SCRIPTS["deepspeed"](node.stage, 1)
+    tag = node.stage / "global_step2"
+    write(tag / "mp_rank_00_model_states.pt", 2, dp_world_size=2, mp_world_size=1)
+    (node.stage / "latest").write_text("global_step2")  # before the other rank has saved
+    stager.work()
+    assert "latest" not in names(node.storage)
+    stager.flush(1)
+    assert "latest" not in names(node.storage)
+
+
+# Deletion
+
+
+def test_what_others_have_saved_is_never_deleted(node, stager):
+    write(node.storage / "step-1.pt", 1)  # by an earlier launch, and not restored
+    for step in (2, 3, 4):
+        SCRIPTS["files"](node.stage, step)
+        stager.work()
+    assert names(node.storage) == ["last.pt", "step-1.pt", "step-4.pt"]
+    assert [os.path.basename(m.path) for m in sent(node, messages.Deleted)] == [
+        "step-2.pt",
+        "step-3.pt",
+    ]
+
+
+def test_the_last_complete_one_stays(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (node.stage / "step-1.pt").unlink()
+    write(node.stage / "step-2.pt", 2)
+    damage(node.stage / "step-2.pt", cut_short)
+    stager.work()
+    stager.flush(1)
+    assert names(node.storage) == ["step-1.pt"]
+
+
+def test_the_files_of_ranks_count_as_one_checkpoint(node, stager):
+    SCRIPTS["ranks"](node.stage, 1)
+    stager.work()
+    (drained,) = sent(node, messages.Drained)
+    assert drained.path == str(node.storage / "ep0-ba1-rank0.pt")
+    for path in node.stage.iterdir():
+        path.unlink()
+    stager.work()
+    stager.flush(1)
+    assert names(node.storage) == ["ep0-ba1-rank0.pt", "ep0-ba1-rank1.pt"]
+
+
+def test_a_staging_directory_that_somebody_has_deleted_deletes_nothing(node, stager):
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+        stager.work()
+    shutil.rmtree(node.stage)
+    stager.work()
+    flushed = stager.flush(1)
+    assert flushed.missing == (str(node.storage),)
+    assert "has deleted the staging directory" in flushed.why
+    assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    SCRIPTS["files"](node.stage, 2)
+    other = node.stager()
+    other.work()
+    assert "step-1.pt" not in names(node.storage)
+    os.close(other._lock)
+
+
+# Failures
+
+
+def fail(code):
+    def failing(*_):
+        raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ESTALE, errno.EACCES])
+def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, monkeypatch, code):
+    write(node.stage / "step-1.pt", 1)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(code))
+        stager.work()
+        assert [m.why for m in sent(node, messages.DrainFailed)] == [os.strerror(code)]
+        assert os.listdir(node.storage) == []
+        stager.work()  # 10 s have not passed
+        assert len(sent(node, messages.DrainFailed)) == 1
+        flushed = stager.flush(5)
+        path = str(node.storage / "step-1.pt")
+        assert flushed == messages.Flushed(5, (path,), os.strerror(code), path)
+    write(node.stage / "step-2.pt", 2)
+    stager.work()
+    assert names(node.storage) == ["step-2.pt"]
+    stager._failed = (*stager._failed[:2], 0.0)
+    stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "log").write_text("a log")
+    (node.storage / "logs").touch()
+    flushed = stager.flush(1)
+    assert flushed.missing == (str(node.storage / "logs" / "log"),)
+    assert flushed.why == os.strerror(errno.ENOTDIR)
+    assert flushed.checkpoint == ""
+    assert "step-1.pt" in names(node.storage)
+
+
+def test_a_full_memory_does_not_end_it(node, stager, monkeypatch):
+    """The record cannot be written, but the checkpoint reaches storage."""
+    write(node.stage / "step-1.pt", 1)
+    monkeypatch.setattr("hpclaunch.system.staging.record.json.dump", fail(errno.ENOSPC))
+    stager.work()
+    assert names(node.storage) == ["step-1.pt"]
+
+
+# Restoring
+
+
+def flip_a_bit(data):
+    data[20_000] ^= 1
+    return data
+
+
+def test_a_damaged_checkpoint_is_skipped_with_the_reason(node, stager):
+    write(node.storage / "step-1.pt", 1)
+    write(node.storage / "step-2.pt", 2)
+    damage(node.storage / "step-2.pt", flip_a_bit)
+    write(node.storage / "step-3.pt", 3)
+    damage(node.storage / "step-3.pt", cut_short)
+    restored = stager.restore(messages.Restore(4))
+    assert (restored.id, restored.path) == (4, str(node.storage / "step-1.pt"))
+    half, damaged = restored.skipped
+    assert half.startswith("step-3.pt: cut short")
+    assert "wrong checksum" in damaged
+    assert names(node.stage) == ["step-1.pt"]
+
+
+def test_an_older_one_on_request(node, stager):
+    for step in (1, 2, 3):
+        write(node.storage / f"step-{step}.pt", step)
+    path = stager.restore(messages.Restore(1)).path
+    path = stager.restore(messages.Restore(2, path)).path
+    assert path == str(node.storage / "step-2.pt")
+    stager.restore(messages.Restore(3, path))
+    assert stager.restore(messages.Restore(4, str(node.storage / "step-1.pt"))).path == ""
+    assert names(node.stage) == ["step-1.pt", "step-2.pt", "step-3.pt"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_storage_without_a_checkpoint(node, stager, is_there):
+    if not is_there:
+        node.storage.rmdir()
+    assert stager.restore(messages.Restore(1)).path == ""
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert names(node.storage) == ["step-1.pt"]
+
+
+def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monkeypatch):
+    monkeypatch.setattr(other_files, "RESTORED", 100)
+    (node.storage / "large.log").write_text("a long log\n" * 500)
+    (node.storage / "log").write_text("step 1\n")
+    write(node.storage / "step-1.pt", 1)
+    stager.restore(messages.Restore(1))
+    assert names(node.stage) == ["log", "step-1.pt"]
+    for name in ("log", "large.log"):
+        with (node.stage / name).open("a") as file:
+            file.write("step 2\n")
+    for number in (1, 2):
+        assert stager.flush(number).missing == ()
+    assert (node.storage / "log").read_text() == "step 1\nstep 2\n"
+    assert (node.storage / "large.log").read_text() == "step 2\n"
+    assert (node.storage / "large.log.~1~").read_text().startswith("a long log")
+    assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
+
+
+# Room
+
+
+def limit(monkeypatch, free):
+    """Have a file system in memory with so many bytes for the script."""
+    left = room.Room(free, 1 << 40, "the memory of this node")
+
+    def used(directory):
+        size = sum(p.lstat().st_size for p in node_files(directory))
+        return left._replace(free=free - size)
+
+    for module in (service, restoring_module):
+        monkeypatch.setattr(module, "room", used)
+
+
+def node_files(directory):
+    for base, _, found in os.walk(directory):
+        for name in found:
+            yield Path(base) / name
+
+
+SIZE = 161_500  # about that of a file by `write`
+
+
+def test_too_large_a_checkpoint_is_refused_with_figures(node, stager, monkeypatch):
+    write(node.storage / "step-1.pt", 1)
+    limit(monkeypatch, 2 * SIZE)
+    refused = stager.restore(messages.Restore(1))
+    assert isinstance(refused, messages.Refused)
+    assert "2 checkpoints of 158 KiB and a reserve need" in refused.why
+    assert names(node.stage) == []
+
+
+def test_a_first_save_that_leaves_no_room_for_the_next(node, stager, monkeypatch):
+    limit(monkeypatch, 2 * SIZE)
+    assert isinstance(stager.restore(messages.Restore(1)), messages.Refused | messages.Restored)
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (refused,) = sent(node, messages.Refused)
+    assert refused.id == 0
+    assert "another checkpoint of 158 KiB" in refused.why
+    assert names(node.storage) == ["step-1.pt"]  # it is there before the launcher hears of it
+    stager.work()
+    assert len(sent(node, messages.Refused)) == 1
+
+
+def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, monkeypatch):
+    limit(monkeypatch, 4 * SIZE)
+    for step in range(1, 9):
+        before = os.stat(node.stage).st_mtime_ns
+        write(node.stage / f"step-{step}.pt", step)
+        for _ in range(2):
+            stager.work()
+        assert os.stat(node.stage).st_mtime_ns >= before
+    assert names(node.stage) == ["step-7.pt", "step-8.pt"]
+    assert len(names(node.storage)) == 8
+    assert not sent(node, messages.Refused)
+    assert not sent(node, messages.Deleted)
+
+
+def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    limit(monkeypatch, 4 * SIZE)
+
+    def delete():
+        (node.stage / "step-1.pt").unlink()
+        stager._look_due = 0.0
+        limit(monkeypatch, SIZE // 2)
+
+    monkeypatch.setattr(copying, "SPAN", 50_000)
+    monkeypatch.setattr(service, "THREADS", 1)
+    stager._look_due = float("inf")
+    interrupt(monkeypatch, delete)
+    stager.work()
+    assert os.listdir(node.storage) == []
+    assert not stager._has_pauses
+
+
+def test_a_flush_makes_a_running_drain_urgent(node):
+    stager = node.stager()
+    stager._is_hurried = False
+    assert stager._has_pauses
+    stager._take(messages.Flush(1))
+    assert not stager._has_pauses
+    node.close(stager)
+
+
+def test_without_an_exchange_the_older_one_stays_visible(node, stager, monkeypatch):
+    SCRIPTS["sealed-one-name"](node.stage, 1)
+    stager.work()
+    SCRIPTS["sealed-one-name"](node.stage, 2)
+    seen, renamed = [], os.rename
+
+    def rename(*args):
+        renamed(*args)
+        seen.append(newest(node.storage)[0])
+
+    monkeypatch.setattr(publishing, "_rename_exchange", fail(errno.EINVAL))
+    monkeypatch.setattr(os, "rename", rename)
+    stager.work()
+    assert all(seen)
+    assert picture(node.storage) == picture(node.stage)
