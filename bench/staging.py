@@ -40,7 +40,6 @@ from slow_storage import slow_storage, why_not
 WORKER = Path(__file__).parent / "saving_worker.py"
 STAGE = "--stage"
 STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
-STAGES = Path("/dev/shm") / f"hpclaunch-stage-{os.geteuid()}"  # with a directory for each launch
 SHORT, LONG = 10.0, 60.0  # seconds between saves with --stage, and without, of the second table
 
 
@@ -161,8 +160,8 @@ def finish(run: Run, case: Case) -> None:
     for _, fact in facts(run):
         if fact["fact"] in ("StageRefused", "StoringFailed", "StageLost"):
             print(f"  {case.title}: {fact}")
-    if case.stages and (left := [*STAGES.glob("*")]):
-        print(f"  {case.title}: left in memory: {', '.join(map(str, left))}")
+        if fact["fact"] == "StageBegan" and os.path.exists(fact["directory"]):
+            print(f"  {case.title}: {fact['directory']} is left in memory")
 
 
 def wait_for(condition, seconds: float) -> bool:
