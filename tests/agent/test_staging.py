@@ -246,9 +246,11 @@ def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     assert staging.said[-1].endswith("not copied to storage: /s/ckpt/2.pt: no time was left")
 
 
-def test_ctrl_c_ends_the_wait(staging):
+def test_ctrl_c_ends_a_wait_that_was_shown(staging):
     assert staging.adapter.signalled(signal.SIGINT) == []  # the workers still run
     staging.flush()
+    assert staging.adapter.signalled(signal.SIGINT) == []  # a second one for the workers
+    staging.adapter._since -= FIRST_NOTICE
     (flushed,) = staging.adapter.signalled(signal.SIGINT)
     assert flushed.lost == ("ckpt",)
 

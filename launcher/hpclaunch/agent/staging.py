@@ -171,14 +171,17 @@ class Staging(Adapter):
             self._start_at = -math.inf  # now
 
     def signalled(self, signum: int) -> list[events.Event]:
-        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows."""
+        """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT
+        ends the wait once the user has seen that there is one: earlier ones were for the workers.
+        """
+        now = time.monotonic()
         if self._end is None:
             return []
-        if signum == signal.SIGINT:
+        if signum == signal.SIGINT and now >= self._since + FIRST_NOTICE:
             return self._give_up("interrupted")
         if signum == signal.SIGTERM and self._job.slurm_id:
             timing = self._job.timing
-            self._until = min(self._until, time.monotonic() + timing.grace + timing.flush)
+            self._until = min(self._until, now + timing.grace + timing.flush)
         return []
 
     # Replies

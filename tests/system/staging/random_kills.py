@@ -90,7 +90,8 @@ def run(name: str, kills: int, seed: int) -> str:
         client.flush(1)
         flushed = wait_for(client, messages.Flushed)
         assert flushed == messages.Flushed(1, (), ""), flushed
-        assert picture(storage) == picture(Path(directory.path))
+        differing = {*picture(storage).items()} ^ {*picture(Path(directory.path)).items()}
+        assert not differing, f"these files differ in the end: {sorted(differing)}"
         left = [path.name for path in storage.rglob("*") if "hpclaunch" in path.name]
         assert not left, left
     finally:

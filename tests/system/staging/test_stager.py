@@ -292,6 +292,34 @@ def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
     os.close(other._lock)
 
 
+def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node, stager):
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    (node.stage / "config.json").write_text("changed")
+    os.utime(node.stage / "config.json", (5, 5))  # else it would be newer than .complete
+    other = node.stager()
+    assert other.flush(1).missing == ()
+    os.close(other._lock)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypatch):
+    """Of the files of two ranks, one has its final name when the first stager is killed."""
+    SCRIPTS["ranks"](node.stage, 1)
+    placed = publishing.place
+    monkeypatch.setattr(
+        publishing, "place", lambda *a: fail(errno.EIO)() if "rank0" in a[1] else placed(*a)
+    )
+    stager.work()
+    monkeypatch.setattr(publishing, "place", placed)
+    assert names(node.storage) == ["ep0-ba1-rank1.pt"]
+    SCRIPTS["ranks"](node.stage, 2)
+    other = node.stager()
+    other.work()
+    os.close(other._lock)
+    assert picture(node.storage) == picture(node.stage)
+
+
 # Failures
 
 

@@ -44,6 +44,10 @@ class Item(NamedTuple):
         """Return a key that changes when the file is written. Another hard link has the same."""
         return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
 
+    def is_copy_of(self, other: Item) -> bool:
+        """Return whether size and time are the same."""
+        return self.identity[1:] == other.identity[1:]
+
 
 def item(root: str, name: str) -> Item:
     return Item(name, os.lstat(os.path.join(root, name)))

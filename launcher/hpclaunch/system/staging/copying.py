@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,7 +71,8 @@ def _copy_span(source: str, draft: str, name: str, start: int, length: int) -> i
     reading = os.open(os.path.join(source, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        writing = os.open(os.path.join(draft, name), flags, 0o600)
+        mode = os.fstat(reading).st_mode & 0o777 | 0o600
+        writing = os.open(os.path.join(draft, name), flags, mode)
         try:
             while done < length:
                 data = os.pread(reading, min(PIECE, length - done), start + done)
@@ -95,8 +97,18 @@ def _finish(path: str, each: Item) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         inherited = os.fstat(fd).st_mode & 0o7000  # such as setgid, in a group's directory
-        os.fchmod(fd, each.stat.st_mode & 0o777 | inherited)
+        with contextlib.suppress(PermissionError):  # some file systems keep modes by ACLs only
+            os.fchmod(fd, each.stat.st_mode & 0o777 | inherited)
         os.utime(fd, ns=(each.stat.st_atime_ns, each.stat.st_mtime_ns))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync(path: str) -> None:
+    """Have a file or the names in a directory written to the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         os.fsync(fd)
     finally:
         os.close(fd)

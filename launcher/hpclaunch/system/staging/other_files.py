@@ -164,8 +164,7 @@ class OtherFiles:
         elif each.stat.st_size <= NOTE and names_any(path, missing):
             return False
         with contextlib.suppress(FileNotFoundError):
-            there = os.lstat(final)
-            if each.is_file and (there.st_size, there.st_mtime_ns) == each.identity[1:]:
+            if each.is_file and item(self._storage, each.name).is_copy_of(each):
                 self._copied[each.name] = each.identity
                 return True
             if not self._is_own(each.name):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hpclaunch.system.checkpoints.listing import OWN
 
 from .contents import HERE, Contents, Item, item, tree
+from .copying import sync
 
 DRAFT = f"{OWN}draft-"
 OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
@@ -159,24 +160,12 @@ def sweep(places: Iterable[str], decisive_of: Callable[[str], str]) -> None:
                 _settle(path, place_, decisive)
 
 
-def sync(path: str) -> None:
-    """Have a file or the names in a directory written to the disk. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def same(contents: Contents, root: str) -> bool:
     """Return whether a directory has these files already, with the same sizes and times."""
+    essential = [each for each in contents.items if each.name in contents.essential]
     try:
-        found = {i.name: i for i in (item(root, name) for name in contents.essential)}
+        for name in contents.moved:
+            item(root, name)
+        return all(item(root, each.name).is_copy_of(each) for each in essential)
     except OSError:
         return False
-    return all(
-        (found[i.name].stat.st_size, found[i.name].stat.st_mtime_ns)
-        == (i.stat.st_size, i.stat.st_mtime_ns)
-        for i in contents.items
-        if i.name in contents.essential
-    )

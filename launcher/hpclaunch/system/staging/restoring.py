@@ -50,7 +50,7 @@ class Restoring:
                 elif found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
                 else:
-                    generations = 1 if request.before else 2
+                    generations = 1 if request.before or self._is_here(found) else 2
                     if lack := room(self._stage).lack(found.size, generations):
                         return Refused(request.id, lack)
                     if wrong := self._fetch(found):
@@ -66,6 +66,10 @@ class Restoring:
                 free = f"; {written(room(self._stage).free)} are free in {self._stage}"
             return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
+
+    def _is_here(self, found: ExaminedCheckpoint) -> bool:
+        """Return whether a stager that was killed after that has copied it."""
+        return same(contents_of(self._storage, found), self._stage)
 
     def _fetch(self, found: ExaminedCheckpoint) -> str:
         """Copy a checkpoint. Return what is wrong with it, or "". Raises OSError if it does not fit
@@ -85,7 +89,7 @@ class Restoring:
 
     def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
         beside = notes(self._storage, contents.key, found.candidate.beside, ())
-        is_here = same(contents, self._stage)  # by a stager that was killed after that
+        is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
         with draft(os.path.dirname(self._stage)) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)

@@ -38,6 +38,7 @@ PERIOD = 1.0  # least seconds between two looks
 SHARE = 0.02  # largest share of the time that looks take
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
+GRACE = 0.5  # seconds for workers to die with their agent
 NICE = 10
 
 
@@ -69,6 +70,7 @@ class Stager:
         self._others = OtherFiles(self._stage, self._storage, self._here, self._record)
         self._requests: deque[messages.Restore | messages.Flush] = deque()
         self._rounds: RoundTimes = ()
+        self._is_swept = False
         self._is_gone = False  # the agent
         self._is_hurried = False  # by the agent
         self._is_late = False  # the script deletes checkpoints before they are on storage
@@ -88,7 +90,7 @@ class Stager:
 
     def run(self) -> None:
         """Work until the agent is gone."""
-        with contextlib.suppress(OSError):  # the next drain reports it
+        with contextlib.suppress(OSError):  # storage is away: the first drain reports it
             self.sweep()
         while True:
             self._serve(max(0.0, self._look_due - time.monotonic()))
@@ -107,6 +109,7 @@ class Stager:
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
         if os.path.isdir(self._stage):
+            time.sleep(GRACE)
             left = self.flush(0)
             for path in left.missing:
                 say_now(f"{path} could not be written, and is lost: {left.why}")
@@ -171,6 +174,7 @@ class Stager:
 
         shutil.rmtree(self._held, ignore_errors=True)
         sweep({self._own, self._storage, *roots(self._there.where)}, decisive)
+        self._is_swept = True
 
     def _look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints in the staging directory, the newest first."""
@@ -206,7 +210,11 @@ class Stager:
                         yield each, contents
 
     def _is_on_storage(self, contents: Contents) -> bool:
-        return self._drained.get(contents.key) == contents.identity
+        """Return whether it was drained. In the end, look whether somebody has deleted it there."""
+        is_drained = self._drained.get(contents.key) == contents.identity
+        if is_drained and self._is_flushing:
+            return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
+        return is_drained
 
     def work(self) -> None:
         """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
@@ -239,7 +247,7 @@ class Stager:
         began, step = time.monotonic(), found.candidate.step
         path = self._on_storage(contents.key)
         try:
-            self._copy(found, contents, all_found)
+            is_new = self._copy(found, contents, all_found)
         except GivenUpError as e:
             self._finishes = True
             return str(e)
@@ -252,14 +260,11 @@ class Stager:
         finally:
             shutil.rmtree(self._held, ignore_errors=True)
         self._drained[contents.key] = contents.identity
-        self._record.add(contents)
         self._finishes = self._is_late = False
         self._kept = set()
-        self._send(
-            messages.Drained(
-                path, None if step is None else step.value, contents.size, time.monotonic() - began
-            )
-        )
+        if is_new:
+            number, seconds = None if step is None else step.value, time.monotonic() - began
+            self._send(messages.Drained(path, number, contents.size, seconds))
         if self._refusal:
             self._send(messages.Refused(0, self._refusal))
             self._refusal = ""
@@ -270,8 +275,10 @@ class Stager:
         found: ExaminedCheckpoint,
         contents: Contents,
         all_found: Sequence[ExaminedCheckpoint],
-    ) -> None:
-        """Copy and publish a checkpoint. Raises OSError and GivenUpError."""
+    ) -> bool:
+        """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
+        drained by a stager that was killed. Raises OSError and GivenUpError.
+        """
         is_there = same(contents, self._storage)
         with draft(self._storage) as drafted:
             candidates = [f.candidate for f in all_found]
@@ -285,8 +292,11 @@ class Stager:
                 copy(contents.items, self._held, drafted, self._stage, self._between(contents))
                 if not is_unchanged(contents, self._held):
                     raise GivenUpError("it is being written again")
-            self._record.add_others({each.name for each in beside})
+            self._record.add(contents)  # before, so that the next stager knows it in any case
+            others = [*contents.items, *beside] if contents.key == HERE else beside
+            self._record.add_others({each.name for each in others})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
+        return not is_there
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""
@@ -360,8 +370,9 @@ class Stager:
         return messages.Flushed(number, tuple(missing), why, newest)
 
     def _flush_once(self) -> tuple[list[str], str, str]:
-        with contextlib.suppress(OSError):
-            self.sweep()
+        if not self._is_swept:
+            with contextlib.suppress(OSError):
+                self.sweep()
         missing, first, newest = [], "", ""
         found = self._look()
         complete = list(self._complete(found))
