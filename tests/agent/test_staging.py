@@ -152,13 +152,18 @@ def test_and_what_cannot_be_written_stays_in_memory(staging):
     assert staging.adapter.paths is not None
 
 
-def test_an_older_one_is_copied_into_memory_if_the_newest_cannot_be_used(story):
+def test_one_is_copied_into_memory_if_none_there_can_be_used(story):
     story.reply(messages.Restored(1, "ckpt/2.pt", 1, 0.1, ("3.pt: cut short",)))
     assert story.adapter.skipped == ("3.pt: cut short",)
-    assert story.adapter.restore_older(lambda: ["again"])
+    assert not story.adapter.restore("", lambda: ["again"])  # it was the first request
+    assert story.adapter.restore("ckpt/2.pt", lambda: ["again"])
     assert story.asked[-1] == ("restore", 2, "ckpt/2.pt")
     assert story.reply(messages.Restored(2, "", 0, 0.0)) == ["again"]
-    assert not story.adapter.restore_older(lambda: ["again"])
+    assert not story.adapter.restore("ckpt/2.pt", lambda: ["again"])
+    story.adapter.note_rounds((), hurry=False)
+    assert story.adapter.restore("", lambda: ["again"])
+    assert story.reply(messages.Refused(3, "no room")) == ["again"]
+    assert story.adapter.paths is not None
 
 
 # The stager fails

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import LIMIT, hpclaunch, script, start
 
@@ -163,6 +164,23 @@ def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
     assert begins(done.stdout) == [3], done.stderr
 
 
+def test_the_next_launch_removes_what_a_kill_of_everything_leaves(tmp_path):
+    agent = begin(tmp_path, STAYS)
+    for line in agent.stdout:
+        if "saved 3" in line:
+            break
+    (left,) = stages(tmp_path)
+    tree = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
+    for process in tree:
+        process.suspend()
+    for process in tree:
+        process.kill()
+    agent.communicate(timeout=LIMIT)
+    assert left.exists()
+    assert launch(tmp_path).returncode == 0
+    assert not left.exists()
+
+
 def test_a_stager_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path):
     done = launch(tmp_path, KILLS_STAGER)
     assert done.returncode == 0, done.stderr
@@ -244,3 +262,19 @@ def test_several_machines_are_refused_with_one_line(tmp_path):
     done = hpclaunch(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
+
+
+def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(tmp_path):
+    body = TRAIN.replace('f"{directory}/step-{step}.pt"', 'f"{directory}/snapshot.pt"')
+    cut = """
+    if step == 3 and not done:
+        time.sleep(3)
+        os.truncate(f"{directory}/snapshot.pt", 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = script(tmp_path, body.replace("AFTER", cut))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/ckpt/snapshot.pt" in done.stderr

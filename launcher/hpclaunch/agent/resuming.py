@@ -80,6 +80,7 @@ class Resuming(Adapter):
         self._question = 0  # the core's number for that search
         self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
         self._ended_well = False  # the workers of the last round have finished all saves
+        self._is_last = False  # no round is to begin with what the search finds
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
         self._watches = False  # the process reads each checkpoint as soon as it is saved
@@ -176,6 +177,7 @@ class Resuming(Adapter):
     def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
         self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
         self._question, self._ended_well = effect.number, effect.ended_well
+        self._is_last = effect.is_last
         return self._begin_search()
 
     def _suggest(self) -> None:
@@ -356,7 +358,7 @@ class Resuming(Adapter):
             case Searched(id=number) if number == self._search_number:
                 if self.stage is None:
                     self._look_at_disk(reply.disk)
-                return [] if self._restores_older(reply) else [self._chosen(reply)]
+                return [] if self._restores(reply) else [self._chosen(reply)]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
                 self._look_number = 0
                 assert self._look is not None, "a look is pending"
@@ -391,15 +393,17 @@ class Resuming(Adapter):
         self._seen = seen
         return [events.CheckpointSeen(seen)]
 
-    def _restores_older(self, searched: Searched) -> bool:
-        """Return whether an older checkpoint is being copied into memory, and then searched for:
-        the job has to avoid those that are there.
+    def _restores(self, searched: Searched) -> bool:
+        """Return whether a checkpoint is being copied from storage into memory, and then searched
+        for: none in memory can be used. The job may have to avoid those that are there, or a kill
+        has cut short the only one.
         """
         found = searched.found
-        if self._staging is None or not self._avoid or (found and found[-1].lacks is None):
+        if self._staging is None or self._is_last or (found and found[-1].lacks is None):
             return False
         self._search_tries = TRIES
-        return self._staging.restore_older(self._begin_search)
+        before = self._stored(found[-1].path) if found and self._avoid else ""
+        return self._staging.restore(before, self._begin_search)
 
     def _chosen(self, searched: Searched) -> events.CheckpointChosen:
         self._search_number = 0

@@ -56,7 +56,8 @@ class Staging(Adapter):
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 1  # of the newest request
         self._is_restoring = True
-        self._restored = ""  # the oldest checkpoint that was copied into memory
+        self._before = ""  # restore one that is older than this
+        self._tried = {""}  # values of `_before` since the last round began
         self._has_begun = False
         self._is_flushing = False
         self._is_refused = False  # memory does not suffice from the next round on
@@ -107,7 +108,7 @@ class Staging(Adapter):
         client.rounds(self._rounds)
         client.hurry(on=self._hurries)
         if self._is_restoring:
-            client.restore(self._number, self._restored)
+            client.restore(self._number, self._before)
         if self._is_flushing:
             client.flush(self._number)
 
@@ -115,7 +116,7 @@ class Staging(Adapter):
         """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
         self._rounds, self._hurries = rounds, hurry
         if not hurry:
-            self.skipped = ()  # the round that has begun has named them
+            self.skipped, self._tried = (), set()  # the round that has begun has named them
         if self._client is not None:
             self._client.rounds(rounds)
             self._client.hurry(on=hurry)
@@ -137,16 +138,18 @@ class Staging(Adapter):
             self._begin_flush()
         return []
 
-    def restore_older(self, search: Search) -> bool:
-        """Copy an older checkpoint into memory, and then call `search`: it has to avoid all that
-        are there. Return False if storage has no older one.
+    def restore(self, before: str, search: Search) -> bool:
+        """Copy the newest checkpoint on storage into memory, if it is older than `before` (a path;
+        "": any), and then call `search`: there is none in memory that can be used. Return False if
+        that was tried since the last round.
         """
-        if self.paths is None or not self._restored or self._client is None:
+        if self.paths is None or self._client is None or before in self._tried:
             return False
-        self._search, self._is_restoring = search, True
+        self._tried.add(before)
+        self._search, self._is_restoring, self._before = search, True, before
         self._number += 1
         self._begin_wait()
-        self._client.restore(self._number, self._restored)
+        self._client.restore(self._number, before)
         return True
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
@@ -168,7 +171,7 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.flush(self._number)
         else:
-            self._start_at = -math.inf  # now
+            self._start_at = time.monotonic()
 
     def signalled(self, signum: int) -> list[events.Event]:
         """Limit the wait at the end of the job. After Slurm's SIGTERM, SIGKILL follows. A SIGINT
@@ -219,7 +222,7 @@ class Staging(Adapter):
             case messages.Restored() if self._is_restoring:
                 return self._begin(reply)
             case messages.Refused(why=why) if self._is_restoring and self._has_begun:
-                self._is_restoring, self._restored = False, ""  # no room for an older one
+                self._is_restoring = False  # there is no room for it
                 return self._released()
             case messages.Refused(why=why):
                 return self._refuse(why)
@@ -240,8 +243,7 @@ class Staging(Adapter):
 
     def _begin(self, reply: messages.Restored) -> list[events.Event]:
         assert self.paths is not None, "there is a staging directory"
-        self._is_restoring, self._restored = False, reply.path
-        self.skipped = reply.skipped
+        self._is_restoring, self.skipped = False, reply.skipped
         if not self._has_begun:
             self._has_begun = True
             where, stage = self._settings.where, self.paths.stage

@@ -115,6 +115,8 @@ def doing(job: JobSnapshot) -> str:
     """Return what the job does, in a few words."""
     if job.stage is Stage.ENDED:
         return f"ended {duration(job.entered)} ago"
+    if job.is_flushing:
+        return f"copying checkpoints to storage for {duration(job.entered)}"
     if job.stage is not Stage.RUNNING:
         return f"{DOES[job.stage]} for {duration(job.entered)}"
     return f"running for {duration(job.begun or 0.0)}"

@@ -14,6 +14,9 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
 )
 from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_SAVED, Origin
+from hpclaunch.observe.job_screen import doing
+from hpclaunch.observe.live_line import live_line
+from hpclaunch.observe.text_style import TextStyle
 
 LOST = StageFlushed(("ckpt/step-9.pt",), loses_checkpoint=True)
 STAGING = {"stages": True, "max_restarts": 0}
@@ -24,6 +27,10 @@ def test_a_job_that_is_done_ends_once_all_is_on_storage():
     leave(crew)
     crew.until(100.0)
     assert (crew.verdicts, crew.flush_until) == ({}, [1000.0 - 3.0])
+    snapshot = crew.agents[0].snapshot(crew.now)
+    assert snapshot is not None
+    assert live_line(snapshot, TextStyle()) == "copying checkpoints to storage (1 m 38 s)"
+    assert doing(snapshot) == "copying checkpoints to storage for 1 m 38 s"
     crew.feed(0, StageFlushed())
     assert verdict(crew).origin is Origin.DONE
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "checkpoints"), str(HERE.parents[2] / "launcher")]
 
 from looking import newest  # noqa: E402
-from scripts import ROOT, SCRIPTS, digest, picture  # noqa: E402
+from saving_scripts import ROOT, SCRIPTS, digest, picture  # noqa: E402
 
 from hpclaunch.system.checkpoints import pickles  # noqa: E402
 from hpclaunch.system.staging import copying, messages, publishing  # noqa: E402

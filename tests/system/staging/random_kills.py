@@ -20,9 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "checkpoints"), str(HERE.parents[2] / "launcher")]
 
-import scripts  # noqa: E402
+import saving_scripts  # noqa: E402
 from kill_points import check_whole  # noqa: E402
-from scripts import ROOT, SCRIPTS, picture  # noqa: E402
+from saving_scripts import ROOT, SCRIPTS, picture  # noqa: E402
 
 from hpclaunch.system.checkpoints.service import CheckpointService  # noqa: E402
 from hpclaunch.system.staging import messages  # noqa: E402
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
     options = parser.parse_args()
-    scripts.SIZE = 2_000_000
+    saving_scripts.SIZE = 2_000_000
     failed = 0
     for name in options.names or SCRIPTS:
         try:

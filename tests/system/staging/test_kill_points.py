@@ -6,7 +6,7 @@ import time
 import pytest
 import random_kills
 from kill_points import KILLS
-from scripts import SCRIPTS
+from saving_scripts import SCRIPTS
 
 from hpclaunch.system.staging import copying
 

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 from kill_points import Node
 from looking import cut_short, damage, newest
-from scripts import ROOT, SCRIPTS, picture, write
+from saving_scripts import ROOT, SCRIPTS, picture, write
+from test_golden import TREES, tree
 
-from hpclaunch.system.staging import copying, messages, other_files, publishing, room, service
+from hpclaunch.system.staging import (
+    copying,
+    deletion,
+    messages,
+    other_files,
+    publishing,
+    room,
+    service,
+)
 from hpclaunch.system.staging import restoring as restoring_module
 
 SECOND = 10**9
@@ -71,6 +80,27 @@ def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
     stager.flush(2)
     node.close(stager)
     assert picture(node.storage) == picture(node.stage)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
+    """What the search says of them is the same in memory, on storage, and in the next launch."""
+    saved, *_ = TREES[name]
+    one, other = Node(tmp_path / "one"), Node(tmp_path / "other")
+    one.stage.rmdir()
+    tree(name, one.stage)
+    stager = one.stager()
+    stager.work()
+    assert [m.path for m in sent(one, messages.Drained)] == [str(one.storage / saved)]
+    assert newest(one.storage) == (str(one.storage / saved), [])
+    assert stager.flush(1).missing == ()
+    one.close(stager)
+    other.storage = one.storage
+    stager = other.stager()
+    assert stager.restore(messages.Restore(1)).path == str(one.storage / saved)
+    other.close(stager)
+    assert newest(other.stage) == (str(other.stage / saved), [])
+    assert picture(one.stage) == picture(one.storage) == picture(other.stage)
 
 
 def test_the_newest_is_first_and_the_others_follow(node, stager):
@@ -150,6 +180,21 @@ def test_one_that_is_rewritten_in_place_during_the_drain_does_not_appear(
     interrupt(monkeypatch, rewrite)
     stager.work()
     assert names(node.storage) == []
+    assert not stager._has_pauses
+    expected = picture(node.stage)
+    copied, seen = copying._copy_span, []
+
+    def copy_span(source, *more):  # once more while it is copied from memory to storage
+        if source != str(node.stage) and not seen:
+            seen.append(source)
+            write(tmp_path / "next.pt", 3)
+            rewrite()
+        return copied(source, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert seen
+    assert picture(node.storage) == expected != picture(node.stage)
     stager.work()
     assert picture(node.storage) == picture(node.stage)
 
@@ -182,6 +227,65 @@ def test_nothing_half_is_flushed(node, stager):
     write(node.stage / "tmp-checkpoint-5" / "model.pt", 5)
     stager.flush(1)
     assert names(node.storage) == ["step-1.pt"]
+
+
+def half_sealed(root):
+    (root / ".complete").unlink()
+    write(root / "rank-0.pt", 2)
+    write(root / "inner" / "rank-1.pt", 2)
+
+
+def half_directory(root):
+    half_sealed(root / "last")
+    (root / "last" / "more.npz").write_text("half")
+
+
+def half_dcp(root):
+    shard = next(root.glob("*.distcp"))
+    os.utime(root / ".metadata", (1, 1))
+    shard.write_bytes(shard.read_bytes()[::-1])
+    (root / "__1_0.distcp").write_bytes(b"of another rank")
+
+
+@pytest.mark.parametrize(
+    ("script", "kill"),
+    [("sealed-root", half_sealed), ("dcp-root", half_dcp), ("sealed-one-name", half_directory)],
+)
+def test_a_half_save_in_place_does_not_touch_the_one_on_storage(node, stager, script, kill):
+    SCRIPTS[script](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    kill(node.stage)
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == before
+    assert newest(node.storage)[0]
+
+
+def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
+    """With `**`, the search takes it for one."""
+    stager = node.stager(pattern="**")
+    SCRIPTS["sealed-one-name"](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    half_sealed(node.stage / "last")
+    stager.work()
+    assert picture(node.storage) == before
+    node.close(stager)
+
+
+def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
+    """It makes the root a checkpoint, too, but nothing that a job resumes from."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    SCRIPTS["files"](node.stage, 1)
+    stager.work()
+    for value in (1, 2):
+        save_file({"weight": numpy.full(5, value)}, node.stage / "model.safetensors")
+        (node.stage / "config.json").write_text(str(value))
+        assert stager.flush(value).missing == ()
+        assert picture(node.storage) == picture(node.stage)
 
 
 def test_everything_else_is_flushed(node, stager):
@@ -230,6 +334,14 @@ def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
     assert "latest" not in names(node.storage)
     stager.flush(1)
     assert "latest" not in names(node.storage)
+
+
+def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
+    write(tmp_path / "elsewhere" / "step-9.pt", 9)
+    (node.stage / "best.pt").symlink_to(tmp_path / "elsewhere" / "step-9.pt")
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
 
 
 # Deletion
@@ -351,6 +463,31 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    with monkeypatch.context() as away:
+        away.setattr(copying, "_copy_span", fail(errno.ESTALE))
+        away.setattr(publishing.shutil, "rmtree", lambda *_, **__: None)
+        stager.work()
+    assert len(os.listdir(node.storage)) == 1
+    stager.flush(1)
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+def test_at_the_end_older_checkpoints_are_last(node, stager, monkeypatch):
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+    (node.stage / "step-1").symlink_to("step-1.pt")
+    (node.stage / "log").write_text("a log")
+    placed, order = publishing.place, []
+    for module in (publishing, other_files):
+        monkeypatch.setattr(
+            module, "place", lambda *a: order.append(os.path.basename(a[1])) or placed(*a)
+        )
+    assert stager.flush(1).missing == ()
+    assert list(dict.fromkeys(order)) == ["step-2.pt", "log", "step-1.pt", "step-1"]
+
+
 def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
     write(node.stage / "step-1.pt", 1)
     (node.stage / "logs").mkdir()
@@ -358,7 +495,7 @@ def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
     (node.storage / "logs").touch()
     flushed = stager.flush(1)
     assert flushed.missing == (str(node.storage / "logs" / "log"),)
-    assert flushed.why == os.strerror(errno.ENOTDIR)
+    assert flushed.why == os.strerror(errno.EEXIST)
     assert flushed.checkpoint == ""
     assert "step-1.pt" in names(node.storage)
 
@@ -432,6 +569,24 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
 
 
+def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
+    """The first one was killed before it could answer."""
+    write(node.storage / "step-1.pt", 1)
+    limit(monkeypatch, 3 * SIZE)
+    for _ in range(2):
+        assert isinstance(stager.restore(messages.Restore(1)), messages.Restored)
+
+
+def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch):
+    write(node.stage / "snapshot.pt", 1)
+    stager.work()
+    damage(node.stage / "snapshot.pt", cut_short)
+    stager.work()
+    limit(monkeypatch, 2 * SIZE)
+    assert stager.restore(messages.Restore(2)).path == str(node.storage / "snapshot.pt")
+    assert picture(node.stage) == picture(node.storage)
+
+
 # Room
 
 
@@ -443,7 +598,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (service, restoring_module):
+    for module in (service, deletion, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 

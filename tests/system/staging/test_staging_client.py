@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from random_kills import wait_for
-from scripts import SCRIPTS, picture, write
+from saving_scripts import SCRIPTS, picture, write
 
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.client import StagingClient

@@ -67,8 +67,12 @@ class JobEnd:
     @property
     def is_waiting(self) -> bool:
         """Whether the end of the job depends on an answer that has not arrived yet."""
-        is_flushing = self._flush > 0 and self._flushed is None
-        return self._leaving.is_searching or self._explained_by < math.inf or is_flushing
+        return self._leaving.is_searching or self._explained_by < math.inf or self.is_flushing
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether the job waits until what was saved in memory is on storage."""
+        return self._flush > 0 and self._flushed is None
 
     def next_deadline(self) -> float:
         return min(self._leaving.search_until, self._explained_by)

@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
@@ -84,11 +85,11 @@ class Contents:
     essential: frozenset[str]  # the files that may not change while they are copied
     decisive: str
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(item.stat.st_size for item in self.items if item.is_file)
 
-    @property
+    @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""
         return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)

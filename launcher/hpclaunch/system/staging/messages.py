@@ -14,7 +14,11 @@ from hpclaunch.worker.messages import Kinds, Message, by_op
 
 class Restore(Message):
     """Copy the newest complete checkpoint from storage into the staging directory. Answered by
-    Restored or Refused. A second request is for an older one, if a job has to avoid the newest.
+    Restored or Refused.
+
+    Send it again between two rounds if the search finds no complete checkpoint there, as after a
+    kill of a script that saves to one name: storage still has what was drained before. Send it with
+    `before` if the job has to avoid the newest.
     """
 
     id: int

@@ -20,7 +20,7 @@ from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, tree
 from .copying import Between, at_once, copy
-from .publishing import draft, place
+from .publishing import draft, is_copied, place
 from .record import Record
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
@@ -61,11 +61,11 @@ class OtherFiles:
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
     ) -> None:
         """Copy what has changed while the script runs. Raises what `between` raises."""
-        skipped = {os.path.relpath(f.candidate.path, self._stage) for f in found}
+        skipped = {self._key(f) for f in found}
         facts = self._here.facts(())
         items = [
             each
-            for each in self._below(self._stage, frozenset(skipped))
+            for each in self._beside(found, skipped)
             if not each.name.endswith(SAVED)
             and not facts.excludes(
                 os.path.basename(each.name), os.path.join(self._stage, each.name)
@@ -80,13 +80,9 @@ class OtherFiles:
         and those that a kill has left half written stay behind. Call this once no worker runs.
         Return the path and the reason of each that could not be copied.
         """
-        skipped = {
-            os.path.relpath(f.candidate.path, self._stage)
-            for f in found
-            if f.lacks is None or self._is_half(f)
-        }
+        skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
         try:
-            items = list(self._below(self._stage, frozenset(skipped)))
+            items = self._beside(found, skipped)
         except OSError as e:
             return [(os.path.relpath(e.filename, self._stage), e.strerror or str(e))]
         return self._copy(items, found, between, absent)
@@ -95,6 +91,28 @@ class OtherFiles:
         for each in tree(root, HERE, skipped - {HERE}):
             if not each.is_folder and not any(map(is_draft, each.name.split(os.sep))):
                 yield each
+
+    def _beside(self, found: Sequence[ExaminedCheckpoint], skipped: Collection[str]) -> list[Item]:
+        """Return the files that belong to no checkpoint, also not to one that lies directly in the
+        root. As long as that is not complete, storage keeps all of the files of the one before.
+        """
+        moved = (names for key, names in self._record.moved.items() if key != HERE)
+        drained = {name for names in moved for name in names}  # if it is not complete now, it stays
+        drained -= {self._key(f) for f in found if f.quiet}
+        items = self._below(self._stage, frozenset({*skipped, *drained}))
+        root = next((f for f in found if self._key(f) == HERE), None)
+        if root is not None and root.quiet:  # an exported model beside checkpoints
+            return list(items)
+        names = set(self._record.moved.get(HERE, ()))
+        if root is not None:
+            paths = (root.candidate.decides.path, *(part.entry.path for part in root.parts))
+            names.update(os.path.relpath(path, self._stage) for path in paths)
+        is_half = bool(names) and (root is None or root.lacks is not None)
+        saved = SAVED if is_half else ()
+        return [each for each in items if each.name not in names and not each.name.endswith(saved)]
+
+    def _key(self, found: ExaminedCheckpoint) -> str:
+        return os.path.relpath(found.candidate.path, self._stage)
 
     def _is_half(self, found: ExaminedCheckpoint) -> bool:
         """Return whether a checkpoint that lacks something is one that was not saved to its end. It
@@ -124,9 +142,7 @@ class OtherFiles:
         between: Between,
         absent: Collection[str],
     ) -> list[tuple[str, str]]:
-        missing = [
-            f.candidate for f in found if os.path.relpath(f.candidate.path, self._stage) in absent
-        ]
+        missing = [f.candidate for f in found if self._key(f) in absent]
         new = [each for each in items if self._copied.get(each.name) != each.identity]
         failed: list[tuple[str, str]] = []
         names: set[str] = set()
@@ -163,12 +179,11 @@ class OtherFiles:
             return False  # a socket, for example
         elif each.stat.st_size <= NOTE and names_any(path, missing):
             return False
-        with contextlib.suppress(FileNotFoundError):
-            if each.is_file and item(self._storage, each.name).is_copy_of(each):
-                self._copied[each.name] = each.identity
-                return True
-            if not self._is_own(each.name):
-                _keep(final)
+        if is_copied(each, self._storage):
+            self._copied[each.name] = each.identity
+            return True
+        if os.path.lexists(final) and not self._is_own(each.name):
+            _keep(final)
         copy([each], self._stage, drafted, self._stage, between)
         place(os.path.join(drafted, each.name), final)
         self._copied[each.name] = each.identity

@@ -160,12 +160,16 @@ def sweep(places: Iterable[str], decisive_of: Callable[[str], str]) -> None:
                 _settle(path, place_, decisive)
 
 
-def same(contents: Contents, root: str) -> bool:
-    """Return whether a directory has these files already, with the same sizes and times."""
-    essential = [each for each in contents.items if each.name in contents.essential]
+def is_copied(each: Item, root: str) -> bool:
+    """Return whether a directory has this file already, with the same size and time."""
     try:
-        for name in contents.moved:
-            item(root, name)
-        return all(item(root, each.name).is_copy_of(each) for each in essential)
+        return each.is_file and item(root, each.name).is_copy_of(each)
     except OSError:
         return False
+
+
+def same(contents: Contents, root: str) -> bool:
+    """Return whether a directory has the files of a checkpoint already."""
+    essential = (each for each in contents.items if each.name in contents.essential)
+    are_there = all(os.path.lexists(os.path.join(root, name)) for name in contents.moved)
+    return are_there and all(is_copied(each, root) for each in essential)

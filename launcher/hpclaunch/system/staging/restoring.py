@@ -37,8 +37,10 @@ class Restoring:
         self._rounds = rounds
         self.restored: Contents | None = None
 
-    def run(self, request: Restore) -> Restored | Refused:
-        """Copy the newest checkpoint that is whole in memory, too."""
+    def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
+        """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
+        checkpoint in memory yet.
+        """
         began = time.monotonic()
         skipped: list[str] = []
         is_next = not request.before
@@ -50,7 +52,7 @@ class Restoring:
                 elif found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
                 else:
-                    generations = 1 if request.before or self._is_here(found) else 2
+                    generations = 2 if is_first and not self._is_here(found) else 1
                     if lack := room(self._stage).lack(found.size, generations):
                         return Refused(request.id, lack)
                     if wrong := self._fetch(found):
@@ -58,7 +60,7 @@ class Restoring:
                         continue
                     seconds = time.monotonic() - began
                     return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
-            if not request.before and (lack := room(self._stage).lack_of_any()):
+            if is_first and (lack := room(self._stage).lack_of_any()):
                 return Refused(request.id, lack)
         except OSError as e:
             free = ""

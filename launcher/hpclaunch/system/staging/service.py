@@ -16,6 +16,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hpclaunch.system.checkpoints.candidates import SETTLED
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
@@ -28,8 +29,9 @@ from hpclaunch.worker.messages import decode
 from . import messages, stage_directory
 from .contents import HERE, Contents, contents_of, notes
 from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged
+from .deletion import Deletion
 from .other_files import OtherFiles
-from .publishing import draft, place, publish, remove, same, sweep
+from .publishing import draft, is_copied, publish, same, sweep
 from .record import Record
 from .restoring import Restoring
 from .room import room
@@ -68,17 +70,18 @@ class Stager:
         )
         self._record = Record(os.path.join(self._own, "record"))
         self._others = OtherFiles(self._stage, self._storage, self._here, self._record)
+        self._deletion = Deletion(self._stage, self._storage, self._there, self._record)
         self._requests: deque[messages.Restore | messages.Flush] = deque()
         self._rounds: RoundTimes = ()
         self._is_swept = False
         self._is_gone = False  # the agent
         self._is_hurried = False  # by the agent
-        self._is_late = False  # the script deletes checkpoints before they are on storage
+        self._is_late = False  # the script deletes or rewrites what is not on storage yet
+        self._is_rewritten = False  # in place
         self._is_flushing = False
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self._failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
-        self._kept: set[str] = set()  # deleted by the script, but still needed on storage
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._refusal = ""
         self._look_due = self._say_due = 0.0
@@ -152,7 +155,7 @@ class Stager:
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint from storage, with the small files of the script."""
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
-        reply = restoring.run(request)
+        reply = restoring.run(request, is_first=not self._record.moved)
         if restoring.restored is not None:
             self._drained[restoring.restored.key] = restoring.restored.identity
             self._record.add(restoring.restored)
@@ -194,18 +197,18 @@ class Stager:
         self, found: Sequence[ExaminedCheckpoint]
     ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
         """Yield the complete checkpoints. Left out are those of which another rank's file is not
-        whole, and the files of a checkpoint that lies in the root: they count only together.
+        whole, and files inside of another one: they count only together.
         """
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
-        known = set(self._record.moved.get(HERE, ()))
+        drained = self._record.moved.keys() - {HERE}
+        seen: set[str] = set(self._record.moved.get(HERE, ()))
         for each in found:
-            if (
-                each.lacks is None
-                and os.path.relpath(each.candidate.path, self._stage) not in known
-            ):
+            name = os.path.relpath(each.candidate.path, self._stage)
+            is_part = name in seen or any(str(parent) in drained for parent in Path(name).parents)
+            if each.lacks is None and not is_part:
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(self._stage, each)
-                    known.update(contents.moved)
+                    seen.update(contents.moved)
                     if torn.isdisjoint(os.path.join(self._stage, n) for n in contents.moved):
                         yield each, contents
 
@@ -232,9 +235,14 @@ class Stager:
                     with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
                         self._others.drain(found, self._between(None), self._absent(found))
                 break
+        self._rotate()
         with contextlib.suppress(OSError):
-            self._rotate()
-            self._make_room(complete)
+            self._deletion.make_room([c for _, c in complete], self._is_on_storage)
+
+    def _rotate(self) -> None:
+        for key in self._deletion.rotate(self._rounds):
+            self._drained.pop(key, None)
+            self._send(messages.Deleted(self._on_storage(key)))
 
     def _absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
         keys = {os.path.relpath(f.candidate.path, self._stage) for f in found}
@@ -255,13 +263,14 @@ class Stager:
             why = e.strerror or str(e)
             if not str(e.filename).startswith(self._own):  # else the script has just deleted it
                 self._failed = contents.key, contents.identity, time.monotonic() + AGAIN
+                self._is_swept = False  # the draft may be left, if storage is away
                 self._send(messages.DrainFailed(path, why))
             return why
         finally:
             shutil.rmtree(self._held, ignore_errors=True)
         self._drained[contents.key] = contents.identity
         self._finishes = self._is_late = False
-        self._kept = set()
+        self._deletion.note_drained()
         if is_new:
             number, seconds = None if step is None else step.value, time.monotonic() - began
             self._send(messages.Drained(path, number, contents.size, seconds))
@@ -279,24 +288,39 @@ class Stager:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
+        if not self._is_swept:
+            self.sweep()
         is_there = same(contents, self._storage)
         with draft(self._storage) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._stage, contents.key, candidates, self._absent(all_found))
+            beside = [each for each in beside if not is_copied(each, self._storage)]
             # Trackers are rewritten in place, so they are copied at once.
             copy(beside, self._stage, drafted, self._stage, at_once)
             if not is_there:
-                hold(contents, self._stage, self._held)
+                self._hold(contents)
             self._check(found, contents)
             if not is_there:
                 copy(contents.items, self._held, drafted, self._stage, self._between(contents))
-                if not is_unchanged(contents, self._held):
+                if not self._is_rewritten and not is_unchanged(contents, self._held):
+                    self._is_rewritten = self._is_late = True
                     raise GivenUpError("it is being written again")
             self._record.add(contents)  # before, so that the next stager knows it in any case
             others = [*contents.items, *beside] if contents.key == HERE else beside
             self._record.add_others({each.name for each in others})
             publish(contents, beside, drafted, self._storage, is_there=is_there)
         return not is_there
+
+    def _hold(self, contents: Contents) -> None:
+        """Keep the files while they are copied, by hard links. If the script has rewritten files in
+        place while the last checkpoint was copied, and there is room, by a copy in memory.
+        """
+        if self._is_rewritten and room(self._stage).lack(contents.size, 1):
+            self._is_rewritten = False
+        if self._is_rewritten:
+            copy(contents.items, self._stage, self._held, self._stage, at_once)
+        else:
+            hold(contents, self._stage, self._held)
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""
@@ -378,53 +402,22 @@ class Stager:
         complete = list(self._complete(found))
         if not os.path.isdir(self._stage):
             return [self._storage], "somebody has deleted the staging directory", ""
-        for each, contents in complete:
-            if not self._is_on_storage(contents) and (why := self._drain(each, contents, found)):
-                path = self._on_storage(contents.key)
-                missing.append(path)
-                first = first or why
-                newest = newest or (path if contents is complete[0][1] else "")
-        failed = self._others.flush(found, self._between(None), self._absent(found))
-        with contextlib.suppress(OSError):
-            self._rotate()
+        failed: list[tuple[str, str]] = []
+        for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
+            for each, contents in batch:
+                if not self._is_on_storage(contents) and (
+                    why := self._drain(each, contents, found)
+                ):
+                    path = self._on_storage(contents.key)
+                    missing.append(path)
+                    first = first or why
+                    newest = path if contents is complete[0][1] else newest
+            failed = self._others.flush(found, self._between(None), self._absent(found))
+        self._rotate()
         missing += (self._on_storage(name) for name, _ in failed)
         return missing, first or next((why for _, why in failed), ""), newest
 
-    # Deletion, and room
-
-    def _rotate(self) -> None:
-        """Delete on storage what the script has deleted, if storage has a newer complete one."""
-        if not os.path.isdir(self._stage):  # somebody has deleted all of it
-            return
-        deleted = {
-            key
-            for key, moved in self._record.moved.items()
-            if key != HERE
-            and not any(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
-        }
-        if deleted <= self._kept:
-            return
-        self._kept = set(deleted)
-        owners = {name: key for key, moved in self._record.moved.items() for name in moved}
-        newest = None  # the complete one that stays
-        with contextlib.suppress(OSError):
-            for each in list(self._there.examine(self._rounds)):
-                name = os.path.relpath(each.candidate.path, self._storage)
-                key = owners.get(name, name)
-                if newest is None:
-                    newest = key if each.lacks is None else None
-                elif key in deleted and key != newest:
-                    deleted.remove(key)
-                    self._delete(key)
-
-    def _delete(self, key: str) -> None:
-        for name in self._record.moved[key]:
-            with contextlib.suppress(FileNotFoundError):
-                remove(os.path.join(self._storage, name), self._storage)
-        self._record.forget(key)
-        self._drained.pop(key, None)
-        self._kept.discard(key)
-        self._send(messages.Deleted(self._on_storage(key)))
+    # Room
 
     def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Check once for each new checkpoint that the next one will fit, if the older ones make
@@ -441,23 +434,6 @@ class Stager:
             if self._refusal and self._is_on_storage(newest):
                 self._send(messages.Refused(0, self._refusal))
                 self._refusal = ""
-
-    def _make_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
-        """Delete the oldest checkpoints that are on storage from the staging directory until the
-        next one fits: a script may keep all that it saves. On storage they stay.
-        """
-        for _, contents in reversed(complete[1:]):
-            if not room(self._stage).lack(complete[0][1].size, 1):
-                return
-            if self._is_on_storage(contents) and contents.key != HERE:
-                self._record.forget(contents.key)
-                folder = os.path.dirname(os.path.join(self._stage, contents.key))
-                before = os.stat(folder)
-                with draft(self._own) as trash:
-                    for name in contents.moved:
-                        place(os.path.join(self._stage, name), os.path.join(trash, name))
-                # For the search, the script has deleted nothing (formats/accelerate.py).
-                os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def main(fd: str, _blocked: str, settings: str) -> None:
