@@ -3,7 +3,7 @@
     python bench/staging.py [--only saves sharded trainer goodput] [--size 1000] [--saves 3]
         [--kills 2] [--ranks 4] [--minutes 5] [--fault-every 60] [--rate 100] [--latency 20]
 
-All run hpclaunch on this machine with the same script, saving_worker.py. The storage is that of
+All of it takes about 35 minutes. All rows run hpclaunch on this machine with the same script, saving_worker.py. The storage is that of
 slow_storage.py. In the first table, one row is one launch, and figures are medians:
 
   stall        from the begin of a save to the next step
@@ -190,7 +190,7 @@ class Row:
 def measure(case: Case, where: Path, args: argparse.Namespace) -> Row:
     """Run one training: some saves, then some kills."""
     row, writes = Row(), args.size / args.rate  # seconds, at least, that storage needs
-    every = 1 + 3 * writes
+    every = 5 + 4 * writes  # so that most steps are not beside a copy
     with training(case, where, args.size, every) as run:
         if run.wait_until_ready(run.began) is None:
             return row
@@ -198,13 +198,12 @@ def measure(case: Case, where: Path, args: argparse.Namespace) -> Row:
             print(f"  {case.title}: only {stored(run, case)} checkpoints are on storage")
         before = Events.read(run)
         for _ in range(args.kills):
-            known = stored(run, case)
             killed = run.kill_worker(case.ranks - 1)
             ready = run.wait_until_ready(killed)
             if ready is None:
                 return row
             row.restarts.append(max(report.ready_at for report in ready) - killed)
-            wait_for(lambda: stored(run, case) > known, 60 + 2 * every)  # noqa: B023
+            time.sleep(1)
         row.stalls = [*before.stalls()]
         row.slowdowns = [before.slowdown()]
         row.delays = before.delays() if before.stored else row.stalls
