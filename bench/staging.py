@@ -3,8 +3,9 @@
     python bench/staging.py [--only saves sharded trainer goodput] [--size 1000] [--saves 3]
         [--kills 2] [--ranks 4] [--minutes 5] [--fault-every 60] [--rate 100] [--latency 20]
 
-All of it takes about 35 minutes. All rows run hpclaunch on this machine with the same script, saving_worker.py. The storage is that of
-slow_storage.py. In the first table, one row is one launch, and figures are medians:
+All of it takes about 35 minutes. Each row runs hpclaunch on this machine with the same script,
+saving_worker.py. The storage is that of slow_storage.py. In the first table, one row is one launch,
+and figures are medians:
 
   stall        from the begin of a save to the next step
   steps        duration of the steps while the checkpoint is on its way to storage, compared to
