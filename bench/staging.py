@@ -191,7 +191,7 @@ class Row:
 def measure(case: Case, where: Path, args: argparse.Namespace) -> Row:
     """Run one training: some saves, then some kills."""
     row, writes = Row(), args.size / args.rate  # seconds, at least, that storage needs
-    every = 5 + 4 * writes  # so that most steps are not beside a copy
+    every = 2 + 4 * writes  # so that most steps are not beside a copy
     with training(case, where, args.size, every) as run:
         if run.wait_until_ready(run.began) is None:
             return row

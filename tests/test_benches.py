@@ -26,7 +26,7 @@ SMALLEST = {
     "metrics": "--agents 2 --scrapes 1",
     "questions": "--askers 2 --seconds 0.5",
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
-    "staging": "--only saves goodput --size 4 --saves 1 --kills 1 --minutes 0.1 --fault-every 3",
+    "staging": "--only saves goodput --size 4 --saves 1 --kills 1 --minutes 0.05 --fault-every 2",
     "step_cost": "--steps 100 --workers 1",
     "stragglers": "--slow 1 --healthy 0 --workers 2 --seconds 1",
     # These need a cluster, whose start takes a minute.
