@@ -233,7 +233,8 @@ class Staging(Adapter):
                 self._record(CheckpointStored(path, step, size, seconds))
                 return [events.CheckpointDrained(seconds)]
             case messages.DrainFailed(path=path, why=why):
-                if self._failed is None or self._failed.why != why:
+                is_new = self._failed is None or self._failed.why != why
+                if is_new and self._end is None:  # at the end, StageLost names it
                     self._record(StoringFailed(self._host, path, why))
                 self._copied, self._failed = None, reply
             case messages.Flushed(id=number) if number == self._number and self._is_flushing:

@@ -22,9 +22,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "checkpoints"), str(HERE.parents[2]
 
 import saving_scripts  # noqa: E402
 from kill_points import check_whole  # noqa: E402
+from looking import newest  # noqa: E402
 from saving_scripts import ROOT, SCRIPTS, picture  # noqa: E402
 
-from hpclaunch.system.checkpoints.service import CheckpointService  # noqa: E402
 from hpclaunch.system.staging import messages  # noqa: E402
 from hpclaunch.system.staging.client import StagingClient  # noqa: E402
 from hpclaunch.system.staging.stage_directory import StageDirectory  # noqa: E402
@@ -79,8 +79,7 @@ def run(name: str, kills: int, seed: int) -> str:
             wait_for(client, type(None))
             client.close()
             begun += any(n.name.startswith(".hpclaunch-draft") for n in _listed(storage))
-            is_first = last < 0 and not CheckpointService(str(storage), (), "", "off").search(())
-            if not is_first:
+            if last >= 0 or newest(storage)[0]:  # else the first drain was not finished
                 now = check_whole(storage, *script.versions[: len(script.versions)])
                 assert now >= last, f"storage went back from step {last + 1} to {now + 1}"
                 last = now

@@ -40,7 +40,7 @@ def test_one_that_is_in_use_is_not_swept(base):
 
 
 def test_one_without_a_lock_is_swept(base):
-    """Its agent was killed before it made one."""
+    """The agent was killed before it made one."""
     os.makedirs(os.path.join(home(base), "half", "ckpt"))
     os.chmod(home(base), 0o700)
     sweep(base)

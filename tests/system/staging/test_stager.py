@@ -1,4 +1,4 @@
-"""What the stager copies, when, and what it deletes: in this process, on real files."""
+"""The stager in this process, on real files: when it copies what, and what it deletes."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kill_points import Node
-from looking import cut_short, damage, newest
+from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
 
@@ -84,7 +84,7 @@ def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
 
 @pytest.mark.parametrize("name", TREES)
 def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
-    """What the search says of them is the same in memory, on storage, and in the next launch."""
+    """The search finds the same in memory, on storage, and in the next launch."""
     saved, *_ = TREES[name]
     one, other = Node(tmp_path / "one"), Node(tmp_path / "other")
     one.stage.rmdir()
@@ -275,7 +275,7 @@ def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
 
 
 def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
-    """It makes the root a checkpoint, too, but nothing that a job resumes from."""
+    """The model makes the root a checkpoint, too, but nothing that a job resumes from."""
     import numpy
     from safetensors.numpy import save_file
 
@@ -416,7 +416,7 @@ def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node,
 
 
 def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypatch):
-    """Of the files of two ranks, one has its final name when the first stager is killed."""
+    """The first stager is killed when one of two ranks' files has its final name."""
     SCRIPTS["ranks"](node.stage, 1)
     placed = publishing.place
     monkeypatch.setattr(
@@ -585,6 +585,23 @@ def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch
     limit(monkeypatch, 2 * SIZE)
     assert stager.restore(messages.Restore(2)).path == str(node.storage / "snapshot.pt")
     assert picture(node.stage) == picture(node.storage)
+
+
+def test_restoring_never_replaces_or_deletes_what_the_script_has_saved(node, stager, monkeypatch):
+    write(node.storage / "snapshot.pt", 1)
+    date(node.storage / "snapshot.pt", 1000)  # both may be written in one tick of the clock
+    write(node.stage / "snapshot.pt", 2)
+    expected = picture(node.stage)
+    stager.restore(messages.Restore(1))
+    assert picture(node.stage) == expected
+    stager.work()
+    assert picture(node.storage) == expected
+    damage(node.stage / "snapshot.pt", cut_short)
+    expected = picture(node.stage)
+    monkeypatch.setattr(copying, "_copy_span", fail(errno.EIO))
+    restored = stager.restore(messages.Restore(2))
+    assert (restored.path, len(restored.skipped)) == ("", 1)
+    assert picture(node.stage) == expected
 
 
 # Room

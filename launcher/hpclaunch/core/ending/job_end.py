@@ -21,7 +21,7 @@ from ..protocol.events import CheckpointChosen, EndFound, SearchFailed, StageFlu
 from ..protocol.messages import Report
 from ..protocol.model import EXIT_SAVED, Job, Origin, Verdict
 from ..protocol.values import replace
-from ..protocol.wording import NAMES, count, signal_name, some
+from ..protocol.wording import count, signal_name, some
 from .allocation_end import AllocationEnd
 from .leaving import Leaving
 from .notices import Notices
@@ -255,7 +255,7 @@ def _after_flush(ended: Verdict, flushed: StageFlushed) -> Verdict:
     """
     if not flushed.lost:
         return ended
-    reason = f"{ended.reason}, but {some(flushed.lost, NAMES)} did not reach storage"
+    reason = f"{ended.reason}, but {some(flushed.lost, 1)} did not reach storage"
     if ended.origin is Origin.DONE:
         return verdict(Origin.TROUBLE, reason)
     if ended.code == EXIT_SAVED and flushed.loses_checkpoint:

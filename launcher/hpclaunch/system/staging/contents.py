@@ -1,5 +1,5 @@
-"""What belongs to a checkpoint, and what else is in a directory: lists of files, links and
-directories, by their paths relative to the root of the staging directory or of storage.
+"""The files, links and directories that belong to a checkpoint, by their paths relative to the
+root: the staging directory, or the directory on storage.
 """
 
 from __future__ import annotations
@@ -150,16 +150,18 @@ def notes(
     missing = [c for path, c in by_path.items() if path in absent and path != key]
     found = []
     for name in sorted(os.listdir(os.path.join(root, folder))):
-        each = item(root, os.path.join(folder, name))
-        if each.is_link:
-            target = os.path.relpath(os.path.realpath(os.path.join(root, each.name)), root)
-            if target == key or target.startswith(key + os.sep):
+        with contextlib.suppress(FileNotFoundError):  # renamed or deleted meanwhile
+            each = item(root, os.path.join(folder, name))
+            path = os.path.join(root, each.name)
+            if each.is_link:
+                target = os.path.relpath(os.path.realpath(path), root)
+                is_note = f"{target}/".startswith(f"{key}/")
+            else:
+                is_small = each.is_file and each.stat.st_size <= NOTE
+                is_other = each.name not in by_path and not is_draft(name)
+                is_note = is_small and is_other and not names_any(path, missing)
+            if is_note:
                 found.append(each)
-            continue
-        is_small = each.is_file and each.stat.st_size <= NOTE
-        is_note = is_small and each.name not in by_path and not is_draft(name)
-        if is_note and not names_any(os.path.join(root, each.name), missing):
-            found.append(each)
     return found
 
 

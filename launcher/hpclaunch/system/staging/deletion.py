@@ -1,5 +1,5 @@
-"""Which checkpoints are deleted: on storage, those that the script has deleted in the staging
-directory; in the staging directory, old ones that are on storage, if memory gets short.
+"""The deletion of checkpoints: on storage, of those that the script has deleted in the staging
+directory; in the staging directory, of old ones that are on storage, if memory gets short.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What this launch has put on storage, or has restored from there. Only that is deleted on storage
-when the script deletes it. It is kept in a file beside the staging directory, for the next stager
-in case this one is killed.
+"""A record of what this launch has put on storage, or has restored from there: only that is deleted
+on storage when the script deletes it. The record is a file beside the staging directory, for the
+next stager in case this one is killed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hpclaunch.system.checkpoints.service import CheckpointService
 from .contents import HERE, Contents, contents_of, notes
 from .copying import at_once, copy, is_unchanged
 from .messages import Refused, Restore, Restored
-from .publishing import draft, place, same
+from .publishing import draft, place
 from .room import room
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
@@ -69,22 +69,30 @@ class Restoring:
             return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
 
+    def _staged(self, path: str) -> ExaminedCheckpoint | None:
+        """Return the checkpoint in the staging directory that has this path on storage."""
+        here = self._here
+        staged = os.path.normpath(os.path.join(self._stage, os.path.relpath(path, self._storage)))
+        return look_at(here.where, staged, here.facts(self._rounds), here.memory, opens=here.opens)
+
     def _is_here(self, found: ExaminedCheckpoint) -> bool:
-        """Return whether a stager that was killed after that has copied it."""
-        return same(contents_of(self._storage, found), self._stage)
+        """Return whether a complete one of this name is there: by a stager that was killed after
+        that, or a newer one by the script.
+        """
+        moved = contents_of(self._storage, found).moved
+        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        staged = self._staged(found.candidate.path) if are_there else None
+        return staged is not None and staged.lacks is None
 
     def _fetch(self, found: ExaminedCheckpoint) -> str:
         """Copy a checkpoint. Return what is wrong with it, or "". Raises OSError if it does not fit
         in memory.
         """
-        moved: tuple[str, ...] = ()
         try:
             contents = contents_of(self._storage, found)
-            moved = contents.moved
             self._copy(found, contents)
-            return self._verify(contents)
+            return self._verify(found, contents)
         except OSError as e:
-            self._drop(moved)
             if e.errno in FULL:
                 raise
             return f"unreadable ({e.strerror or e})"
@@ -103,24 +111,18 @@ class Restoring:
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
 
-    def _verify(self, contents: Contents) -> str:
-        """Search and read the copy, as the agent would do with the original."""
-        here = self._here
-        path = os.path.normpath(os.path.join(self._stage, contents.key))
-        copied = look_at(here.where, path, here.facts(self._rounds), here.memory, opens=here.opens)
-        if copied is None:
+    def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
+        """Search and read the copy, as the agent would do with the original. Remove it if it is
+        damaged.
+        """
+        if (copied := self._staged(found.candidate.path)) is None:
             return "the copy in memory is no checkpoint"
-        if wrong := copied.lacks or here.read(copied).wrong:
-            self._drop(contents.moved)
-            return wrong
-        self.restored = contents_of(self._stage, copied)
-        return ""
-
-    def _drop(self, moved: tuple[str, ...]) -> None:
-        for name in moved:
+        if not (wrong := copied.lacks or self._here.read(copied).wrong):
+            self.restored = contents_of(self._stage, copied)
+            return ""
+        for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
-            for inner in os.listdir(path) if name == HERE else ("",):
-                gone = os.path.join(path, inner).rstrip(os.sep)
-                shutil.rmtree(gone, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    os.unlink(gone)
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return wrong

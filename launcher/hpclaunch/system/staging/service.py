@@ -156,9 +156,10 @@ class Stager:
         """Copy a checkpoint from storage, with the small files of the script."""
         restoring = Restoring(self._storage, self._stage, self._there, self._here, self._rounds)
         reply = restoring.run(request, is_first=not self._record.moved)
-        if restoring.restored is not None:
-            self._drained[restoring.restored.key] = restoring.restored.identity
-            self._record.add(restoring.restored)
+        if (restored := restoring.restored) is not None:
+            self._record.add(restored)
+            if same(restored, self._storage):  # else the script has saved a newer one
+                self._drained[restored.key] = restored.identity
         if isinstance(reply, messages.Restored) and not request.before:
             self._others.restore()
         return reply
