@@ -295,7 +295,7 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         help="the directory in which SCRIPT saves, with torch.save, DCP, the HF Trainer, "
         "Accelerate, Lightning, DeepSpeed, Megatron or Composer. At every start all workers get "
         "the path of the newest complete checkpoint in HPCLAUNCH_CHECKPOINT. DIR may be a pattern: "
-        "'runs/*/checkpoints', 'lightning_logs/**'. Nothing in DIR is ever changed",
+        "'runs/*/checkpoints', 'lightning_logs/**'. Nothing in DIR is changed without --stage",
     )
     add(
         "--checkpoint-local",

@@ -344,6 +344,25 @@ def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
     assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
 
 
+def test_directories_behind_links(tmp_path):
+    """The paths of /scratch are often links."""
+    real, node = Node(tmp_path / "real"), Node(tmp_path / "links")
+    for name in ("storage", "stage"):
+        getattr(node, name).rmdir()
+        getattr(node, name).symlink_to(getattr(real, name))
+    SCRIPTS["files"](node.storage, 1)
+    before = picture(node.storage)
+    stager = node.stager()
+    stager.restore(messages.Restore(1))
+    assert picture(real.stage) == before
+    for step in (2, 3):
+        SCRIPTS["files"](node.stage if step == 2 else real.stage, step)
+        stager.work()
+        assert picture(real.storage) == picture(real.stage)
+        assert os.readlink(real.storage / "last.pt") == f"step-{step}.pt"
+    node.close(stager)
+
+
 # Deletion
 
 
@@ -561,6 +580,7 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     for name in ("log", "large.log"):
         with (node.stage / name).open("a") as file:
             file.write("step 2\n")
+    stager.restore(messages.Restore(2))  # as after a failure
     for number in (1, 2):
         assert stager.flush(number).missing == ()
     assert (node.storage / "log").read_text() == "step 1\nstep 2\n"

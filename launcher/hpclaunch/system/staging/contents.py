@@ -54,6 +54,11 @@ def item(root: str, name: str) -> Item:
     return Item(name, os.lstat(os.path.join(root, name)))
 
 
+def target_of(root: str, name: str) -> str:
+    """Return the relative path of what a link points to; it begins with ".." outside the root."""
+    return os.path.relpath(os.path.realpath(os.path.join(root, name)), os.path.realpath(root))
+
+
 def is_draft(name: str) -> bool:
     """Return whether the search counts this name as a file that is being written. Other names that
     begin with a dot are files of the script.
@@ -119,7 +124,7 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
 def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:
     """Yield what a link points to, if that is in the staging directory."""
     if candidate.place.entry.is_link:
-        target = os.path.relpath(os.path.realpath(candidate.path), os.path.realpath(root))
+        target = target_of(root, os.path.relpath(candidate.path, root))
         if not target.startswith(os.pardir):
             yield target
 
@@ -154,8 +159,7 @@ def notes(
             each = item(root, os.path.join(folder, name))
             path = os.path.join(root, each.name)
             if each.is_link:
-                target = os.path.relpath(os.path.realpath(path), root)
-                is_note = f"{target}/".startswith(f"{key}/")
+                is_note = f"{target_of(root, each.name)}/".startswith(f"{key}/")
             else:
                 is_small = each.is_file and each.stat.st_size <= NOTE
                 is_other = each.name not in by_path and not is_draft(name)

@@ -53,8 +53,9 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
 
 def _target(source: str, name: str, root: str) -> str:
     target = os.readlink(os.path.join(source, name))
-    if os.path.isabs(target) and os.path.commonpath((root, target)) == root:
-        return os.path.relpath(target, os.path.dirname(os.path.join(root, name)))
+    for base in (root, os.path.realpath(root)):
+        if os.path.isabs(target) and os.path.commonpath((base, target)) == base:
+            return os.path.relpath(target, os.path.dirname(os.path.join(base, name)))
     return target
 
 

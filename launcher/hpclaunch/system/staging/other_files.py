@@ -18,7 +18,7 @@ from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from hpclaunch.system.checkpoints.service import CheckpointService
 
-from .contents import HERE, NOTE, Item, is_draft, item, names_any, tree
+from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
 from .copying import Between, at_once, copy
 from .publishing import draft, is_copied, place
 from .record import Record
@@ -44,15 +44,17 @@ class OtherFiles:
             skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
             for each in self._below(self._storage, skipped):
                 if os.path.lexists(os.path.join(self._stage, each.name)):
-                    names.add(each.name)  # beside the checkpoint
+                    if each.stat.st_size <= NOTE:  # restored beside the checkpoint
+                        names.add(each.name)
                     continue
                 if not each.is_file or each.stat.st_size > left:
                     continue
-                copy([each], self._storage, drafted, self._storage, at_once)
-                place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
-                left -= each.stat.st_size
-                self._copied[each.name] = item(self._stage, each.name).identity
-                names.add(each.name)
+                with contextlib.suppress(OSError):  # unreadable: it stays as it is on storage
+                    copy([each], self._storage, drafted, self._storage, at_once)
+                    place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
+                    left -= each.stat.st_size
+                    self._copied[each.name] = item(self._stage, each.name).identity
+                    names.add(each.name)
                 if len(names) == MOST_RESTORED:
                     break
         self._record.add_others(names)
@@ -171,7 +173,7 @@ class OtherFiles:
         """
         path, final = (os.path.join(root, each.name) for root in (self._stage, self._storage))
         if each.is_link:
-            target = os.path.relpath(os.path.realpath(path), self._stage)
+            target = target_of(self._stage, each.name)
             is_inside = not target.startswith(os.pardir)
             if is_inside and not os.path.lexists(os.path.join(self._storage, target)):
                 return False

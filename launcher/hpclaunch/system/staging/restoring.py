@@ -98,7 +98,11 @@ class Restoring:
             return f"unreadable ({e.strerror or e})"
 
     def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
-        beside = notes(self._storage, contents.key, found.candidate.beside, ())
+        beside = [  # what is in the staging directory already is newer
+            each
+            for each in notes(self._storage, contents.key, found.candidate.beside, ())
+            if not os.path.lexists(os.path.join(self._stage, each.name))
+        ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
         with draft(os.path.dirname(self._stage)) as drafted:
