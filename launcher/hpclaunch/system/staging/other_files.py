@@ -96,7 +96,7 @@ class OtherFiles:
         with contextlib.suppress(FileNotFoundError):
             inside = os.listdir(os.path.join(self._stage, folder))
             names = (folder, *(os.path.join(folder, name) for name in inside))
-            return all(item(self._stage, name).stat.st_mtime_ns > saved for name in names)
+            return all(item(self._stage, name).stat.st_mtime_ns >= saved for name in names)
         return True  # it is being deleted
 
     def flush(
