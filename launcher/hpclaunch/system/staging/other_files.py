@@ -39,7 +39,8 @@ class OtherFiles:
         """Copy small files to the staging directory, since the script may append to them. Call this
         before the script runs.
         """
-        left, names, restored = RESTORED, set(), []
+        restored: list[Item] = []
+        left, names = RESTORED, set()
         with contextlib.suppress(OSError), draft(os.path.dirname(self._stage)) as drafted:
             where = self._storage + self._here.where.removeprefix(self._stage)
             known = [*candidates(where, self._here.facts(()))]
