@@ -39,7 +39,8 @@ class OtherFiles:
         """Copy small files to the staging directory, since the script may append to them. Call this
         before the script runs.
         """
-        left, names, restored = RESTORED, set(), []
+        restored: list[Item] = []
+        left, names = RESTORED, set()
         with (
             contextlib.suppress(OSError),
             draft(os.path.dirname(self._stage), self._stage) as drafted,
@@ -99,7 +100,7 @@ class OtherFiles:
         with contextlib.suppress(FileNotFoundError):
             inside = os.listdir(os.path.join(self._stage, folder))
             names = (folder, *(os.path.join(folder, name) for name in inside))
-            return all(item(self._stage, name).stat.st_mtime_ns > saved for name in names)
+            return all(item(self._stage, name).stat.st_mtime_ns >= saved for name in names)
         return True  # it is being deleted
 
     def flush(

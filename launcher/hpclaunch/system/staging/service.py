@@ -332,11 +332,11 @@ class Stager:
                     raise GivenUpError("it is being written again")
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
-            self._record.add(contents)  # before, so that the next stager knows it in any case
-            others = [*contents.items, *beside] if contents.key == HERE else beside
-            self._record.add_others(each.name for each in others)
             for name in (*contents.moved, *(each.name for each in beside)):
                 make_parents(name, self._stage, self._storage)
+            self._record.add(contents)  # before, so that the next stager knows it in any case
+            others = [*contents.items, *beside] if contents.key == HERE else beside
+            self._record.add_others({each.name for each in others})
             publish(contents, beside, drafted, self._storage, self._stage, is_there=is_there)
         self._others.note_copied(beside if is_there else others)
         return not is_there
