@@ -256,10 +256,10 @@ def _after_flush(ended: Verdict, flushed: StageFlushed) -> Verdict:
     """
     if not flushed.lost:
         return ended
-    but = f"but {some(flushed.lost, 1)} did not reach storage"
+    lost = f"{some(flushed.lost, 1)} did not reach storage"
     if ended.origin is Origin.DONE:
-        return verdict(Origin.TROUBLE, f"{ended.reason}, {but}")
+        return verdict(Origin.TROUBLE, f"{ended.reason}, but {lost}")
     if ended.code == EXIT_SAVED and flushed.loses_checkpoint:
-        reason = f"{ended.reason.removeprefix('saved, ')}, {but}"
+        reason = f"not finished, and the last save is lost: {lost}"
         return replace(ended, code=128 + signal.SIGTERM, reason=reason)
     return ended
