@@ -138,7 +138,7 @@ def test_a_quota_that_is_used_up(program):
     """The quota is that of the cgroup above the process's own."""
     group = QUOTAS / f"quota-{os.getpid()}"
     (group / "below").mkdir(parents=True)
-    (group / "cpu.cfs_quota_us").write_text("20000")
+    (group / "cpu.cfs_quota_us").write_text("5000")
     pid = program("while True: pass")
     try:
         (group / "below" / "cgroup.procs").write_text(str(pid))
