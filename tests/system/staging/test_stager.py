@@ -328,7 +328,7 @@ def test_logs_reach_storage_with_each_checkpoint_but_no_unfinished_model_does(no
 
 
 def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(node, stager):
-    """As through a mapping, which sets the time at its first write only."""
+    """A mapping sets the time of its file at the first write only."""
     path = node.stage / "results"
     path.write_text("first")
     write(node.stage / "step-1.pt", 1)
@@ -562,7 +562,7 @@ def other(node, tmp_path):
 
 
 def test_another_launch_leaves_a_draft_that_is_in_use(node, other, stager, monkeypatch):
-    """It looks abandoned after the first pieces, but others follow."""
+    """The draft looks abandoned after the first pieces, but others follow."""
     write(node.stage / "step-1.pt", 1)
     monkeypatch.setattr(copying, "SPAN", 10_000)
     second, copied = other.stager(), copying._copy_span
@@ -678,7 +678,7 @@ def read_only(directory):
 
 
 def test_read_only_directories(user):
-    """They are moved to storage, replaced there (`last`), and deleted (step-1 and step-2)."""
+    """A stager moves them to storage, replaces one (`last`), and deletes others."""
     node = Node(user)
     stager = node.stager()
     for step in (1, 2, 3):
