@@ -85,6 +85,8 @@ test-leaks: $(VENV)/ready system     ## what 1,000 launches and 1,000 restarts l
 
 test-kills: $(VENV)/frameworks     ## two hundred kills while saving, for every format; hours
 	cd tests/system/checkpoints && PYTHONPATH=. $(CURDIR)/$(BIN)/python kills.py --kills 200
+	$(BIN)/python tests/system/staging/kill_points.py
+	$(BIN)/python tests/system/staging/random_kills.py --kills 200
 
 soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root; several minutes
 	$(BIN)/pytest -s tests/slurm/soak.py
@@ -107,6 +109,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/metrics.py
 	$(BIN)/python bench/questions.py
 	$(BIN)/python bench/restarts_never_hang.py
+	$(BIN)/python bench/staging.py
 
 docs: $(VENV)/docs     ## the site of docs/ in build/site, and the manual page build/hpclaunch.1; seconds
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python docs/build.py

@@ -9,7 +9,7 @@ import pytest
 BENCH = Path(__file__).parent.parent / "bench"
 HELPERS = {
     *("first_step_worker", "measuring", "paced_training", "side_by_side", "stages"),
-    *("slow_worker", "worker"),
+    *("saving_worker", "slow_storage", "slow_worker", "worker"),
 }
 SMALLEST = {
     "agent_cost": "--before . --rounds 1 --seconds 0.2",
@@ -26,6 +26,7 @@ SMALLEST = {
     "metrics": "--agents 2 --scrapes 1",
     "questions": "--askers 2 --seconds 0.5",
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
+    "staging": "--only saves goodput --size 4 --saves 1 --kills 1 --minutes 0.05 --fault-every 2",
     "step_cost": "--steps 100 --workers 1",
     "stragglers": "--slow 1 --healthy 0 --workers 2 --seconds 1",
     # These need a cluster, whose start takes a minute.

@@ -121,9 +121,9 @@ def _words(parser: LaunchParser, options: Mapping[str, Option]) -> list[str]:
         dashes = "-" if len(name) == 1 else "--"
         spelling = dashes + name.replace("_", "-")
         action = parser.option(spelling)
-        if action.nargs == 0:  # a flag
-            if not isinstance(value, bool | None):
-                raise UsageError(f"{name} is True or False, not {value!r}")
+        if action.nargs == 0 and not isinstance(value, bool | None):  # a flag
+            raise UsageError(f"{name} is True or False, not {value!r}")
+        if action.nargs in (0, "?") and isinstance(value, bool | None):
             words += [spelling] if value else []
         elif value is not None:
             words += [spelling, _value(value)] if dashes == "-" else [f"{spelling}={_value(value)}"]

@@ -267,6 +267,8 @@ def test_an_interrupt_ends_it_in_order(tmp_path):
         ({"help": True}, "no option --help"),
         ({"print_completion": "bash"}, "no option --print-completion"),
         ({"requeue": True}, "--requeue needs --checkpoint-dir"),
+        ({"stage": True}, "--stage needs --checkpoint-dir"),
+        ({"stage": "nowhere", "checkpoint_dir": "x"}, "--stage=nowhere: there is no such dir"),
         ({"log_dir": "stepping.py"}, "cannot write to the log directory"),
         ({"cwd": "nowhere"}, "cwd nowhere is not a directory"),
         ({"env": {"THREADS": 4}}, "env: variables are strings, and not 'THREADS': 4"),

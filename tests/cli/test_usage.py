@@ -45,6 +45,15 @@ def cwd(tmp_path):
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
         (["."], ". is a directory, not a script"),
+        (["--stage", "train.py"], "--stage needs --checkpoint-dir, to know where the script saves"),
+        (
+            ["--stage", "--checkpoint-dir", ".", "train.py"],
+            "contains the working directory, so every file would belong to it",
+        ),
+        (
+            ["--stage=nowhere", "--checkpoint-dir", "saved", "train.py"],
+            "--stage=nowhere: there is no such directory",
+        ),
         (
             ["--nproc", "0", "train.py"],
             "--nproc/--nproc-per-node: '0' is not a number of workers above 0",

@@ -83,6 +83,7 @@ class Crew:
         self.requeues: bool | None = False  # Slurm starts it again if preempted; None: never
         self.saved_at: float | None = None  # when the newest checkpoint was
         self.save_took = 0.0  # seconds
+        self.flush_until: list[float] = []  # the ends of waits for copies from memory
         self._questions: defaultdict[int, Questions] = defaultdict(Questions)
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
@@ -165,7 +166,8 @@ class Crew:
         self.now = time
 
     def _due(self) -> list[tuple[float, int, Any]]:
-        leases = [(self._leases[i], i, events.LeaseOver()) for i in self.running]
+        until = ((self._leases.get(i, math.inf), i) for i in self.running)  # one alone has no lease
+        leases = [(time, i, events.LeaseOver()) for time, i in until]
         return leases + [(a.next_deadline(), i, events.Tick()) for i, a in self.agents.items()]
 
     # What they do
@@ -210,6 +212,8 @@ class Crew:
                 age = None if self.saved_at is None else self.now - self.saved_at
                 more = {"is_read": not self.reads, "age": age, "took": self.save_took}
                 self._todo.append((i, replace(choice, **more)))
+            case effects.FlushStage(until=until):
+                self.flush_until.append(until)
             case effects.LookAt(look=look) if look is not None and i not in self.silent:
                 self.asked.append(look)
                 self._todo.append((i, events.CheckpointSeen(self._sees(i, look))))

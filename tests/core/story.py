@@ -21,6 +21,7 @@ from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
     Diagnose,
     Effect,
+    FlushStage,
     LookAt,
     Probe,
     Record,
@@ -37,6 +38,7 @@ from hpclaunch.core.protocol.events import (
     Received,
     SearchFailed,
     Signalled,
+    StageFlushed,
     Started,
     StoreListening,
     WorkersSeen,
@@ -188,14 +190,17 @@ class Questions:
                 self._numbers[Diagnosed, 0] = number
             case AskForEnd(number=number):
                 self._numbers[EndFound, 0] = number
+            case FlushStage(number=number):
+                self._numbers[StageFlushed, 0] = number
 
     def numbered(self, event: Event) -> Event:
         """Return the event; if it is an answer without a number, as one to the last question."""
         match event:
             case AgentGone(index=index, number=0):
                 return replace(event, number=self._numbers.get((AgentGone, index), 0))
-            case CheckpointChosen() | SearchFailed() | Diagnosed() | EndFound() if not event.number:
-                return replace(event, number=self._numbers.get((type(event), 0), 0))
+            case CheckpointChosen() | SearchFailed() | Diagnosed() | EndFound() | StageFlushed():
+                number = event.number or self._numbers.get((type(event), 0), 0)
+                return replace(event, number=number)
         return event
 
 

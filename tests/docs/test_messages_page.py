@@ -56,6 +56,8 @@ def _restart(**fields: object) -> facts.RestartDecided:
 
 CKPT = "/scratch/u/ckpt/step-600.pt"
 SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
+STAGE = "/dev/shm/hpclaunch-stage-1001/5f3a9c1e/ckpt"
+NO_ROOM = "the memory of this node has only 0.5 GiB of 8.0 GiB free"
 UPLOAD = (Leftover(4711, "aws", 0),)
 
 EXAMPLES: tuple[Fact, ...] = (
@@ -216,6 +218,16 @@ EXAMPLES: tuple[Fact, ...] = (
     ),
     node_facts.PreloadSkipped("n1", "pyarrow", "it starts a thread"),
     node_facts.TemplateReplaced("n1", "killed by SIGKILL"),
+    # Checkpoints in memory
+    node_facts.StageBegan("n1", "ckpt", STAGE, ("--dir=ckpt",), CKPT, 1 << 30, 0.5),
+    node_facts.StageBegan("n1", "ckpt", STAGE, (), "", 0, 0.0),
+    node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=False),
+    node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=True),
+    node_facts.StoringFailed("n1", CKPT, "No space left on device"),
+    node_facts.StageAwaited("n1", "ckpt", CKPT, 3 << 29, 3 << 30, 5.0),
+    node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0),
+    node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0, is_restore=True),
+    node_facts.StageLost("n1", "ckpt", (CKPT,), "No space left on device"),
     # Log files, metrics and notifications
     node_facts.LogTrouble("n1", LogTroubleKind.DISK, "/scratch/u/logs/71.0"),
     node_facts.LogTrouble("n1", LogTroubleKind.FILES, "journal.jsonl", "No space left on device"),
@@ -248,6 +260,7 @@ EXAMPLES: tuple[Fact, ...] = (
 # Facts for the report, the metrics and `status`, without a message.
 SILENT: tuple[Fact, ...] = (
     facts.CheckpointSaved(CKPT, 600, 1 << 20, 3.0),
+    facts.CheckpointStored(CKPT, 600, 1 << 20, 0.5),
     facts.CheckpointGone(CKPT),
     facts.NodeArrived("n3"),
     facts.NodesAllocated(-10.0),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved, NodeLost
+from hpclaunch.core.protocol.facts import (
+    CheckpointGone,
+    CheckpointSaved,
+    CheckpointStored,
+    NodeLost,
+)
 from hpclaunch.core.protocol.job_snapshot import CheckpointSnapshot
+from hpclaunch.core.protocol.node_facts import StageBegan, StageRefused
 from hpclaunch.observe.past_rounds import NewestCheckpoint
 
 
@@ -29,3 +35,15 @@ def test_one_that_was_removed_is_no_longer_shown():
     assert noted(*facts, (11.0, CheckpointGone("10.pt"))) is None
     older = CheckpointSaved("5.pt", 5, 100, 60.0)
     assert noted(*facts, (11.0, CheckpointGone("10.pt")), (12.0, older)).step == 5
+
+
+def test_with_stage_the_newest_on_storage_is_known_too():
+    began = StageBegan("n1", "ckpt", "/dev/shm/x", (), "ckpt/5.pt", 100, 0.1)
+    facts = (8.0, began), (9.0, CheckpointSaved("ckpt/20.pt", 20, 100, 1.5))
+    assert noted(*facts).stored == "ckpt/5.pt"
+    stored = [
+        (10.0 + i, CheckpointStored(f"ckpt/{n}.pt", n, 100, 1.0)) for i, n in ((0, 20), (1, 10))
+    ]
+    assert noted(*facts, *stored).stored == "ckpt/20.pt"
+    refused = StageRefused("n1", "ckpt", "no room", later=True)
+    assert noted(*facts, (9.5, refused), *stored).stored is None

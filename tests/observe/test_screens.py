@@ -93,6 +93,7 @@ def a_launch(job: JobSnapshot | None, name: str = "71.0") -> LaunchSnapshot:
 
 
 SAVED = CheckpointSnapshot("/scratch/u/run/checkpoints/step-1200.pt", 1200, 13 * GIB // 2, 131.0)
+STAGED = replace(SAVED, stored="/scratch/u/run/checkpoints/step-1000.pt")
 PAST = (
     PastRound(0, 3735.0, 4, "rank 3 on n2 was killed by SIGKILL", is_fault=True),
     PastRound(1, 95.0, 4, "n3: silent for 3.0 s", is_fault=False),
@@ -103,7 +104,7 @@ LAUNCHES = {
     ),
     "two-ranks": a_launch(
         a_job(
-            an_agent(0, 1), an_agent(1, 1), pace=0.43, checkpoint=SAVED, goodput=0.871, end=11400.0
+            an_agent(0, 1), an_agent(1, 1), pace=0.43, checkpoint=STAGED, goodput=0.871, end=11400.0
         )
     ),
     "gpus": a_launch(

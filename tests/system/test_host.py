@@ -4,7 +4,7 @@ import pytest
 
 from hpclaunch.core.health.host_rules import Disk, judge_host
 from hpclaunch.system.hosts import host
-from hpclaunch.system.shared import disk
+from hpclaunch.system.shared import disk, memory_groups
 
 
 def test_a_look_at_this_host(tmp_path):
@@ -27,7 +27,7 @@ def test_the_limit_of_the_job_counts(monkeypatch):
 
 def test_a_control_group_may_have_any_name(monkeypatch, tmp_path):
     (tmp_path / "cgroup").write_bytes(b"1:cpu:/\x0b\xc3\xe2\x80\xa8x:y\n0::/\xff\x0cx:y\n")
-    monkeypatch.setattr(host, "GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory_groups, "GROUP", tmp_path / "cgroup")
     assert host.memory_limit() is None or host.memory_limit() > 0
 
 

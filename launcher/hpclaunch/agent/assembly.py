@@ -85,7 +85,12 @@ class Agent:
         output, last_words = Output(context), LastWords(logs)
         self._health = health = HealthWatch(context)
         self._sharing = sharing = GpuSharing(context)
-        resuming = Resuming(context, health.look_at_checkpoints)
+        staging = None
+        if config.checkpoints is not None and config.checkpoints.stage:
+            from .staging import Staging  # needed only with --stage
+
+            staging = Staging(context, config.checkpoints)
+        resuming = Resuming(context, health.look_at_checkpoints, staging)
         self._fork_server = fork_server = ForkServer(
             context, server, output, last_words, health, sharing, resuming
         )
@@ -96,13 +101,14 @@ class Agent:
         notifying = Notifying(context, ledger.goodput)
         recording.observers += (ledger.note, viewing.note, notifying.note)
         adapters: tuple[Adapter, ...] = (
-            Signalling(context, signals, fork_server.resize),
+            Signalling(context, signals, fork_server.resize, staging),
             logs,
             last_words,
             fork_server,
             health,
             sharing,
             resuming,
+            *([] if staging is None else [staging]),
             context.errands,
             network,
             end_watch,

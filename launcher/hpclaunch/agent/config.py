@@ -39,6 +39,8 @@ class Checkpoints:
     exclude: tuple[str, ...]  # patterns of names
     complete: str  # pattern of the file that marks a directory as complete; "": as in its format
     verify: str  # "auto", "full", "structure" or "off"
+    stage: str = ""  # the base of the staging directory; "": the script saves in `where`
+    aliases: tuple[str, ...] = ()  # with --stage: paths of `where` through other links
 
 
 @value(frozen=True)
@@ -53,6 +55,7 @@ class Config:
     job: Job
     nproc: int
     command: tuple[str, ...]  # of a worker: program, script and arguments
+    arguments: tuple[str, ...]  # of the script: the last words of `command`
     stdin: str  # a file for the workers' standard input; "": they inherit the agent's
     python: str  # the workers' interpreter
     start: Start

@@ -76,7 +76,7 @@ class ForkServer(Adapter):
         self._health, self._sharing, self._resuming = health, sharing, resuming
         self._note, self._record = context.note, context.record
         self._native_stacks = evidence.NativeStacks(context.errands)
-        self._start = RoundStart(context, output, sharing)
+        self._start = RoundStart(context, output, sharing, resuming)
         self._look_at = math.inf  # when to check whether a lost fork server is gone
         self._is_in_order = False  # the agent ends in order, so no death notice is posted
         self._death_notice: tuple[int, str, bytes, str] | None = None
@@ -243,6 +243,7 @@ class ForkServer(Adapter):
                 # The file appears only once all workers have reached the step of the notice.
                 file = self._start.notice_file
                 self._logs.service.keep(file.parent, {file.name: "notice was given\n"})
+                self._resuming.hurry()
                 return [events.NoticeTaken(number, last)]
             case messages.Started(rank, pid):
                 self._note(reply.op, reply.fields())
@@ -277,12 +278,14 @@ class ForkServer(Adapter):
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
         if code:
             self._resuming.ended()
-        directory = self._start.directory
+        directory, stage = self._start.directory, self._resuming.stage
         files = [directory / f"rank-{rank}.{kind}" for kind in ("err", "out")] if code else []
 
         def make(wrote: str) -> Iterator[events.Event]:
             faults = self._health.faults_of(rank) if code else []
             faults += [f"{OUT_OF_MEMORY} (oom_kill in memory.events)"] if oom else []
+            if stage is not None:  # by its path, the core sees that a checkpoint is at fault
+                wrote = stage.with_stored(wrote)
             last = "\n".join(filter(None, [wrote, *faults]))
             yield events.WorkerExited(rank, code, signum, last)
 

@@ -12,12 +12,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointGone, CheckpointSaved
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
 from ..core.protocol.node_facts import CheckpointDirSuggested, CheckpointSearchStalled
+from ..core.protocol.values import replace
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
 from ..system.checkpoints.client import CheckpointServiceClient
@@ -33,6 +35,10 @@ from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
 from .config import Checkpoints
 from .context import Context
+
+if TYPE_CHECKING:  # needed only with --stage
+    from .staged_paths import StagedPaths
+    from .staging import Staging
 
 MOST_ROUNDS = 256  # remembered rounds
 NEAR = 3  # rounds to send, before and after the one in which a checkpoint was saved
@@ -50,8 +56,14 @@ class Resuming(Adapter):
 
     limits_helper: ClassVar[bool] = True
 
-    def __init__(self, context: Context, look_at_disk: Callable[[DiskSeen], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        look_at_disk: Callable[[DiskSeen], None],
+        staging: Staging | None = None,
+    ) -> None:
         config = context.config
+        self._staging = staging
         self._settings = config.checkpoints
         self._is_replaced = context.logs.is_replaced
         self._command = config.command
@@ -59,6 +71,7 @@ class Resuming(Adapter):
         self._suggests = config.checkpoints is None  # suggest one at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
+        self._searched = ""  # the directory in which it searches
         self._used_at = -math.inf  # the last request or reply
         self._local = config.job.local
         self._host = context.host
@@ -67,6 +80,7 @@ class Resuming(Adapter):
         self._question = 0  # the core's number for that search
         self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
         self._ended_well = False  # the workers of the last round have finished all saves
+        self._is_last = False  # no round is to begin with what the search finds
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
         self._watches = False  # the process reads each checkpoint as soon as it is saved
@@ -85,6 +99,7 @@ class Resuming(Adapter):
         return {
             effects.ChooseCheckpoint: self.choose,
             effects.LookAt: lambda effect: self.look(effect.look),
+            effects.FlushStage: self._flush,
         }
 
     def close(self) -> None:
@@ -92,6 +107,26 @@ class Resuming(Adapter):
             self._service.close()
             self._service = None
         self._newest_number, self._is_suggesting = 0, False
+
+    # Checkpoints in memory
+
+    @property
+    def stage(self) -> StagedPaths | None:
+        """Where the script saves in memory; None if it saves on storage."""
+        return None if self._staging is None else self._staging.paths
+
+    def _flush(self, effect: effects.FlushStage) -> list[events.Event]:
+        assert self._staging is not None, "the job stages"
+        return self._staging.flush(effect)
+
+    def hurry(self) -> None:
+        """Copy checkpoints from memory at full speed until the next round."""
+        if self._staging is not None:
+            self._staging.hurry()
+
+    def _stored(self, path: str) -> str:
+        """Return the path on storage for one that the process has found."""
+        return path if self.stage is None else self.stage.stored(path)
 
     # Rounds
 
@@ -102,6 +137,8 @@ class Resuming(Adapter):
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
         self._watch(on=self._chose)
         self._chose = False
+        if self._staging is not None:
+            self._staging.note_rounds(self._rounds, hurry=False)
 
     def ended(self) -> None:
         """Note the end of the round: workers may be dead, and leave saves unfinished."""
@@ -109,6 +146,8 @@ class Resuming(Adapter):
             begun, _, world = self._rounds[-1]
             self._rounds = (*self._rounds[:-1], (begun, time.time_ns(), world))
             self._watch(on=False)
+            if self._staging is not None:
+                self._staging.note_rounds(self._rounds, hurry=True)
 
     def _watch(self, *, on: bool) -> None:
         """Have the process read each checkpoint as soon as it is saved, or no longer."""
@@ -128,8 +167,17 @@ class Resuming(Adapter):
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("", number=effect.number)]
+        search = partial(self._choose, effect)
+        if self._staging is None:
+            return search()
+        with contextlib.suppress(OSError):
+            self._served()  # the process starts while the search waits
+        return self._staging.before_search(search, is_last=effect.is_last)
+
+    def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
         self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
         self._question, self._ended_well = effect.number, effect.ended_well
+        self._is_last = effect.is_last
         return self._begin_search()
 
     def _suggest(self) -> None:
@@ -175,6 +223,8 @@ class Resuming(Adapter):
             return self._see(look, str(e))
         self._number += 1
         self._look_number = self._number
+        if self.stage is not None:
+            look = replace(look, path=self.stage.staged(look.path))
         service.look(self._number, look, local=self._local)
         return []
 
@@ -203,10 +253,14 @@ class Resuming(Adapter):
 
     def _served(self) -> CheckpointServiceClient:
         """Return the process, and start it if there is none. Raises OSError."""
+        settings = self._settings or Checkpoints(".", (), "", "structure")
+        where = settings.where if self.stage is None else self.stage.where
+        if where != self._searched:  # staging has ended
+            self.close()
         if self._service is None:
-            settings = self._settings or Checkpoints(".", (), "", "structure")
+            self._searched = where
             self._service = CheckpointServiceClient(
-                settings.where, settings.exclude, settings.complete, settings.verify
+                where, settings.exclude, settings.complete, settings.verify
             )
             if self._watches:
                 self._service.watch(self._rounds, on=True)
@@ -302,8 +356,9 @@ class Resuming(Adapter):
                 self._newest_number = 0
                 self._note_newest(found)
             case Searched(id=number) if number == self._search_number:
-                self._look_at_disk(reply.disk)
-                return [self._chosen(reply)]
+                if self.stage is None:
+                    self._look_at_disk(reply.disk)
+                return [] if self._restores(reply) else [self._chosen(reply)]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
                 self._look_number = 0
                 assert self._look is not None, "a look is pending"
@@ -322,10 +377,13 @@ class Resuming(Adapter):
         is_gone = known is not None and all(known.path != each.path for each in found)
         if newest is None and known is not None and is_gone:
             self._newest = None
-            self._record(CheckpointGone(known.path))
+            self._record(CheckpointGone(self._stored(known.path)))
         if newest is not None and (known is None or _save(newest) != _save(known)):
             self._newest = newest
-            self._record(CheckpointSaved(newest.path, newest.step, newest.size, _age(newest)))
+            path = self._stored(newest.path)
+            if self._staging is not None:
+                self._staging.note_newest(path)
+            self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         return newest
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
@@ -335,25 +393,41 @@ class Resuming(Adapter):
         self._seen = seen
         return [events.CheckpointSeen(seen)]
 
+    def _restores(self, searched: Searched) -> bool:
+        """Return whether a checkpoint is being copied from storage into memory, and then searched
+        for: none in memory can be used. The job may have to avoid those that are there, or a kill
+        has cut short the only one.
+        """
+        found = searched.found
+        if self._staging is None or self._is_last or (found and found[-1].lacks is None):
+            return False
+        self._search_tries = TRIES
+        whys = self._avoid.values()
+        avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
+        return self._staging.restore(avoid, self._begin_search)
+
     def _chosen(self, searched: Searched) -> events.CheckpointChosen:
         self._search_number = 0
         found = searched.found
         newest = self._note_newest(found)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
+        passed_over += () if self._staging is None else self._staging.skipped
         if newest is None:
             lacking = self._lacking(searched)
             return events.CheckpointChosen("", passed_over, lacking=lacking, number=self._question)
+        path = self._stored(newest.path)
+        medium = "" if self.stage is None else f", {self.stage.medium}"
         return events.CheckpointChosen(
-            newest.path,
+            path,
             passed_over,
             newest.identity,
-            rule=f"{newest.format}, {newest.rule}",
+            rule=f"{newest.format}, {newest.rule}{medium}",
             size=newest.size,
             took=newest.took,
             time=newest.time,
             step=newest.step,
-            scale=f"{newest.unit} {os.path.dirname(newest.path)}",
+            scale=f"{newest.unit} {os.path.dirname(path)}",
             rounds=self._near(newest.time),
             is_read=newest.is_read,
             age=_age(newest),

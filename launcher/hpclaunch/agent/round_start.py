@@ -17,16 +17,19 @@ from ..system.processes.fork_server_client import ForkServerClient
 from .context import Context
 from .gpu_sharing import GpuSharing
 from .output import Output
+from .resuming import Resuming
 from .workers import Crew, is_warm, notice_file, workers_of
 
 
 class RoundStart:
     """Starts the workers of one round at a time."""
 
-    def __init__(self, context: Context, output: Output, sharing: GpuSharing) -> None:
+    def __init__(
+        self, context: Context, output: Output, sharing: GpuSharing, resuming: Resuming
+    ) -> None:
         self._config, self._environ, self._host = context.config, context.environ, context.host
         self._note, self._record = context.note, context.record
-        self._output, self._sharing = output, sharing
+        self._output, self._sharing, self._resuming = output, sharing, resuming
         self._directory: Path | None = None
         self._starting: Crew | None = None  # the workers whose files are being made
 
@@ -64,7 +67,8 @@ class RoundStart:
     def _make_files(self, part: Assignment, server: ForkServerClient, directory: Path) -> None:
         self._directory = directory
         pipes = self._sharing.directories
-        crew = workers_of(part, self._config, self._environ, directory, pipes)
+        stage = self._resuming.stage
+        crew = workers_of(part, self._config, self._environ, directory, pipes, stage)
         crew = replace(crew, workers=self._output.in_one_file(part, crew.workers))
         self._starting = crew
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ..core.protocol import effects, events
 from ..core.protocol.node_facts import ProcessContinued
@@ -12,12 +13,21 @@ from ..system.shared.helper import StoppedHelpers
 from .adapter import Adapter, Fd
 from .context import Context
 
+if TYPE_CHECKING:
+    from .staging import Staging
+
 
 class Signalling(Adapter):
     """Makes events of signals. Calls `resize` when the size of the terminal has changed."""
 
-    def __init__(self, context: Context, signals: Signals, resize: Callable[[], None]) -> None:
-        self._signals, self._resize = signals, resize
+    def __init__(
+        self,
+        context: Context,
+        signals: Signals,
+        resize: Callable[[], None],
+        staging: Staging | None,
+    ) -> None:
+        self._signals, self._resize, self._staging = signals, resize, staging
         record, host = context.record, context.host
         self._stopped = StoppedHelpers(lambda kind: record(ProcessContinued(host, kind)))
 
@@ -35,6 +45,8 @@ class Signalling(Adapter):
                 self._resize()
             else:
                 yield events.Signalled(signum)
+                if self._staging is not None:
+                    yield from self._staging.signalled(signum)
 
     def update(self, now: float) -> None:
         if now >= self._stopped.next_deadline():

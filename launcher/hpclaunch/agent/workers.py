@@ -6,15 +6,19 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.placement import binding, devices, worker_environment
 from ..core.protocol.model import PLACEHOLDER, Assignment, Share
-from ..core.protocol.values import value
+from ..core.protocol.values import replace, value
 from ..system.network.route import interface_of
 from ..system.processes import affinity
 from ..system.processes.fork_server_client import SITE, ForkServerClient
 from ..worker.fork_server_messages import Worker
 from .config import Config
+
+if TYPE_CHECKING:  # needed only with --stage
+    from .staged_paths import StagedPaths
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
 _topology = functools.cache(affinity.topology)
@@ -35,8 +39,16 @@ def workers_of(
     environ: Mapping[str, str],
     directory: Path,
     pipes: Mapping[str, str],
+    stage: StagedPaths | None = None,
 ) -> Crew:
-    """Return the workers of one agent in a round. For `pipes`, see `GpuSharing.directories`."""
+    """Return the workers of one agent in a round. For `pipes`, see `GpuSharing.directories`;
+    `stage`: where they save in memory.
+    """
+    command = config.command
+    if stage is not None:
+        part = replace(part, checkpoint=stage.staged(part.checkpoint))
+        program = command[: len(command) - len(config.arguments)]
+        command = (*program, *map(stage.word, config.arguments))
     shared = worker_environment.common(
         part,
         environ,
@@ -50,8 +62,12 @@ def workers_of(
     shared |= _path(environ)
     if config.job.timing.notice:
         shared["HPCLAUNCH_NOTICE_FILE"] = str(notice_file(directory, config))
+    if stage is not None:
+        shared["HPCLAUNCH_STAGE"] = stage.stage
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
-    command = [*config.command, *(resume if part.checkpoint else ())]
+    if stage is not None:
+        resume = list(map(stage.word, resume))
+    words = [*command, *(resume if part.checkpoint else ())]
     bindings, localities = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
@@ -69,7 +85,7 @@ def workers_of(
         workers.append(
             Worker(
                 rank=rank,
-                argv=[word.replace(LOCAL_RANK, env["LOCAL_RANK"]) for word in command],
+                argv=[word.replace(LOCAL_RANK, env["LOCAL_RANK"]) for word in words],
                 env=env,
                 out=f"{stem}.out",
                 err=f"{stem}.err",

@@ -81,11 +81,14 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     if where.index == HEAD:
         facts += [ColdStart(host, task.cold)] if task.cold else []
         facts += _notes(options, environ, where, task)
+    arguments = _arguments(options, task.program.command)
+    resume_with = tuple(shlex.split(options.resume_with or ""))
     return Config(
         allocation=where if task.logs is None else replace(where, name=task.logs.launch),
         job=_job(options, environ, where, task.logs),
         nproc=task.count.nproc,
         command=task.program.command,
+        arguments=arguments,
         stdin=standard_input.PATH if task.program.on_stdin else "",
         python=task.program.python,
         start=task.start,
@@ -106,8 +109,8 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         mps=(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
-        checkpoints=_checkpoints(options),
-        resume_with=tuple(shlex.split(options.resume_with or "")),
+        checkpoints=_checkpoints(options, where, (*arguments, *resume_with)),
+        resume_with=resume_with,
         logs=task.logs,
         anew=_is_anew(where, task.logs),
         progress=options.progress == "on",
@@ -119,6 +122,16 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=task.trouble,
         notes=tuple(facts),
     )
+
+
+def _arguments(options: argparse.Namespace, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the last words of the command, which the user has given after the script. A leading
+    `python` and its options are not in the command.
+    """
+    words = tuple(options.training_script_args)
+    while command[len(command) - len(words) :] != words:
+        words = words[1:]
+    return words
 
 
 # The job
@@ -144,6 +157,7 @@ def _job(
         replaces_stragglers=options.replace_stragglers,
         saves=saves,
         local=options.checkpoint_local,
+        stages=options.stage is not None and where.alone,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=Grow(options.grow or ("checkpoint" if saves else "never")),
         elects=where.is_step,
@@ -179,14 +193,25 @@ def _isolate(options: argparse.Namespace) -> bool:
     return bool(own or options.mps == "on")
 
 
-def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
+def _checkpoints(
+    options: argparse.Namespace, where: Allocation, words: tuple[str, ...]
+) -> Checkpoints | None:
+    """Return the settings for checkpoints. `words`: the script's arguments."""
     if options.checkpoint_dir is None:
         return None
+    others: tuple[str, ...] = ()
+    if stages := options.stage is not None and where.alone:
+        from hpclaunch.agent import staged_paths  # most launches do not need it
+
+        storage, _ = staged_paths.split(str(options.checkpoint_dir))
+        others = staged_paths.aliases(storage, words)
     return Checkpoints(
         where=str(options.checkpoint_dir),
         exclude=options.checkpoint_exclude,
         complete=options.checkpoint_complete or "",
         verify=options.verify,
+        stage=os.path.abspath(options.stage) if stages else "",
+        aliases=others,
     )
 
 
@@ -203,6 +228,9 @@ def _examine(
     try:
         task.program = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
+        if options.stage is not None and not where.alone:
+            tasks = wording.count(len(where.places), "task")
+            raise UsageError(f"--stage is so far for a launch with one task, not with {tasks}")
         if where.index == HEAD:
             _check_metrics(options.metrics)
         task.count = count_workers(

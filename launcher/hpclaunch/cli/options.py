@@ -295,13 +295,23 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         help="the directory in which SCRIPT saves, with torch.save, DCP, the HF Trainer, "
         "Accelerate, Lightning, DeepSpeed, Megatron or Composer. At every start all workers get "
         "the path of the newest complete checkpoint in HPCLAUNCH_CHECKPOINT. DIR may be a pattern: "
-        "'runs/*/checkpoints', 'lightning_logs/**'. Nothing in DIR is ever changed",
+        "'runs/*/checkpoints', 'lightning_logs/**'. Nothing in DIR is changed without --stage",
     )
     add(
         "--checkpoint-local",
         action="store_true",
         help="DIR is on a local disk of each node, and every node saves there: workers get the "
         "newest checkpoint that every node of the round has (default: all nodes see the same DIR)",
+    )
+    add(
+        "--stage",
+        nargs="?",
+        const=values.MEMORY,
+        type=values.directory,
+        metavar="DIR",
+        help="SCRIPT saves in memory, and each checkpoint is then copied to --checkpoint-dir: its "
+        "arguments that name this directory get a path in memory instead, which is also in "
+        "HPCLAUNCH_STAGE. --stage=DIR: on this fast local disk (so far for one node)",
     )
     add_what_counts(add)
     add(

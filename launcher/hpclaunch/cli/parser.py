@@ -46,6 +46,7 @@ OURS = frozenset(
         "--checkpoint-complete",
         "--verify",
         "--resume-with",
+        "--stage",
         "--help-all",
         "--version",
     }

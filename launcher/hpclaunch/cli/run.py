@@ -34,6 +34,7 @@ def check(options: argparse.Namespace) -> None:
     rdzv_seconds(options, "join_timeout", DEFAULTS.join)
     rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call)
     _check_checkpoint_options(options)
+    _check_stage(options)
     if options.requeue and options.chain:
         raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
     if options.requeue_on and not another_run(options):
@@ -64,12 +65,30 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
         ("--checkpoint-exclude", options.checkpoint_exclude),
         ("--checkpoint-complete", options.checkpoint_complete),
         ("--verify", options.verify != "auto"),
+        ("--stage", options.stage is not None),
         (another_run(options), another_run(options)),
         ("--replace-stragglers", options.replace_stragglers),
         ("--grow checkpoint", options.grow == "checkpoint"),
     ):
         if given:
             raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")
+
+
+def _check_stage(options: argparse.Namespace) -> None:
+    """Raise UsageError if --stage cannot work with this --checkpoint-dir."""
+    if options.stage is None:
+        return
+    from hpclaunch.agent.staged_paths import split  # most launches do not need it
+
+    path, _ = split(str(options.checkpoint_dir))
+    real = os.path.realpath(path)
+    if os.path.commonpath([real, os.path.realpath(".")]) == real:
+        raise UsageError(
+            f"--stage: --checkpoint-dir {path} contains the working directory, so every file "
+            "would belong to it: use a directory for checkpoints only"
+        )
+    if not os.path.isdir(options.stage):
+        raise UsageError(f"--stage={options.stage}: there is no such directory")
 
 
 def run(

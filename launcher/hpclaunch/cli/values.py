@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+MEMORY = "/dev/shm"  # noqa: S108 - the parent of the directory of --stage
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
 

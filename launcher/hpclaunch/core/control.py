@@ -21,6 +21,7 @@ from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
 from .protocol.events import (
     AgentGone,
     CheckpointChosen,
+    CheckpointDrained,
     Diagnosed,
     EndFound,
     Event,
@@ -31,6 +32,7 @@ from .protocol.events import (
     Received,
     Requested,
     SearchFailed,
+    StageFlushed,
     Started,
     Tick,
     TroubleFound,
@@ -246,7 +248,7 @@ class Control:
         match event:
             case CheckpointChosen() | Diagnosed() | EndFound() | Received(message=Report()):
                 return self.head.handle(event, now)
-            case LookedAt() | Requested():
+            case LookedAt() | Requested() | CheckpointDrained() | StageFlushed():
                 return self.head.handle(event, now)
             case SearchFailed(number=number) if not self.head.needs_search(number):
                 return self.head.handle(event, now)

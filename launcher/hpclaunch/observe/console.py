@@ -51,7 +51,7 @@ def messages(fact: facts.Fact) -> list[str]:
         # What only reports and screens show
         case facts.RoundEnded() | facts.NodeArrived() | facts.SeatUse() | facts.NodesAllocated():
             return []
-        case facts.CheckpointSaved() | facts.CheckpointGone():
+        case facts.CheckpointSaved() | facts.CheckpointGone() | facts.CheckpointStored():
             return []
         case facts.RestartDecided():
             return [_restart(fact)]

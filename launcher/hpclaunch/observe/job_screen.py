@@ -115,6 +115,8 @@ def doing(job: JobSnapshot) -> str:
     """Return what the job does, in a few words."""
     if job.stage is Stage.ENDED:
         return f"ended {duration(job.entered)} ago"
+    if job.is_flushing:
+        return f"copying checkpoints to storage for {duration(job.entered)}"
     if job.stage is not Stage.RUNNING:
         return f"{DOES[job.stage]} for {duration(job.entered)}"
     return f"running for {duration(job.begun or 0.0)}"
@@ -155,6 +157,8 @@ def _facts(job: JobSnapshot) -> Iterable[str]:
         known += [size(saved.size)] if saved.size else []
         known += [f"{duration(saved.age)} old"] if saved.age is not None else []
         yield f"checkpoint {' · '.join([*known, saved.path])}"
+        if saved.stored not in (None, saved.path):
+            yield f"on storage {saved.stored or 'none yet'}"
     if job.goodput is not None:
         yield f"goodput {job.goodput:.1%}"
     if job.end is not None:

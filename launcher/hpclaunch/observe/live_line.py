@@ -26,6 +26,8 @@ def live_line(job: JobSnapshot, style: TextStyle) -> str:
 
 
 def _what(job: JobSnapshot) -> str:
+    if job.is_flushing:
+        return "copying checkpoints to storage"
     match job.stage:
         case Stage.RENDEZVOUS:
             return _rendezvous(job)

@@ -8,7 +8,15 @@ from ..core.protocol import node_facts as facts
 from ..core.protocol.model import NO_RANK
 from ..core.protocol.node_facts import LaunchNoteKind
 from ..core.protocol.process_kinds import NAMES, ProcessKind
-from ..core.protocol.wording import CONTINUES, changed_too_early, count, plain, signal_name, some
+from ..core.protocol.wording import (
+    CONTINUES,
+    changed_too_early,
+    count,
+    plain,
+    signal_name,
+    size,
+    some,
+)
 
 NAMED = 3  # GPUs named in one message
 LOST_WITH = {  # by process: what its end may mean for the user
@@ -16,7 +24,7 @@ LOST_WITH = {  # by process: what its end may mean for the user
     ProcessKind.GPUS: "check nvidia-smi on this host",
 }
 # Helpers that are not replaced at once after too many ends, but started for the next request.
-ON_REQUEST = {ProcessKind.CHECKPOINTS, ProcessKind.GPUS, ProcessKind.MPS}
+ON_REQUEST = {ProcessKind.CHECKPOINTS, ProcessKind.STAGER, ProcessKind.GPUS, ProcessKind.MPS}
 WITHOUT_MPS = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
     "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
@@ -78,6 +86,24 @@ def words_of_node(fact: facts.NodeFact) -> str:
             option = f"--checkpoint-dir {shlex.quote(where)}"
             newest = "would give all workers the newest of these at every start"
             return f"the script has saved {path} itself: {option} {newest}"
+        # Checkpoints in memory
+        case facts.StageBegan():
+            return _stage_began(fact)
+        case facts.StageRefused(where=where, why=why, later=later):
+            when = "from the next round on, " if later else ""
+            return f"--stage: {when}the script saves to {plain(where)} itself: {plain(why)}"
+        case facts.StoringFailed(path=path, why=why):
+            return f"{plain(path)} was not copied to storage: {plain(why)}; it is tried again"
+        case facts.StageAwaited(is_restore=True, where=where, waited=waited):
+            what = f"a checkpoint of {plain(where)} is copied into memory"
+            return f"waiting until {what} ({waited:.0f} s so far)"
+        case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
+            copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
+            so_far = f"({waited:.0f} s so far; Ctrl-C ends the wait)"
+            return f"waiting until all is copied to {plain(where)} {so_far}{copied}"
+        case facts.StageLost(missing=missing, why=why):
+            names = some(map(plain, missing), NAMED)
+            return f"lost with the end of the job, not copied to storage: {names}: {plain(why)}"
         case facts.LogTrouble():
             return _log_trouble(fact)
         # The start of workers
@@ -185,6 +211,18 @@ def _helper_ended(fact: facts.HelperEnded) -> str:
         how += " again and again, and is not replaced"
     lost = f": {LOST_WITH[fact.kind]}" if fact.kind in LOST_WITH else ""
     return f"the {NAMES[fact.kind]} on {fact.host} {how}{lost}"
+
+
+def _stage_began(fact: facts.StageBegan) -> str:
+    where, directory = plain(fact.where), plain(fact.directory)
+    if fact.words:
+        copied = f"each checkpoint is copied to {where}"
+        words = some(map(plain, fact.words), NAMED)
+        return f"--stage: the script saves in {directory}; {copied}; arguments changed: {words}"
+    return (
+        f"--stage: no argument of the script names {where}: it has to save in HPCLAUNCH_STAGE, "
+        f"which is {directory}; otherwise omit --stage"
+    )
 
 
 def _log_trouble(fact: facts.LogTrouble) -> str:

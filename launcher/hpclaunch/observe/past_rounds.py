@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
-from ..core.protocol.facts import CheckpointGone, CheckpointSaved, Fact, RoundEnded
+from ..core.protocol.facts import (
+    CheckpointGone,
+    CheckpointSaved,
+    CheckpointStored,
+    Fact,
+    RoundEnded,
+)
+from ..core.protocol.node_facts import StageBegan, StageRefused
 
 if TYPE_CHECKING:
     from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
@@ -19,6 +26,8 @@ class NewestCheckpoint:
 
     def __init__(self) -> None:
         self._saved: tuple[float, CheckpointSaved] | None = None
+        # The newest on storage, with its step; None without --stage
+        self._stored: tuple[str, int | None] | None = None
 
     def note(self, fact: Fact, at: float) -> None:
         match fact:
@@ -26,6 +35,14 @@ class NewestCheckpoint:
                 self._saved = at, fact
             case CheckpointGone():
                 self._saved = None
+            case StageBegan(restored=path):
+                self._stored = path, None
+            case StageRefused():  # the script saves to storage, now or soon
+                self._stored = None
+            case CheckpointStored(path=path, step=step) if self._stored is not None:
+                _, known = self._stored
+                if known is None or step is None or step >= known:  # older ones may be copied later
+                    self._stored = path, step
 
     def at(self, now: float) -> CheckpointSnapshot | None:
         """Return the checkpoint with its age; None if there is none."""
@@ -35,7 +52,8 @@ class NewestCheckpoint:
             return None
         at, saved = self._saved
         age = None if saved.age is None else saved.age + now - at
-        return CheckpointSnapshot(saved.path, saved.step, saved.size, age)
+        stored = None if self._stored is None else self._stored[0]
+        return CheckpointSnapshot(saved.path, saved.step, saved.size, age, stored)
 
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:

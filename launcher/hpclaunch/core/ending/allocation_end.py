@@ -15,6 +15,7 @@ from ..protocol.values import replace
 from ..protocol.wording import signal_name
 from .table import ENDS, verdict
 
+MOVED = 5.0  # seconds; an end that differs by less is the same
 ANNOUNCED_BY = {row.state: origin for origin, row in ENDS.items() if row.state is not None}
 
 
@@ -25,6 +26,8 @@ class AllocationEnd:
         self._question = 0  # the number of the last question
         self.announced: Origin | None = None  # the end that SIGTERM has announced
         self.at = math.inf  # when Slurm ends the job
+        self._learned_at = -math.inf  # when that was learned
+        self._drain = 0.0  # the longest copy of a checkpoint from memory to storage, in seconds
         self.ask_at = math.inf  # when to ask Slurm
         self._asked_at = -math.inf
         self._known_at = -math.inf  # when the last answered question was asked
@@ -37,10 +40,12 @@ class AllocationEnd:
 
     @property
     def stop_at(self) -> float:
-        """When to stop the workers: they must be gone before Slurm kills them, and another run may
-        have to be asked for.
+        """When to stop the workers: they must be gone before Slurm kills them, their last save must
+        reach storage, and another run may have to be asked for. At an end that is near when it is
+        announced, half of the time is left to the workers.
         """
-        return self.at - self.timing.grace - self.timing.closing
+        latest = self.at - self.timing.grace - self.timing.closing
+        return latest - min(self._drain, max(0.0, latest - self._learned_at) / 2)
 
     def is_over(self, now: float) -> bool:
         return now >= self.stop_at
@@ -48,6 +53,10 @@ class AllocationEnd:
     def left(self, now: float) -> float | None:
         """Return the seconds until Slurm ends the job; None if that is not known."""
         return None if self.at == math.inf else max(0.0, self.at - now)
+
+    def learn_drain(self, seconds: float) -> None:
+        """Note how long the copy of a checkpoint from memory to storage took."""
+        self._drain = max(self._drain, seconds)
 
     # Slurm's answers
 
@@ -78,6 +87,8 @@ class AllocationEnd:
         origin = ANNOUNCED_BY.get(state)
         if before is Origin.PREEMPTION and origin in (None, Origin.TIME_LIMIT):
             return []  # Slurm never withdraws a preemption: it has not answered this time
+        if not abs(now + left - self.at) < MOVED:  # nan: it has no end, as before
+            self._learned_at = now
         self.at = now + left
         if origin is Origin.TIME_LIMIT and not self._announces_limit(left):
             return []

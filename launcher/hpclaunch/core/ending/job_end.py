@@ -1,7 +1,8 @@
 """The end of the job as one state machine. `table.py` says what follows from each cause.
 
     nothing ends the job -> there is a verdict -> no worker is left -> Slurm has explained its
-    SIGTERM -> the last save is known -> the verdict is final, with its exit code and its sequel
+    SIGTERM -> the last save is known -> what was saved in memory is on storage -> the verdict is
+    final, with its exit code and its sequel
 
 A stage calls `check` while workers run or a round is about to begin. Once the workers have ended,
 it calls `seek_save`, `why_done` and `conclude` if they were done, and `workers_failed` if they were
@@ -15,12 +16,12 @@ import signal
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..protocol.effects import ChooseCheckpoint, Effect
-from ..protocol.events import CheckpointChosen, EndFound, SearchFailed
+from ..protocol.effects import ChooseCheckpoint, Effect, FlushStage
+from ..protocol.events import CheckpointChosen, EndFound, SearchFailed, StageFlushed
 from ..protocol.messages import Report
-from ..protocol.model import Job, Origin, Verdict
+from ..protocol.model import EXIT_SAVED, Job, Origin, Verdict
 from ..protocol.values import replace
-from ..protocol.wording import count, signal_name
+from ..protocol.wording import count, signal_name, some
 from .allocation_end import AllocationEnd
 from .leaving import Leaving
 from .notices import Notices
@@ -54,6 +55,9 @@ class JobEnd:
         self._requeue = RequeueDecision(job)
         self._is_out_of_time = False  # the workers are stopped before Slurm ends the job
         self._explained_by = math.inf  # the end of the wait for Slurm's explanation
+        self._signalled_at = math.inf  # when a signal has ended the job
+        self._flush = 0  # the number of the FlushStage; 0: none was asked for yet
+        self._flushed: StageFlushed | None = None
         self._is_final = False  # the verdict has its exit code and its sequel
 
     def round_ended(self) -> None:
@@ -63,7 +67,12 @@ class JobEnd:
     @property
     def is_waiting(self) -> bool:
         """Whether the end of the job depends on an answer that has not arrived yet."""
-        return self._leaving.is_searching or self._explained_by < math.inf
+        return self._leaving.is_searching or self._explained_by < math.inf or self.is_flushing
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether the job waits until what was saved in memory is on storage."""
+        return self._flush > 0 and self._flushed is None
 
     def next_deadline(self) -> float:
         return min(self._leaving.search_until, self._explained_by)
@@ -118,6 +127,7 @@ class JobEnd:
             origin = Origin.SIGTERM if signum == signal.SIGTERM else Origin.SIGNAL
             reason = f"ended by {signal_name(signum)} on {report.host}"
             self.verdict = verdict(origin, reason, signum=signum)
+            self._signalled_at = now
             if origin is Origin.SIGTERM:
                 self.allocation.ask_again(now)
 
@@ -135,6 +145,11 @@ class JobEnd:
     def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
         """Note the answer to a search for a checkpoint, if that search was begun here."""
         self._leaving.hear_search(event)
+
+    def hear_flush(self, event: StageFlushed) -> None:
+        """Note that what was saved in memory is on storage, or lost."""
+        if event.number == self._flush:
+            self._flushed = event
 
     def seek_save(self, now: float) -> list[Effect] | None:
         """Find out what workers that have ended with 0 have saved, if `why_done` depends on it.
@@ -196,14 +211,32 @@ class JobEnd:
                 return searched
         if self._is_out_of_time:
             ended = self._verdict_in_time(now)
+        if self.job.stages and not self._flush:
+            self._flush = next(self._numbers)
+            return [FlushStage(self._flush_until(ended), self._flush)]
+        if self._flushed is not None:
+            ended = _after_flush(ended, self._flushed)
+        elif self._flush:
+            return []
         if ended.cause is None:  # else the verdict was made with its number of restarts
             ended = replace(ended, restarts=self._training.total)
         saved = self._leaving.saved
-        progress = None if saved is None else self._training.is_beyond_first(saved)
+        is_lost = self._flushed is not None and self._flushed.loses_checkpoint
+        progress = None if saved is None else not is_lost and self._training.is_beyond_first(saved)
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
         self._is_final = True
         return None
+
+    def _flush_until(self, ended: Verdict) -> float:
+        """Return until when to wait for the copies from memory: Slurm ends the job after that."""
+        until = self.allocation.at - self.job.timing.closing
+        if ended.origin is not Origin.SIGNAL or ended.signum != signal.SIGTERM:
+            return until
+        if not self.job.slurm_id:  # nobody is known to kill this process later
+            return until
+        signalled_at = min(self._signalled_at, self.allocation.warned_at)
+        return min(until, signalled_at + self.job.timing.grace + self.job.timing.flush)
 
     def _verdict_in_time(self, now: float) -> Verdict:
         """Return how the job ends before Slurm ends it."""
@@ -215,3 +248,18 @@ class JobEnd:
         elif self.notices.given is not None and self.job.saves:
             reason += f"; nothing was saved after the notice{self.notices.given.where}"
         return verdict(origin, reason, saved=bool(saved))
+
+
+def _after_flush(ended: Verdict, flushed: StageFlushed) -> Verdict:
+    """Return the verdict once what was saved in memory is on storage. If something was lost, the
+    job has not succeeded; if it was to continue, a last save that was lost does not count.
+    """
+    if not flushed.lost:
+        return ended
+    lost = f"{some(flushed.lost, 1)} did not reach storage"
+    if ended.origin is Origin.DONE:
+        return verdict(Origin.TROUBLE, f"{ended.reason}, but {lost}")
+    if ended.code == EXIT_SAVED and flushed.loses_checkpoint:
+        reason = f"not finished, and the last save is lost: {lost}"
+        return replace(ended, code=128 + signal.SIGTERM, reason=reason)
+    return ended

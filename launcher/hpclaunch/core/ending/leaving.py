@@ -51,7 +51,7 @@ class Leaving:
         if self.job.saves and not self.has_searched:
             self._search = next(self._numbers)
             self.search_until = now + self.job.timing.search
-            return [replace(search, ended_well=ended_well, number=self._search)]
+            return [replace(search, ended_well=ended_well, is_last=True, number=self._search)]
         if now < self.search_until < math.inf:
             return []
         self.search_until = math.inf

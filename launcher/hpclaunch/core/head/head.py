@@ -16,6 +16,7 @@ from ..protocol.effects import Effect, Probe, Record, Send
 from ..protocol.events import (
     AgentGone,
     CheckpointChosen,
+    CheckpointDrained,
     EndFound,
     Event,
     LookedAt,
@@ -23,6 +24,7 @@ from ..protocol.events import (
     Received,
     Requested,
     SearchFailed,
+    StageFlushed,
     Started,
     Tick,
 )
@@ -156,6 +158,10 @@ class Head:
             case CheckpointChosen() | SearchFailed():
                 state.end.hear_search(event)
                 effects += self._stage.event(event, now)
+            case CheckpointDrained(seconds=seconds):
+                state.end.allocation.learn_drain(seconds)
+            case StageFlushed():
+                state.end.hear_flush(event)
             case EndFound():
                 effects += state.end.end_found(event, now) + self._stage.event(event, now)
                 effects += self._stage.order_all(now) if state.end.allocation.comes_later else []

@@ -57,6 +57,7 @@ def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
         is_notice_given=current is not None and notices.offer is not None and notices.offer.given,
         verdict="" if ended is None else ended.reason,
         code=None if ended is None else ended.code,
+        is_flushing=state.end.is_flushing,
         is_complete=all(_has_vitals(r, wanted) for r in reports),
     )
 

@@ -76,6 +76,17 @@ class ChooseCheckpoint:
 
     avoid: tuple[tuple[int, str], ...] = ()  # rejected checkpoints: (checksum of the mark, why)
     ended_well: bool = False  # all workers exited with 0, so none of their saves is unfinished
+    is_last: bool = False  # the job may end, and then no round begins with what is found
+    number: int = 0
+
+
+@value(frozen=True)
+class FlushStage:
+    """Copy all that was saved in memory to storage; answered by StageFlushed, at the latest once
+    the time `until` is reached.
+    """
+
+    until: float
     number: int = 0
 
 
@@ -218,6 +229,7 @@ Effect = (
     | CheckHealth
     | PrepareGpus
     | ChooseCheckpoint
+    | FlushStage
     | LookAt
     | Diagnose
     | StartWorkers

@@ -126,6 +126,22 @@ class CheckpointChosen:
 
 
 @value(frozen=True)
+class CheckpointDrained:
+    """A checkpoint that was saved in memory has been copied to storage."""
+
+    seconds: float  # that the copy took
+
+
+@value(frozen=True)
+class StageFlushed:
+    """All that was saved in memory is on storage, or was given up; answers a FlushStage."""
+
+    lost: tuple[str, ...] = ()  # paths on storage of what is not there
+    loses_checkpoint: bool = False  # the newest complete checkpoint is among them
+    number: int = 0
+
+
+@value(frozen=True)
 class CheckpointSeen:
     """This agent has looked at the checkpoint of the last LookAt."""
 
@@ -295,6 +311,8 @@ Event = (
     | HealthFound
     | GpusReady
     | CheckpointChosen
+    | CheckpointDrained
+    | StageFlushed
     | CheckpointSeen
     | SearchFailed
     | Diagnosed

@@ -343,6 +343,16 @@ class CheckpointSaved:
 
 
 @value(frozen=True)
+class CheckpointStored:
+    """--stage: a checkpoint was copied from memory to storage."""
+
+    path: str
+    step: int | None
+    size: int  # bytes
+    seconds: float
+
+
+@value(frozen=True)
 class CheckpointGone:
     """The newest checkpoint was removed, and no other one can be resumed from."""
 
@@ -502,6 +512,7 @@ Fact = (
     | NodesAwaited
     | QuorumAwaited
     | CheckpointSaved
+    | CheckpointStored
     | CheckpointGone
     | CheckpointSought
     | ReadersAwaited

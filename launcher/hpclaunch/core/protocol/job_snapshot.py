@@ -59,6 +59,8 @@ class CheckpointSnapshot:
     step: int | None
     size: int  # bytes
     age: float | None
+    # With --stage, the newest one that was copied to storage; "" if none was
+    stored: str | None = None
 
 
 @value(frozen=True)
@@ -97,6 +99,7 @@ class JobSnapshot:
     past: tuple[PastRound, ...] = ()  # the newest last
     verdict: str = ""  # the reason for the end of the job
     code: int | None = None  # its exit code
+    is_flushing: bool = False  # it ends once all that was saved in memory is on storage
     goodput: float | None = None  # of the launch so far; None if not known
     # Nothing that a viewer asks for is pending: the vitals of all agents, the newest checkpoint.
     is_complete: bool = True

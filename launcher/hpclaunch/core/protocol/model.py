@@ -196,6 +196,7 @@ class Job:
     replaces_stragglers: bool = False  # spares take the places of slow nodes
     saves: bool = False  # the script saves checkpoints in a known directory
     local: bool = False  # that directory is a different one on each node
+    stages: bool = False  # the script saves in memory, from where checkpoints are copied there
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
     notice_signal: int = 0  # the signal that gives workers notice; 0: the one the script handles
     requeueing: Requeueing = Requeueing()

@@ -83,6 +83,66 @@ class CheckpointDirSuggested:
     path: str  # of the checkpoint
 
 
+# Checkpoints in memory
+
+
+@value(frozen=True)
+class StageBegan:
+    """--stage: the script saves in memory."""
+
+    host: str
+    where: str  # --checkpoint-dir
+    directory: str  # where the script saves
+    words: tuple[str, ...]  # of its arguments that name this directory now
+    restored: str  # the checkpoint that was copied into memory; "" if there was none
+    size: int  # its bytes
+    seconds: float  # that the copy took
+
+
+@value(frozen=True)
+class StageRefused:
+    """--stage: the script saves on storage, since memory does not suffice."""
+
+    host: str
+    where: str  # --checkpoint-dir
+    why: str
+    later: bool  # from the next round on
+
+
+@value(frozen=True)
+class StoringFailed:
+    """A checkpoint could not be copied from memory to storage. It is tried again."""
+
+    host: str
+    path: str
+    why: str
+
+
+@value(frozen=True)
+class StageAwaited:
+    """The job waits until a checkpoint is in memory or, at its end, until all that was saved there
+    is on storage.
+    """
+
+    host: str
+    where: str  # --checkpoint-dir
+    path: str  # the checkpoint that is being copied; "" if none is
+    done: int  # bytes of it that were copied
+    size: int  # all of its bytes
+    waited: float
+    is_restore: bool = False  # the wait is for a checkpoint from storage
+
+
+@value(frozen=True)
+class StageLost:
+    """The job has ended, and something that was saved in memory is not on storage."""
+
+    host: str
+    where: str  # --checkpoint-dir
+    missing: tuple[str, ...]  # paths on storage
+    why: str
+
+
 # The log directory
 
 
@@ -350,6 +410,11 @@ NodeFact = (
     | ProcessContinued
     | CheckpointSearchStalled
     | CheckpointDirSuggested
+    | StageBegan
+    | StageRefused
+    | StoringFailed
+    | StageAwaited
+    | StageLost
     | LogTrouble
     | OutputMoved
     | TemplateReplaced

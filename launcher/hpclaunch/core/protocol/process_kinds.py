@@ -10,6 +10,7 @@ class ProcessKind(str, Enum):
 
     LOGS = "logs"
     CHECKPOINTS = "checkpoints"
+    STAGER = "stager"
     ERRANDS = "errands"
     GPUS = "gpus"
     MPS = "mps"
@@ -23,6 +24,7 @@ class ProcessKind(str, Enum):
 NAMES = {
     ProcessKind.LOGS: "process that shows the workers' output",
     ProcessKind.CHECKPOINTS: "process that searches for checkpoints",
+    ProcessKind.STAGER: "process that copies checkpoints to storage",
     ProcessKind.ERRANDS: (
         "process that asks Slurm, looks up names, and runs py-spy and the command of --notify"
     ),

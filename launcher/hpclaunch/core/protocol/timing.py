@@ -47,6 +47,9 @@ class Timing:
     announced: float = 1200.0  # a SIGTERM this long before the time limit, or less, announces it
     closing: float = 3.0  # from the workers' end to that of the job: time to ask for another run
     search: float = 10.0  # wait for the search for a checkpoint saved since the notice
+    # From SIGKILL for the workers until the copies from memory are given up, after a SIGTERM that
+    # ends the job. With the default `grace`, this is less than Slurm's default KillWait, 30 s.
+    flush: float = 7.0
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     wave: float = 0.5  # wait for the signal that ends the job to reach the other agents by itself

@@ -20,6 +20,7 @@ from .archives import DamagedError
 SLOW = 1e-4  # seconds; if a stat takes longer, several run at once
 PROBE = 32  # calls that are timed first
 AT_ONCE = 16  # threads
+OWN = ".hpclaunch-"  # the beginning of names of this launcher beside checkpoints
 MOST_ENTRIES = 1 << 20  # entries of a directory
 MOST_FOLDERS, DEEPEST = 20_000, 32  # directories of a tree, and levels of them
 
@@ -127,7 +128,8 @@ class Folder:
     def tree(self) -> Iterator[tuple[str, Folder]]:
         """Yield (relative path, directory): "" for this directory, "a/b/" for one below it.
 
-        Links are not followed. Raises OSError, and DamagedError if there are too many directories.
+        Links are not followed, and a draft of a stager (`system/staging/`) is left out. Raises
+        OSError, and DamagedError if there are too many directories.
         """
         todo = [("", self)]
         seen = 0
@@ -135,7 +137,8 @@ class Folder:
             prefix, folder = todo.pop()
             yield prefix, folder
             for entry in folder._listed:
-                if entry.is_dir(follow_symlinks=False):
+                is_own = entry.name.startswith(OWN)
+                if not is_own and entry.is_dir(follow_symlinks=False):
                     todo.append((f"{prefix}{entry.name}/", folder.folder(entry.name)))
                     seen += 1
             if seen > MOST_FOLDERS or prefix.count("/") > DEEPEST:

@@ -55,18 +55,19 @@ class CheckpointService:
     ) -> list[ExaminedCheckpoint]:
         """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
-        facts = self._facts(rounds)
+        facts = self.facts(rounds)
         return search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
 
-    def examine(self) -> Iterator[ExaminedCheckpoint]:
-        """Yield what `finding.examine` yields, without any knowledge of rounds. Raises OSError."""
-        return examine(self.where, self._facts(()), self.memory, opens=self.opens)
+    def examine(self, rounds: messages.RoundTimes = ()) -> Iterator[ExaminedCheckpoint]:
+        """Yield what `finding.examine` yields. Raises OSError."""
+        return examine(self.where, self.facts(rounds), self.memory, opens=self.opens)
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
         """Start or stop the periodic searches."""
         self.watches, self._rounds = on, rounds
 
-    def _facts(self, rounds: messages.RoundTimes) -> Facts:
+    def facts(self, rounds: messages.RoundTimes) -> Facts:
+        """Return what the search knows of checkpoints, with these rounds of the job."""
         now = time.time_ns()
         known = tuple(
             RoundPeriod(begun or 0, ended or now, world or 0) for begun, ended, world in rounds
@@ -79,7 +80,7 @@ class CheckpointService:
 
     def look_at(self, asked: messages.LookAt, is_asked: Callable[[], bool]) -> tuple[str, str]:
         """Return the fields `missing` and `damage` of the answer."""
-        path, facts, (k, n) = asked.path, self._facts(asked.rounds), asked.share
+        path, facts, (k, n) = asked.path, self.facts(asked.rounds), asked.share
         try:
             found = look_at(self.where, path, facts, self.memory, opens=self.opens)
         except OSError as e:

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpclaunch.core.health.host_rules import Disk, Host
+from hpclaunch.system.shared.memory_groups import memory_groups
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is what is checked
 MEMORY = Path("/proc/meminfo")  # psutil would take as long to import as half of the agent
 LOAD = Path("/proc/loadavg")
-GROUP = Path("/proc/self/cgroup")
 UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
@@ -73,23 +73,4 @@ def clock_is_synchronised() -> bool | None:
 
 def memory_limit() -> int | None:
     """Return the lowest memory limit of this process's control groups; None if there is none."""
-    limits = []
-    try:
-        lines = GROUP.read_bytes().split(b"\n")
-    except OSError:
-        return None
-    for line in filter(None, lines):  # a group's name may be any file name
-        _, controllers, path = os.fsdecode(line).split(":", 2)
-        if not controllers:
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for directory in (group, *group.parents):
-            try:
-                limits.append(int((directory / name).read_text()))
-            except (OSError, ValueError):  # "max", or not a group
-                continue
-    return min(limits, default=None)
+    return min((group.limit for group in memory_groups()), default=None)

@@ -37,7 +37,7 @@ class TorchSave(FileFormat):
         name = place.name
         if PARTS.fullmatch(name) or name.endswith(OTHERS):
             return None
-        if not name.endswith(SUFFIXES) and not _is_archive(place.entry.path, place.entry.identity):
+        if not name.endswith(SUFFIXES) and not is_archive(place.entry.path, place.entry.identity):
             return None
         found = CheckpointCandidate(place, self, place.entry, step_of(name))
         try:
@@ -48,7 +48,8 @@ class TorchSave(FileFormat):
 
 
 @lru_cache(maxsize=4096)
-def _is_archive(path: str, _identity: Identity) -> bool:
+def is_archive(path: str, _identity: Identity) -> bool:
+    """Return whether a file begins as torch.save begins one. Raises OSError."""
     head = archives.read_beginning(path, archives.HEAD)
     return archives.is_torch(head) or head.startswith(archives.LEGACY)
 

@@ -1,0 +1,62 @@
+"""The agent's client of the stager (`service.py`). It imports the messages only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from hpclaunch.core.protocol.model import Rounds as RoundTimes
+from hpclaunch.core.protocol.process_kinds import ProcessKind
+from hpclaunch.system.shared.helper import Helper
+from hpclaunch.worker.messages import decode
+
+from .messages import REPLIES, Flush, Hurry, Reply, Restore, Rounds
+
+
+class StagingClient(Helper):
+    """A client that sends requests and returns the replies.
+
+    `storage` is the directory of checkpoints, and `stage` the staging directory that stands for it
+    (`stage_directory.py`). If --checkpoint-dir is a pattern, `storage` is its beginning without
+    wildcards, and `pattern` the rest. The other settings are those of the search.
+
+    If the process is `lost`, make another client with the same arguments: it continues, and removes
+    what the lost one has left unfinished on storage.
+    """
+
+    has_children = True  # see system/checkpoints/confinement.py
+    kind = ProcessKind.STAGER
+
+    def __init__(
+        self,
+        storage: str,
+        stage: str,
+        exclude: Iterable[str],
+        complete: str,
+        verify: str,
+        *,
+        pattern: str = "",
+    ) -> None:
+        settings = {"storage": storage, "stage": stage, "pattern": pattern}
+        more = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
+        super().__init__("hpclaunch.system.staging.service", json.dumps(settings | more))
+
+    def restore(self, number: int, avoid: tuple[str, ...] = ()) -> None:
+        self.send(Restore(number, avoid))
+
+    def rounds(self, rounds: RoundTimes) -> None:
+        self.send(Rounds(rounds))
+
+    def hurry(self, *, on: bool) -> None:
+        self.send(Hurry(on))
+
+    def flush(self, number: int) -> None:
+        self.send(Flush(number))
+
+    def replies(self) -> list[Reply]:
+        """Return the replies that have arrived. Call this when the descriptor is readable."""
+        return [decode(REPLIES, reply) for reply in self.receive()]
+
+    def close(self) -> None:
+        """Kill the process. Without this, it outlives its agent until all is on storage."""
+        self.abandon()

@@ -1,0 +1,185 @@
+"""The files, links and directories that belong to a checkpoint, by their paths relative to the
+root: the staging directory, or the directory on storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
+from hpclaunch.system.checkpoints.finding import STAGING, ExaminedCheckpoint
+from hpclaunch.system.checkpoints.listing import OWN
+
+HERE = "."  # the key of a checkpoint that lies directly in the root
+NOTE = 4096  # bytes; files beside a checkpoint of up to this size may be trackers, like `latest`
+OF_RANK = re.compile(r"(rank[-_]?)\d+")  # Composer's files of ranks, and those of many scripts
+
+
+class Item(NamedTuple):
+    """A file, link or directory. Links are not followed."""
+
+    name: str  # its relative path
+    stat: os.stat_result
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.stat.st_mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.stat.st_mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.stat.st_mode)
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Return a key that changes when the file is written. Another hard link has the same."""
+        return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
+
+    def is_copy_of(self, other: Item) -> bool:
+        """Return whether size and time are the same."""
+        return self.identity[1:] == other.identity[1:]
+
+
+def item(root: str, name: str) -> Item:
+    return Item(name, os.lstat(os.path.join(root, name)))
+
+
+def is_same(each: Item, root: str) -> bool:
+    """Return whether a file has not been written, replaced or deleted since."""
+    try:
+        return item(root, each.name).identity == each.identity
+    except OSError:
+        return False
+
+
+def target_of(root: str, name: str) -> str:
+    """Return the relative path of what a link points to; it begins with ".." outside the root."""
+    return os.path.relpath(os.path.realpath(os.path.join(root, name)), os.path.realpath(root))
+
+
+def is_draft(name: str) -> bool:
+    """Return whether the search counts this name as a file that is being written. Other names that
+    begin with a dot are files of the script.
+    """
+    return name.endswith(DRAFTS) or STAGING.fullmatch(name) is not None or name.startswith(OWN)
+
+
+def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[Item]:
+    """Yield a file, or a directory and all that is below it, except what is `skipped` or vanishes
+    meanwhile. Raises OSError.
+    """
+    found = item(root, name)
+    yield found
+    if found.is_folder:
+        for inner in sorted(os.listdir(os.path.join(root, name))):
+            path = os.path.normpath(os.path.join(name, inner))
+            if path not in skipped and not (name == HERE and is_draft(inner)):
+                with contextlib.suppress(FileNotFoundError):
+                    yield from tree(root, path, skipped)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that belongs to one checkpoint."""
+
+    key: str  # the path of the checkpoint; of several files, that of the first rank
+    moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
+    items: tuple[Item, ...]  # below these paths, the decisive file last
+    essential: frozenset[str]  # the files that may not change while they are copied
+    decisive: str
+
+    @cached_property
+    def size(self) -> int:
+        return sum(item.stat.st_size for item in self.items if item.is_file)
+
+    @cached_property
+    def identity(self) -> frozenset[tuple[object, ...]]:
+        """Return a key that changes when the script writes one of the files."""
+        return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)
+
+
+def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
+    """Return what belongs to a complete checkpoint. Raises OSError if it is just being deleted."""
+    candidate = found.candidate
+    key = os.path.relpath(candidate.path, root)
+    decisive = os.path.relpath(candidate.decides.path, root)
+    moved: tuple[str, ...]
+    if key == HERE:  # other files may be beside it, such as logs, which change all the time
+        parts = {decisive, *(os.path.relpath(part.entry.path, root) for part in found.parts)}
+        others = (os.path.relpath(c.path, root) for c in candidate.beside)
+        skipped = {o for o in others if not any(f"{p}/".startswith(f"{o}/") for p in parts)}
+        items = list(tree(root, HERE, frozenset(skipped)))[1:]
+        moved, essential = (HERE,), frozenset(parts)
+    else:
+        ranks = _of_ranks(root, candidate)
+        moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
+        items = [each for name in moved for each in tree(root, name)]
+        essential = frozenset(each.name for each in items if each.is_file)
+    items.sort(key=lambda each: each.name == decisive)
+    return Contents(key, moved, tuple(items), essential, decisive)
+
+
+def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:
+    """Yield what a link points to, if that is in the staging directory."""
+    if candidate.place.entry.is_link:
+        target = target_of(root, os.path.relpath(candidate.path, root))
+        if not target.startswith(os.pardir):
+            yield target
+
+
+def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
+    """Return its path, and those of files beside it whose names differ only in the rank. The file
+    of the first rank is last: Composer's checkpoint is known by that.
+    """
+    found = [candidate]
+    if not candidate.place.entry.is_folder and OF_RANK.search(candidate.name):
+        form = OF_RANK.sub(r"\1", candidate.name)
+        alike = (c for c in candidate.beside if c.bare == candidate.bare)
+        found = [c for c in alike if OF_RANK.sub(r"\1", c.name) == form]
+    return sorted((os.path.relpath(c.path, root) for c in found), reverse=True)
+
+
+def notes(
+    root: str, key: str, candidates: Sequence[CheckpointCandidate], absent: Collection[str]
+) -> list[Item]:
+    """Return the small files and the links beside a checkpoint: among them are trackers that name
+    the newest one, such as `latest`. Those that name a checkpoint which is `absent` on storage are
+    left out. Raises OSError.
+    """
+    if key == HERE:
+        return []
+    folder = os.path.dirname(key)
+    by_path = {os.path.relpath(c.path, root): c for c in candidates}
+    missing = [c for path, c in by_path.items() if path in absent and path != key]
+    found = []
+    for name in sorted(os.listdir(os.path.join(root, folder))):
+        with contextlib.suppress(FileNotFoundError):  # renamed or deleted meanwhile
+            each = item(root, os.path.join(folder, name))
+            path = os.path.join(root, each.name)
+            if each.is_link:
+                is_note = f"{target_of(root, each.name)}/".startswith(f"{key}/")
+            else:
+                is_small = each.is_file and each.stat.st_size <= NOTE
+                is_other = each.name not in by_path and not is_draft(name)
+                is_note = is_small and is_other and not names_any(path, missing)
+            if is_note:
+                found.append(each)
+    return found
+
+
+def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
+    """Return whether a file has only the name or the step of one of these. Raises OSError."""
+    with open(path, "rb") as file:
+        text = os.fsdecode(file.read(NOTE)).strip()
+    names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}
+    return os.path.basename(text) in names - {""}

@@ -1,0 +1,149 @@
+"""Copying of files into a draft, in pieces, so that the caller can pause or stop between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from .contents import Contents, Item, item
+
+SPAN = 32 << 20  # bytes that a thread copies before the caller may pause
+PIECE = 4 << 20  # bytes that are in memory at once, for each thread
+THREADS = 8  # since a parallel file system is slow for a single one
+
+# Called with the bytes that are copied so far, and the seconds that the last of them took. Returns
+# how many threads copy the next ones.
+Between = Callable[[int, float], int]
+
+
+def at_once(_done: int, _took: float) -> int:
+    """Have a copy done without pauses: this is a `Between`."""
+    return THREADS
+
+
+class GivenUpError(Exception):
+    """A copy is not worth finishing, or not possible. The text says why."""
+
+
+def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Between) -> None:
+    """Copy items from the directory `source` into `draft`, with their modes and times, and have
+    them written to the disk. Links to paths below `root` become relative. Raises OSError.
+    """
+    for each in items:
+        target = os.path.join(draft, each.name)
+        os.makedirs(target if each.is_folder else os.path.dirname(target), exist_ok=True)
+        if each.is_link:
+            os.symlink(_target(source, each.name, root), target)
+    files = [each for each in items if each.is_file]
+    spans, done, took = _spans(files), 0, 0.0
+    with ThreadPoolExecutor(THREADS) as pool:
+        while batch := list(islice(spans, between(done, took))):
+            began = time.monotonic()
+            os.utime(draft)  # else another launch would take it for abandoned
+            done += sum(pool.map(lambda span: _copy_span(source, draft, *span), batch))
+            took = time.monotonic() - began
+        for _ in pool.map(lambda each: _finish(os.path.join(draft, each.name), each), files):
+            pass
+    for each in reversed([each for each in items if each.is_folder]):
+        _finish(os.path.join(draft, each.name), each)
+
+
+def make_parents(name: str, source: str, root: str) -> None:
+    """Make the directories above a path below `root`, with the modes that they have in `source`.
+    Raises OSError.
+    """
+    folder = os.path.dirname(name)
+    path = os.path.join(root, folder)
+    if folder and not os.path.isdir(path):
+        make_parents(folder, source, root)
+        os.makedirs(path, exist_ok=True)
+        mode = os.stat(os.path.join(source, folder)).st_mode & 0o777 | 0o700
+        with contextlib.suppress(PermissionError):  # some file systems keep modes by ACLs only
+            os.chmod(path, mode | os.stat(path).st_mode & 0o7000)
+
+
+def _target(source: str, name: str, root: str) -> str:
+    target = os.readlink(os.path.join(source, name))
+    for base in (root, os.path.realpath(root)):
+        if os.path.isabs(target) and os.path.commonpath((base, target)) == base:
+            return os.path.relpath(target, os.path.dirname(os.path.join(base, name)))
+    return target
+
+
+def _spans(files: Iterable[Item]) -> Iterator[tuple[str, int, int]]:
+    for each in files:
+        size = each.stat.st_size
+        for start in range(0, max(1, size), SPAN):
+            yield each.name, start, min(SPAN, size - start)
+
+
+def _copy_span(source: str, draft: str, name: str, start: int, length: int) -> int:
+    """Copy some bytes of a file, fewer if it has become shorter. Return how many."""
+    done = 0
+    reading = os.open(os.path.join(source, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        mode = os.fstat(reading).st_mode & 0o777 | 0o600
+        writing = os.open(os.path.join(draft, name), flags, mode)
+        try:
+            while done < length:
+                data = os.pread(reading, min(PIECE, length - done), start + done)
+                if not data:
+                    break
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(writing, view, start + done)
+                    view, done = view[written:], done + written
+            os.fdatasync(writing)
+            # Memory is scarce while checkpoints are in it.
+            os.posix_fadvise(writing, start, done, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+    return done
+
+
+def _finish(path: str, each: Item) -> None:
+    """Set the mode and the times of a copied file or directory, and have it written to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        inherited = os.fstat(fd).st_mode & 0o7000  # such as setgid, in a group's directory
+        with contextlib.suppress(PermissionError):  # some file systems keep modes by ACLs only
+            os.fchmod(fd, each.stat.st_mode & 0o777 | inherited)
+        os.utime(fd, ns=(each.stat.st_atime_ns, each.stat.st_mtime_ns))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync(path: str) -> None:
+    """Have a file or the names in a directory written to the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def hold(contents: Contents, root: str, held: str) -> None:
+    """Keep the files of a checkpoint by hard links in `held`, so that the script may delete it
+    while it is copied. Raises OSError.
+    """
+    for each in contents.items:
+        path, kept = os.path.join(root, each.name), os.path.join(held, each.name)
+        os.makedirs(kept if each.is_folder else os.path.dirname(kept), exist_ok=True)
+        if each.is_link:
+            os.symlink(os.readlink(path), kept)
+        elif each.is_file:
+            os.link(path, kept, follow_symlinks=False)
+
+
+def is_unchanged(contents: Contents, held: str) -> bool:
+    """Return whether nothing was written since the list of contents was made. Raises OSError."""
+    found = (item(held, each.name) for each in contents.items if each.name in contents.essential)
+    return contents.identity == frozenset((each.name, *each.identity) for each in found)

@@ -1,0 +1,82 @@
+"""The deletion of checkpoints: on storage, of those that the script has deleted in the staging
+directory; in the staging directory, of old ones that are on storage, if memory gets short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.system.checkpoints.service import CheckpointService
+
+from .contents import HERE, Contents
+from .publishing import draft, place, remove
+from .record import Record
+from .room import room
+
+
+class Deletion:
+    """The deletions of one launch."""
+
+    def __init__(self, stage: str, storage: str, there: CheckpointService, record: Record) -> None:
+        self._stage, self._storage, self._there, self._record = stage, storage, there, record
+        self._kept: set[str] = set()  # deleted by the script, but still needed on storage
+
+    def note_drained(self) -> None:
+        """Have the next `rotate` look at storage again."""
+        self._kept = set()
+
+    def rotate(self, rounds: RoundTimes) -> Iterator[str]:
+        """Delete on storage what the script has deleted, if storage has a later checkpoint of this
+        launch that is complete. Yield the keys of what is deleted.
+        """
+        if not os.path.isdir(self._stage):  # somebody has deleted all of it
+            return
+        moved = self._record.moved
+        deleted = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        if deleted <= self._kept:
+            return
+        self._kept = deleted
+        owners = {name: key for key, names in moved.items() for name in names}
+        with contextlib.suppress(OSError):  # tried again after the next drain
+            found = [
+                (owners.get(name := os.path.relpath(f.candidate.path, self._storage), name), f)
+                for f in self._there.examine(rounds)
+            ]
+            staying = moved.keys() - deleted
+            times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
+            latest = max(times, default=0)  # steps may begin again
+            for key, each in found:
+                if key in deleted and each.candidate.time < latest:
+                    for name in moved[key]:
+                        with contextlib.suppress(FileNotFoundError):
+                            remove(os.path.join(self._storage, name), self._storage, self._stage)
+                    self._record.forget(key)
+                    deleted.remove(key)
+                    yield key
+
+    def _is_here(self, names: Sequence[str]) -> bool:
+        return any(os.path.lexists(os.path.join(self._stage, name)) for name in names)
+
+    def make_room(
+        self, complete: Sequence[Contents], is_on_storage: Callable[[Contents], bool]
+    ) -> None:
+        """Delete the oldest checkpoints in the staging directory that are on storage, where they
+        stay, until another one like the newest fits: a script may keep all that it saves. Raises
+        OSError.
+        """
+        for contents in reversed(complete[1:]):
+            if not room(self._stage).lack(complete[0].size, 1):
+                return
+            if is_on_storage(contents) and contents.key != HERE:
+                self._record.add_others(set(contents.moved))  # a new one of its name replaces it
+                self._record.forget(contents.key)
+                folder = os.path.dirname(os.path.join(self._stage, contents.key))
+                before = os.stat(folder)
+                with draft(os.path.dirname(self._stage), self._stage) as trash:
+                    for name in contents.moved:
+                        place(os.path.join(self._stage, name), os.path.join(trash, name))
+                # For the search, the script has deleted nothing (formats/accelerate.py).
+                os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))

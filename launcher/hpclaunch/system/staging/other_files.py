@@ -1,0 +1,248 @@
+"""The files of a script that belong to no checkpoint: logs, configurations, final models, links.
+
+They are copied after each checkpoint, so that few of them are lost with a node, except what looks
+like saved tensors: only after the script has ended is it certain that nobody is writing that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+from collections.abc import Collection, Iterator, Sequence
+
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, candidates, look_at
+from hpclaunch.system.checkpoints.formats import UNKNOWN
+from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
+from hpclaunch.system.checkpoints.formats.sealed import SAVED
+from hpclaunch.system.checkpoints.formats.torch_save import is_archive
+from hpclaunch.system.checkpoints.service import CheckpointService
+
+from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
+from .copying import Between, at_once, copy, make_parents
+from .publishing import draft, is_copied, place
+from .record import Record
+
+RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
+
+
+class OtherFiles:
+    """The files below both roots that belong to no checkpoint."""
+
+    def __init__(self, stage: str, storage: str, here: CheckpointService, record: Record) -> None:
+        self._stage, self._storage, self._here, self._record = stage, storage, here, record
+        self._copied: set[str] = set()  # by this stager
+        self._changed: set[str] = set()  # since they were copied, without another time
+
+    def restore(self) -> None:
+        """Copy small files to the staging directory, since the script may append to them. Call this
+        before the script runs.
+        """
+        restored: list[Item] = []
+        left, names = RESTORED, set()
+        with (
+            contextlib.suppress(OSError),
+            draft(os.path.dirname(self._stage), self._stage) as drafted,
+        ):
+            where = self._storage + self._here.where.removeprefix(self._stage)
+            known = [*candidates(where, self._here.facts(()))]
+            skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
+            for each in self._below(self._storage, skipped):
+                if os.path.lexists(os.path.join(self._stage, each.name)):
+                    if each.stat.st_size <= NOTE:  # restored beside the checkpoint
+                        names.add(each.name)
+                    continue
+                if not each.is_file or each.stat.st_size > left:
+                    continue
+                with contextlib.suppress(OSError):  # unreadable: it stays as it is on storage
+                    copy([each], self._storage, drafted, self._storage, at_once)
+                    place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
+                    left -= each.stat.st_size
+                    restored.append(item(self._stage, each.name))
+                if len(names) + len(restored) >= MOST_RESTORED:
+                    break
+        self._record.add_others(names)
+        self._record.add_copied(restored)
+
+    def note_copied(self, items: Sequence[Item]) -> None:
+        """Note that these have reached storage as they are."""
+        self._record.add_copied(items)
+        self._copied.update(each.name for each in items)
+
+    def drain(
+        self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
+    ) -> None:
+        """Copy what has changed while the script runs. Raises what `between` raises.
+
+        A directory that is newer than the last checkpoint waits for the next one: it may be a
+        checkpoint that is just being saved, and look like one only later.
+        """
+        skipped = {self._key(f) for f in found}
+        saved = max((f.candidate.time for f in found if self._key(f) not in absent), default=0)
+        facts = self._here.facts(())
+        items = [
+            each
+            for each in self._beside(found, skipped)
+            if not each.name.endswith(SAVED)
+            and not facts.excludes(
+                os.path.basename(each.name), os.path.join(self._stage, each.name)
+            )
+        ]
+        new = {f for f in {os.path.dirname(i.name) for i in items} if self._is_new(f, saved)}
+        items = [each for each in items if os.path.dirname(each.name) not in new]
+        self._copy(items, found, between, absent)
+
+    def _is_new(self, folder: str, saved: int) -> bool:
+        """Return whether a directory has been made after a time."""
+        if os.path.isdir(os.path.join(self._storage, folder)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            inside = os.listdir(os.path.join(self._stage, folder))
+            names = (folder, *(os.path.join(folder, name) for name in inside))
+            return all(item(self._stage, name).stat.st_mtime_ns >= saved for name in names)
+        return True  # it is being deleted
+
+    def flush(
+        self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
+    ) -> list[tuple[str, str]]:
+        """Copy what has changed, except checkpoints: those that are complete were copied before,
+        and those that a kill has left half written stay behind. Call this once no worker runs.
+        What was copied before is compared: writing through a mapping (mmap) changes no time. Return
+        the path and the reason of each that could not be copied.
+        """
+        skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
+        try:
+            items = self._beside(found, skipped)
+        except OSError as e:
+            return [(os.path.relpath(e.filename, self._stage), e.strerror or str(e))]
+        self._changed = {each.name for each in items if self._is_changed(each)}
+        return self._copy(items, found, between, absent)
+
+    def _is_changed(self, each: Item) -> bool:
+        """Return whether a copy with the size and the time of its original has other bytes."""
+        if each.name not in self._copied or not is_copied(each, self._storage):
+            return False
+        stage, storage = (os.path.join(root, each.name) for root in (self._stage, self._storage))
+        try:
+            return not filecmp.cmp(stage, storage, shallow=False)
+        except OSError:  # of storage: copying it again says why
+            return True
+
+    def _below(self, root: str, skipped: frozenset[str]) -> Iterator[Item]:
+        for each in tree(root, HERE, skipped - {HERE}):
+            if not each.is_folder and not any(map(is_draft, each.name.split(os.sep))):
+                yield each
+
+    def _beside(self, found: Sequence[ExaminedCheckpoint], skipped: Collection[str]) -> list[Item]:
+        """Return the files that belong to no checkpoint, also not to one that lies directly in the
+        root. As long as that is not complete, storage keeps all of the files of the one before.
+        """
+        moved = (names for key, names in self._record.moved.items() if key != HERE)
+        drained = {name for names in moved for name in names}  # if it is not complete now, it stays
+        drained -= {self._key(f) for f in found if f.quiet}
+        items = self._below(self._stage, frozenset({*skipped, *drained}))
+        root = next((f for f in found if self._key(f) == HERE), None)
+        if root is not None and root.quiet:  # an exported model beside checkpoints
+            return list(items)
+        names = set(self._record.moved.get(HERE, ()))
+        if root is not None:
+            paths = (root.candidate.decides.path, *(part.entry.path for part in root.parts))
+            names.update(os.path.relpath(path, self._stage) for path in paths)
+        is_half = bool(names) and (root is None or root.lacks is not None)
+        saved = SAVED if is_half else ()
+        return [each for each in items if each.name not in names and not each.name.endswith(saved)]
+
+    def _key(self, found: ExaminedCheckpoint) -> str:
+        return os.path.relpath(found.candidate.path, self._stage)
+
+    def _is_half(self, found: ExaminedCheckpoint) -> bool:
+        """Return whether a checkpoint that lacks something is one that was not saved to its end. It
+        may also be something else that only looks like a checkpoint.
+        """
+        candidate, lacks = found.candidate, found.lacks
+        if candidate.export or candidate.format is UNKNOWN:
+            return False
+        if found.quiet:  # the search has not examined it
+            again = look_at(
+                self._here.where, candidate.path, self._here.facts(()), self._here.memory
+            )
+            lacks = again.lacks if again else None
+        entry = candidate.place.entry
+        is_foreign = (
+            not entry.is_folder
+            and entry.size > 0
+            and not entry.name.endswith(SUFFIX)
+            and not is_archive(entry.path, entry.identity)
+        )
+        return lacks is not None and not is_foreign
+
+    def _copy(
+        self,
+        items: Sequence[Item],
+        found: Sequence[ExaminedCheckpoint],
+        between: Between,
+        absent: Collection[str],
+    ) -> list[tuple[str, str]]:
+        missing = [f.candidate for f in found if self._key(f) in absent]
+        new = [i for i in items if i.name in self._changed or not self._record.has(i)]
+        failed: list[tuple[str, str]] = []
+        copied: list[Item] = []
+        if not new:
+            return failed
+        try:
+            with draft(self._storage, self._stage) as drafted:
+                for each in sorted(new, key=lambda each: each.is_link):
+                    try:
+                        if self._copy_one(each, drafted, between, missing):
+                            copied.append(each)
+                    except OSError as e:
+                        if os.path.lexists(os.path.join(self._stage, each.name)):
+                            failed.append((each.name, e.strerror or str(e)))
+        except OSError as e:  # no draft can be made
+            failed = [(each.name, e.strerror or str(e)) for each in new]
+        finally:
+            self.note_copied(copied)
+        return failed
+
+    def _copy_one(
+        self, each: Item, drafted: str, between: Between, missing: Sequence[CheckpointCandidate]
+    ) -> bool:
+        """Copy a file. Return whether it is on storage now: a link has to wait for its target, and
+        a tracker for the checkpoint that it names.
+        """
+        path, final = (os.path.join(root, each.name) for root in (self._stage, self._storage))
+        if each.is_link:
+            target = target_of(self._stage, each.name)
+            is_inside = not target.startswith(os.pardir)
+            if is_inside and not os.path.lexists(os.path.join(self._storage, target)):
+                return False
+        elif not each.is_file:
+            return False  # a socket, for example
+        elif each.stat.st_size <= NOTE and names_any(path, missing):
+            return False
+        if each.name not in self._changed and is_copied(each, self._storage):
+            return True
+        if os.path.lexists(final) and not self._is_own(each.name):
+            keep(final)
+        copy([each], self._stage, drafted, self._stage, between)
+        make_parents(each.name, self._stage, self._storage)
+        place(os.path.join(drafted, each.name), final)
+        return True
+
+    def _is_own(self, name: str) -> bool:
+        """Return whether a file on storage may be replaced: it was written by this launch, or
+        restored, or is a model, which a script replaces as a whole.
+        """
+        return name in self._record.others or name.endswith(SAVED)
+
+
+def keep(path: str) -> None:
+    """Rename what an earlier launch has saved and this one has not restored, so that no checkpoint
+    and no line of a log is lost.
+    """
+    number = 1
+    while os.path.lexists(kept := f"{path}.~{number}~"):
+        number += 1
+    if not os.path.islink(path):
+        os.rename(path, kept)

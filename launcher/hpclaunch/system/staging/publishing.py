@@ -1,0 +1,222 @@
+"""Changes on storage: a finished draft gets its final name, and a deleted checkpoint vanishes, each
+in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
+left unfinished is a draft, which has a hidden name, and which `sweep` removes. Other launches may
+save in the same directory, so a draft's name has the RANDOM of its launch (`stage_directory.py`),
+and its time shows whether that still writes to it.
+
+Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
+search sees, too:
+- A directory replaces another one of its name, on a file system without RENAME_EXCHANGE.
+- The checkpoint lies directly in the root, so that its files are replaced one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+
+from hpclaunch.system.checkpoints.listing import OWN
+
+from .contents import HERE, Contents, Item, item, tree
+from .copying import sync
+from .removal import rmtree
+
+DRAFT = f"{OWN}draft-"
+OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
+NEWEST = "newest-by-hpclaunch-"  # the beginning of the name of a copy for a root that is one
+EXCHANGE = 2  # RENAME_EXCHANGE
+AT_CWD = -100
+ABANDONED = 600.0  # seconds since the last write until another launch's draft is removed
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+@contextlib.contextmanager
+def draft(root: str, stage: str) -> Iterator[str]:
+    """Return a directory for what is not finished, on the same file system as `root`. In the end it
+    is removed, with what is in it. `stage` is the staging directory of this launch.
+    """
+    os.makedirs(root, exist_ok=True)
+    path = tempfile.mkdtemp(prefix=_prefix(stage), dir=root)
+    try:
+        yield path
+    finally:
+        rmtree(path)
+
+
+def _prefix(stage: str) -> str:
+    return f"{DRAFT}{os.path.basename(os.path.dirname(stage))}-"
+
+
+def publish(
+    contents: Contents,
+    notes: Iterable[Item],
+    drafted: str,
+    root: str,
+    stage: str,
+    *,
+    is_there: bool,
+) -> None:
+    """Give a finished draft its final names. `is_there`: only the notes are new. Raises OSError."""
+    if is_there:
+        pass
+    elif contents.key == HERE:
+        place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
+        _settle(newest, root, contents.decisive, stage)
+    else:
+        for name in contents.moved:
+            place(os.path.join(drafted, name), os.path.join(root, name))
+    for each in notes:
+        place(os.path.join(drafted, each.name), os.path.join(root, each.name))
+
+
+def place(drafted: str, final: str) -> None:
+    """Move a file or directory to its final name, in place of what is there. What was there is in
+    the draft afterwards. Raises OSError.
+    """
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    are_files = not os.path.isdir(drafted) or os.path.islink(drafted)
+    if are_files and not (os.path.isdir(final) and not os.path.islink(final)):
+        os.replace(drafted, final)
+    else:
+        with _writable(drafted, final):
+            if not os.path.lexists(final):
+                os.rename(drafted, final)
+            else:
+                _exchange(drafted, final)
+    sync(os.path.dirname(final))
+
+
+@contextlib.contextmanager
+def _writable(path: str, moved: str) -> Iterator[None]:
+    """Make a read-only directory writable until it is `moved`: a new parent is a write to it."""
+    mode = os.lstat(path).st_mode
+    is_read_only = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
+    if is_read_only:
+        os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
+    yield
+    if is_read_only:
+        os.chmod(moved, stat.S_IMODE(mode))
+
+
+def _exchange(drafted: str, final: str) -> None:
+    with _writable(final, drafted):
+        try:
+            _rename_exchange(drafted, final)
+        except OSError as e:
+            if e.errno not in NO_EXCHANGE:
+                raise
+            os.rename(final, final + OLD)
+            os.rename(drafted, final)
+            os.rename(final + OLD, drafted)
+
+
+def _rename_exchange(one: str, other: str) -> None:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, "no renameat2")
+    if rename(AT_CWD, os.fsencode(one), AT_CWD, os.fsencode(other), EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
+
+
+def _settle(newest: str, root: str, decisive: str, stage: str) -> None:
+    """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
+    The decisive file is removed first and comes back last, so that a mixture is not complete.
+    """
+    sync(newest)
+    sync(root)  # `newest` is on the disk before the old checkpoint loses its decisive file
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(root, decisive))
+    items = [each for each in tree(newest, HERE) if each.name != HERE]
+    with draft(root, stage) as drafted:
+        for each in sorted(items, key=lambda each: each.name == decisive):
+            path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
+            if each.is_folder:
+                os.makedirs(final, exist_ok=True)
+            elif not _is_same(path, final):  # else a stager that was killed has linked it
+                new = os.path.join(drafted, each.name)
+                os.makedirs(os.path.dirname(new), exist_ok=True)
+                _link_or_copy(path, new)
+                place(new, final)
+    remove(newest, root, stage)
+
+
+def _is_same(path: str, other: str) -> bool:
+    """Return whether both are hard links to one file. Renaming one to the other does nothing."""
+    try:
+        return os.path.samestat(os.lstat(path), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _link_or_copy(path: str, new: str) -> None:
+    try:
+        os.link(path, new, follow_symlinks=False)
+    except OSError:  # a file system without hard links
+        shutil.copy2(path, new, follow_symlinks=False)
+        if not os.path.islink(new):
+            sync(new)
+
+
+def remove(path: str, root: str, stage: str) -> None:
+    """Delete a file or directory: first its name, in one step. Raises OSError."""
+    with draft(root, stage) as drafted:
+        with _writable(path, old := os.path.join(drafted, "old")):
+            os.rename(path, old)
+        sync(os.path.dirname(path))
+
+
+def sweep(places: Iterable[str], decisive_of: Callable[[str], str], stage: str) -> bool:
+    """Remove drafts that a killed stager has left in these directories, and finish what needed
+    more than one step. `decisive_of` returns the decisive file of a complete checkpoint, or "".
+    Return False if there are drafts that other launches may still need.
+    """
+    is_swept = True
+    for place_ in places:
+        for name in os.listdir(place_) if os.path.isdir(place_) else ():
+            path = os.path.join(place_, name)
+            if name.startswith(_prefix(stage)):
+                with contextlib.suppress(FileNotFoundError):
+                    remove(path, place_, stage)
+            elif name.startswith(DRAFT):
+                is_swept &= _remove_abandoned(path, place_, stage)
+            elif name.endswith(OLD):
+                if os.path.lexists(final := path.removesuffix(OLD)):
+                    remove(path, place_, stage)
+                else:
+                    os.rename(path, final)
+            elif name.startswith(NEWEST) and (decisive := decisive_of(path)):
+                _settle(path, place_, decisive, stage)
+    return is_swept
+
+
+def _remove_abandoned(path: str, root: str, stage: str) -> bool:
+    """Remove another launch's draft if nobody writes to it any more. Return whether it is gone. Its
+    time is compared with that of a new draft, since the clock of storage may differ.
+    """
+    with contextlib.suppress(OSError):  # just removed, or another user's
+        with draft(root, stage) as new:
+            idle = os.stat(new).st_mtime - os.stat(path).st_mtime
+        if idle > ABANDONED:
+            remove(path, root, stage)
+    return not os.path.lexists(path)
+
+
+def is_copied(each: Item, root: str) -> bool:
+    """Return whether a directory has this file already, with the same size and time."""
+    try:
+        return each.is_file and item(root, each.name).is_copy_of(each)
+    except OSError:
+        return False
+
+
+def same(contents: Contents, root: str) -> bool:
+    """Return whether a directory has the files of a checkpoint already."""
+    essential = (each for each in contents.items if each.name in contents.essential)
+    are_there = all(os.path.lexists(os.path.join(root, name)) for name in contents.moved)
+    return are_there and all(is_copied(each, root) for each in essential)

@@ -1,0 +1,60 @@
+"""A record of what this launch has put on storage, or has restored from there: only that is deleted
+on storage when the script deletes it. The record is a file beside the staging directory, for the
+next stager in case this one is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+
+from .contents import HERE, Contents, Item
+
+
+class Record:
+    """The checkpoints and the other files of this launch."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.moved: dict[str, list[str]] = {}  # what belongs to a checkpoint, by its key
+        self.others: dict[str, tuple[int, ...]] = {}  # identities of the files that storage has
+        if os.path.exists(path):
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                self.moved, others = json.load(file)
+            self.others = {name: tuple(identity) for name, identity in others.items()}
+
+    def add(self, contents: Contents) -> None:
+        is_root = contents.key == HERE
+        self.moved[contents.key] = list(contents.essential if is_root else contents.moved)
+        self._write()
+
+    def add_others(self, names: Iterable[str]) -> None:
+        """Record that this launch may replace these files on storage."""
+        if new := {name: () for name in names if name not in self.others}:
+            self.others |= new
+            self._write()
+
+    def add_copied(self, items: Iterable[Item]) -> None:
+        """Record that storage has these files as they are in the staging directory."""
+        if new := {each.name: each.identity for each in items if not self.has(each)}:
+            self.others |= new
+            self._write()
+
+    def has(self, each: Item) -> bool:
+        """Return whether storage has got a file of the staging directory as it is, or the file has
+        come from there: somebody else may have changed it on storage since.
+        """
+        return self.others.get(each.name) == each.identity
+
+    def forget(self, key: str) -> None:
+        if self.moved.pop(key, None):
+            self._write()
+
+    def _write(self) -> None:
+        new = f"{self._path}.new"
+        with contextlib.suppress(OSError):  # memory is full: then the next stager deletes less
+            with open(new, "w", encoding="utf-8", errors="surrogateescape") as file:
+                json.dump([self.moved, self.others], file)
+            os.replace(new, self._path)

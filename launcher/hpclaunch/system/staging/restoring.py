@@ -1,0 +1,137 @@
+"""The copy of the newest complete checkpoint from storage into the staging directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+
+from hpclaunch.core.protocol.wording import size as written
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
+from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.system.checkpoints.service import CheckpointService
+
+from .contents import HERE, Contents, Item, contents_of, item, notes
+from .copying import at_once, copy, is_unchanged
+from .messages import Refused, Restore, Restored
+from .publishing import draft, place
+from .removal import rmtree
+from .room import room
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
+
+
+class Restoring:
+    """One request. `restored` is the checkpoint that was copied, and `beside` the files beside it,
+    as they are in the staging directory.
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        stage: str,
+        there: CheckpointService,
+        here: CheckpointService,
+        rounds: RoundTimes,
+    ) -> None:
+        self._storage, self._stage, self._there, self._here = storage, stage, there, here
+        self._rounds = rounds
+        self.restored: Contents | None = None
+        self.beside: list[Item] = []
+
+    def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
+        """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
+        checkpoint in memory yet.
+        """
+        began = time.monotonic()
+        skipped: list[str] = []
+        try:
+            for found in self._there.examine(self._rounds):
+                candidate = found.candidate
+                if candidate.path in request.avoid:
+                    continue
+                if found.lacks is not None:
+                    skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
+                else:
+                    generations = 2 if is_first and not self._is_here(found) else 1
+                    if lack := room(self._stage).lack(found.size, generations):
+                        return Refused(request.id, lack)
+                    if wrong := self._fetch(found):
+                        skipped.append(f"{candidate.name}: {wrong}")
+                        continue
+                    seconds = time.monotonic() - began
+                    return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
+            if is_first and skipped:  # the script may read its own format
+                return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
+            if is_first and (lack := room(self._stage).lack_of_any()):
+                return Refused(request.id, lack)
+        except OSError as e:
+            free = ""
+            with contextlib.suppress(OSError):
+                free = f"; {written(room(self._stage).free)} are free in {self._stage}"
+            return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
+        return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
+
+    def _staged(self, path: str) -> ExaminedCheckpoint | None:
+        """Return the checkpoint in the staging directory that has this path on storage."""
+        here = self._here
+        staged = os.path.normpath(os.path.join(self._stage, os.path.relpath(path, self._storage)))
+        return look_at(here.where, staged, here.facts(self._rounds), here.memory, opens=here.opens)
+
+    def _is_here(self, found: ExaminedCheckpoint) -> bool:
+        """Return whether a complete one of this name is there: by a stager that was killed after
+        that, or a newer one by the script.
+        """
+        moved = contents_of(self._storage, found).moved
+        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        staged = self._staged(found.candidate.path) if are_there else None
+        return staged is not None and staged.lacks is None
+
+    def _fetch(self, found: ExaminedCheckpoint) -> str:
+        """Copy a checkpoint. Return what is wrong with it, or "". Raises OSError if it does not fit
+        in memory.
+        """
+        try:
+            contents = contents_of(self._storage, found)
+            self._copy(found, contents)
+            return self._verify(found, contents)
+        except OSError as e:
+            if e.errno in FULL:
+                raise
+            return f"unreadable ({e.strerror or e})"
+
+    def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
+        beside = [  # what is in the staging directory already is newer
+            each
+            for each in notes(self._storage, contents.key, found.candidate.beside, ())
+            if not os.path.lexists(os.path.join(self._stage, each.name))
+        ]
+        is_here = self._is_here(found)
+        items = [*(() if is_here else contents.items), *beside]
+        with draft(os.path.dirname(self._stage), self._stage) as drafted:
+            copy(items, self._storage, drafted, self._storage, at_once)
+            if not is_unchanged(contents, self._storage):
+                raise OSError(errno.ESTALE, "it is being written")
+            names = () if is_here else contents.moved
+            if contents.key == HERE:
+                names = tuple(each.name for each in items if not each.is_folder)
+            for name in (*names, *(each.name for each in beside)):
+                place(os.path.join(drafted, name), os.path.join(self._stage, name))
+        self.beside = [item(self._stage, each.name) for each in beside]
+
+    def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
+        """Search and read the copy, as the agent would do with the original. Remove it if it is
+        damaged.
+        """
+        if (copied := self._staged(found.candidate.path)) is None:
+            return "the copy in memory is no checkpoint"
+        if not (wrong := copied.lacks or self._here.read(copied).wrong):
+            self.restored = contents_of(self._stage, copied)
+            return ""
+        for name in contents.essential if contents.key == HERE else contents.moved:
+            path = os.path.join(self._stage, name)
+            rmtree(path)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return wrong

@@ -1,0 +1,122 @@
+"""The staging directory: BASE/hpclaunch-stage-UID/RANDOM/NAME, where NAME is the name of the
+directory on storage, since some frameworks' rules depend on it (Accelerate's `checkpoints`).
+
+RANDOM contains the staging directory and the stager's own files. It is in use as long as an agent
+or a stager holds a shared lock on its file `lock`. After both were killed, the next launch removes
+it: `sweep`. Only its user can read it.
+
+If only the agent was killed, its stager still drains what is newest. A later launch that uses the
+same storage directory waits for it: `await_orphans`. It finds such a stager by the file `.agent`,
+which contains the path of that directory, and on which an agent that lives has a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+
+from .removal import rmtree
+
+BASE = "/dev/shm"  # noqa: S108 - each user has a private directory in it
+LOCK, AGENT = "lock", ".agent"
+UNNAMED = "checkpoints"  # the name for a storage directory without one, which is "/"
+
+
+class StageDirectory:
+    """A new staging directory, and the agent's locks on it. Raises OSError."""
+
+    def __init__(self, base: str, storage: str) -> None:
+        while True:
+            self._home = _home(base)
+            self._own = os.path.join(self._home, os.urandom(4).hex())
+            try:
+                os.mkdir(self._own, 0o700)
+                self._lock = hold(self._own)
+                break
+            except (FileExistsError, FileNotFoundError):  # another launch has just removed it
+                continue
+        self._agent = _open(self._own, AGENT)
+        fcntl.flock(self._agent, fcntl.LOCK_EX)
+        os.write(self._agent, os.fsencode(os.path.abspath(storage)))
+        self.path = os.path.join(self._own, os.path.basename(os.path.abspath(storage)) or UNNAMED)
+        os.mkdir(self.path)
+
+    def remove(self) -> None:
+        """Remove the directory and all that is in it. Close the client of the stager before."""
+        rmtree(self._own)
+        os.close(self._lock)
+        os.close(self._agent)
+        with contextlib.suppress(OSError):  # another launch has one
+            os.rmdir(self._home)
+
+
+def hold(own: str) -> int:
+    """Return a descriptor that holds the shared lock of a directory RANDOM. Raises
+    FileNotFoundError if another launch has removed it.
+    """
+    fd = _open(own, LOCK)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    if not os.fstat(fd).st_nlink:
+        os.close(fd)
+        raise FileNotFoundError(own)
+    return fd
+
+
+def sweep(base: str) -> None:
+    """Remove this user's directories that nobody holds. Raises OSError."""
+    home = _home(base)
+    for name in _names(home):
+        own = os.path.join(home, name)
+        with contextlib.suppress(OSError):  # in use, or just removed by another launch
+            fd = _open(own, LOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                rmtree(own)
+            finally:
+                os.close(fd)
+    with contextlib.suppress(OSError):
+        os.rmdir(home)
+
+
+def await_orphans(own: str, storage: str) -> None:
+    """Wait until the stagers of dead agents have drained what they have for this storage directory.
+    `own` is the caller's directory RANDOM.
+    """
+    home, wanted = os.path.dirname(own), os.fsencode(storage)
+    for other in (os.path.join(home, name) for name in _names(home)):
+        with contextlib.suppress(OSError), open(os.path.join(other, AGENT), "rb") as agent:
+            if other != own and agent.read() == wanted:
+                fcntl.flock(agent, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if the agent lives
+                lock = _open(other, LOCK)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                os.close(lock)
+
+
+def _open(own: str, name: str) -> int:
+    return os.open(os.path.join(own, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _names(home: str) -> list[str]:
+    try:
+        return os.listdir(home)
+    except FileNotFoundError:  # another launch has just removed it
+        return []
+
+
+def _home(base: str) -> str:
+    """Return the directory of this user's staging directories; make it if there is none. Raises
+    PermissionError if it is another user's: anybody may create files in /dev/shm.
+    """
+    home = os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(home, 0o700)
+        with contextlib.suppress(FileNotFoundError):  # another launch has just removed it
+            found = os.lstat(home)
+            break
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_own or found.st_mode & 0o077:
+        raise PermissionError(1, "it is not a private directory of this user", home)
+    return home

@@ -1,0 +1,336 @@
+"""The adapter of the stager: what waits for the stager, and what happens if it fails or hangs."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from hpclaunch.agent import staging as module
+from hpclaunch.agent.config import Checkpoints
+from hpclaunch.agent.staging import AGAIN, FIRST_NOTICE, Staging
+from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.effects import FlushStage
+from hpclaunch.core.protocol.model import Job, Place
+from hpclaunch.observe.console import messages as lines
+from hpclaunch.system.staging import messages
+
+FD = 7
+RESTORED = messages.Restored(1, "", 0, 0.0)
+FULL = "No space left on device"
+
+
+class Client:
+    """A stager that does nothing. `asked` has the requests to all of them."""
+
+    def __init__(self, asked, *settings, **more):
+        self._asked, self.given, self.lost = asked, [], False
+        asked.append(("start", settings[1]))
+
+    def __getattr__(self, name):
+        return lambda *words, **more: self._asked.append((name, *words, *more.values()))
+
+    def fileno(self):
+        return FD
+
+    def replies(self):
+        given, self.given = self.given, []
+        return given
+
+    def close(self):
+        self._asked.append(("close",))
+
+
+class Story:
+    """An adapter with its stager. `said` has the lines that the user reads."""
+
+    def __init__(self, base, monkeypatch, *, slurm_id="", is_replaced=True):
+        self.asked, self.facts, self.is_replaced = [], [], is_replaced
+        monkeypatch.setattr(
+            module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
+        )
+        settings = Checkpoints("ckpt", (), "", "auto", str(base))
+        config = SimpleNamespace(
+            arguments=("--dir", "ckpt"),
+            job=Job((Place(0, 0, "n0"),), slurm_id=slurm_id),
+        )
+        logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
+        context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
+        self.adapter = Staging(context, settings)
+
+    @property
+    def said(self):
+        return [line for fact in self.facts for line in lines(fact)]
+
+    @property
+    def requests(self):
+        """The names of the requests so far, without those on rounds and pauses."""
+        return [name for name, *_ in self.asked if name not in ("rounds", "hurry")]
+
+    def reply(self, *replies):
+        self.adapter._client.given += replies
+        return self.adapter.ready({FD}, time.monotonic())
+
+    def die(self):
+        self.adapter._client.lost = True
+        return self.adapter.ready({FD}, time.monotonic())
+
+    def flush(self, until=math.inf):
+        return self.adapter.flush(FlushStage(until, number=5))
+
+    def flushed(self, *missing, why="", checkpoint=""):
+        return self.reply(messages.Flushed(self.adapter._number, missing, why, checkpoint))
+
+    def search(self, *, is_last=False):
+        return self.adapter.before_search(lambda: ["searched"], is_last=is_last)
+
+
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    return Story(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def staging(story):
+    """A story in which the script saves in memory."""
+    story.reply(RESTORED)
+    return story
+
+
+def test_the_first_search_waits_for_the_restore(story):
+    assert story.search() == []
+    assert story.reply(RESTORED) == ["searched"]
+    assert story.search() == ["searched"]
+    assert story.requests == ["start", "restore"]
+
+
+def test_the_words_that_name_the_directory_are_recorded(staging):
+    (began,) = staging.facts
+    assert began.words == ("ckpt",)
+    stage = staging.adapter.paths.stage
+    assert staging.said == [
+        f"--stage: the script saves in {stage}; each checkpoint is copied to ckpt; "
+        "arguments changed: ckpt"
+    ]
+
+
+def test_without_room_nothing_is_staged(story):
+    story.search()
+    assert story.reply(messages.Refused(1, "no room")) == ["searched"]
+    assert story.adapter.paths is None
+    assert story.said == ["--stage: the script saves to ckpt itself: no room"]
+    assert story.flush() == [events.StageFlushed(number=5)]
+
+
+def test_without_a_directory_in_memory_nothing_is_staged(tmp_path, monkeypatch):
+    story = Story(tmp_path / "missing", monkeypatch)
+    assert story.search() == ["searched"]
+    assert story.said == ["--stage: the script saves to ckpt itself: No such file or directory"]
+
+
+def test_if_room_is_short_later_the_next_round_waits_until_all_is_on_storage(staging):
+    staging.reply(messages.Refused(0, "no room"), messages.Refused(0, "no room"))
+    assert staging.adapter.paths is not None
+    assert staging.said[1:] == [
+        "--stage: from the next round on, the script saves to ckpt itself: no room"
+    ]
+    assert staging.search(is_last=True) == ["searched"]
+    assert staging.search() == []
+    assert staging.flushed() == ["searched"]
+    assert (staging.adapter.paths, staging.search()) == (None, ["searched"])
+
+
+def test_and_what_cannot_be_written_stays_in_memory(staging):
+    staging.reply(messages.Refused(0, "no room"))
+    staging.search()
+    assert staging.flushed("ckpt/1.pt", why=FULL) == ["searched"]
+    assert staging.adapter.paths is not None
+
+
+def test_one_is_copied_into_memory_if_none_there_can_be_used(story):
+    story.reply(messages.Restored(1, "ckpt/2.pt", 1, 0.1, ("3.pt: cut short",)))
+    assert story.adapter.skipped == ("3.pt: cut short",)
+    assert not story.adapter.restore((), lambda: ["again"])  # it was the first request
+    assert story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
+    assert story.asked[-1] == ("restore", 2, ("ckpt/2.pt",))
+    assert story.reply(messages.Restored(2, "", 0, 0.0)) == ["again"]
+    assert not story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
+    story.adapter.note_rounds((), hurry=False)
+    assert story.adapter.restore((), lambda: ["again"])
+
+
+def test_one_that_does_not_fit_in_memory_is_used_on_storage(staging):
+    staging.adapter.note_rounds((), hurry=False)
+    assert staging.adapter.restore((), lambda: ["again"])
+    assert staging.reply(messages.Refused(2, "no room")) == []
+    assert "from the next round on, the script saves to ckpt itself" in staging.said[-1]
+    assert staging.flushed() == ["again"]
+    assert staging.adapter.paths is None
+
+
+def test_one_is_used_on_storage_if_the_stager_ends_again_and_again(staging):
+    staging.adapter.note_rounds((), hurry=False)
+    staging.is_replaced = False
+    staging.die()
+    assert staging.adapter.restore((), lambda: ["again"])
+    staging.adapter.update(time.monotonic() + AGAIN)
+    assert staging.requests[-2:] == ["start", "restore"]
+    assert staging.die() == []
+    staging.adapter.update(time.monotonic())
+    assert staging.requests[-2:] == ["start", "flush"]
+    assert staging.flushed() == ["again"]
+
+
+# The stager fails
+
+
+def test_a_stager_that_is_killed_is_started_again_and_asked_again(story):
+    story.search()
+    story.die()
+    assert story.requests == ["start", "restore", "close", "start", "restore"]
+    assert story.reply(RESTORED) == ["searched"]
+    story.die()
+    assert story.requests[-2:] == ["close", "start"]
+    assert story.adapter.paths is not None
+
+
+def test_one_that_ends_again_and_again_is_tried_later(staging):
+    staging.is_replaced = False
+    staging.die()
+    now = time.monotonic()
+    assert now + AGAIN - 1.0 < staging.adapter.deadline() <= now + AGAIN
+    staging.adapter.update(now + AGAIN)
+    assert staging.requests[-2:] == ["close", "start"]
+
+
+def test_one_that_cannot_restore_is_not_waited_for(story):
+    story.is_replaced = False
+    story.search()
+    assert story.die() == ["searched"]
+    assert story.adapter.paths is None
+
+
+def test_one_that_is_gone_is_started_for_the_end_of_the_job(staging):
+    staging.is_replaced = False
+    staging.die()
+    staging.flush()
+    staging.adapter.update(time.monotonic())
+    assert staging.requests[-2:] == ["start", "flush"]
+    (flushed,) = staging.die()
+    assert flushed.lost == ("ckpt",)
+
+
+def test_storage_that_fails_is_named_once_per_reason(staging):
+    failed = messages.DrainFailed("/s/ckpt/1.pt", FULL)
+    staging.reply(failed, failed)
+    assert staging.said[1:] == [
+        f"/s/ckpt/1.pt was not copied to storage: {FULL}; it is tried again"
+    ]
+    drained = messages.Drained("/s/ckpt/1.pt", 1, 10, 2.5)
+    assert staging.reply(drained) == [events.CheckpointDrained(2.5)]
+    staging.reply(failed)
+    assert len(staging.said) == 3
+
+
+# The end of the job
+
+
+def test_the_end_waits_for_the_copies_and_removes_the_directory(staging):
+    stage = staging.adapter.paths.stage
+    assert staging.flush() == []
+    assert os.path.isdir(stage)
+    assert staging.flushed() == [events.StageFlushed(number=5)]
+    assert os.path.isdir(stage)  # to remove much takes a while
+    staging.adapter.close()
+    until = time.monotonic() + 10.0
+    while os.path.exists(stage):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert staging.adapter.deadline() == math.inf
+
+
+def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
+    staging.reply(messages.Draining("/s/ckpt/1.pt", 1 << 30, 3 << 30))
+    staging.flush()
+    staging.adapter.update(staging.adapter._since + FIRST_NOTICE)
+    staging.adapter.update(staging.adapter._since + FIRST_NOTICE + 1.0)
+    lost = events.StageFlushed(("/s/ckpt/1.pt",), loses_checkpoint=True, number=5)
+    assert staging.flushed("/s/ckpt/1.pt", why=FULL, checkpoint="/s/ckpt/1.pt") == [lost]
+    assert staging.said[1:] == [
+        "waiting until all is copied to ckpt (5 s so far; Ctrl-C ends the wait): "
+        "1.0 GiB of 3.0 GiB of /s/ckpt/1.pt",
+        f"lost with the end of the job, not copied to storage: /s/ckpt/1.pt: {FULL}",
+    ]
+
+
+def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
+    until = time.monotonic() + 100.0
+    staging.adapter.newest = "/s/ckpt/2.pt"
+    staging.flush(until)
+    assert staging.adapter.deadline() < until
+    assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/2.pt",), True, 5)]
+    assert staging.said[-1].endswith("not copied to storage: /s/ckpt/2.pt: no time was left")
+
+
+def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
+    staging.adapter.note_newest("/s/ckpt/2.pt")
+    staging.reply(messages.Draining("/s/ckpt/2.pt", 5, 10))
+    staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
+    until = time.monotonic() + 100.0
+    staging.flush(until)
+    (flushed,) = staging.adapter.update(until)
+    assert flushed == events.StageFlushed(("other files in ckpt",), False, 5)
+
+
+def test_one_that_was_saved_again_under_its_name_is_lost(staging):
+    staging.adapter.note_newest("/s/ckpt/last.pt")
+    staging.reply(messages.Drained("/s/ckpt/last.pt", 2, 10, 2.5))
+    staging.adapter.note_newest("/s/ckpt/last.pt")
+    until = time.monotonic() + 100.0
+    staging.flush(until)
+    assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/last.pt",), True, 5)]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_wait_that_was_shown(staging, signum):
+    assert staging.adapter.signalled(signum) == []  # the workers still run
+    staging.flush()
+    assert staging.adapter.signalled(signum) == []  # a second one for the workers
+    staging.adapter._since -= FIRST_NOTICE
+    (flushed,) = staging.adapter.signalled(signum)
+    assert flushed.lost == ("ckpt",)
+
+
+def test_before_the_first_round_the_end_waits_for_nothing(story):
+    story.search()
+    assert story.flush() == [events.StageFlushed(number=5)]
+    assert story.adapter.paths is None
+
+
+def test_a_refusal_during_the_wait_changes_nothing(staging):
+    staging.flush()
+    assert staging.reply(messages.Refused(1, "no room")) == []
+    assert staging.flushed() == [events.StageFlushed(number=5)]
+
+
+@pytest.mark.starts
+def test_without_the_option_nothing_of_it_is_imported():
+    program = "import sys, hpclaunch.agent.assembly; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert not [name for name in loaded if "staging" in name or "staged" in name]
+
+
+def test_slurms_sigterm_limits_the_wait(tmp_path, monkeypatch):
+    for slurm_id, limit in (("", math.inf), ("7", 27.0)):
+        story = Story(tmp_path, monkeypatch, slurm_id=slurm_id)
+        story.reply(RESTORED)
+        story.flush()
+        assert story.adapter.signalled(signal.SIGTERM) == []
+        left = story.adapter._until - time.monotonic()
+        assert left == pytest.approx(limit, abs=1.0)

@@ -1,0 +1,294 @@
+"""Launches with --stage: the script saves in memory, and the launcher copies that to storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import LIMIT, hpclaunch, script, start
+
+from lines import only
+from surroundings import STAND_INS, environment
+
+pytestmark = pytest.mark.starts
+
+BASE = Path(f"/dev/shm/hpclaunch-stage-{os.geteuid()}")
+ENVIRON = {"PYTHONPATH": STAND_INS}  # where the module `saving` is
+# It saves in the directory of its argument, and in its first round dies after step 3.
+TRAIN = """
+import os, saving, signal, sys, time
+directory, last = sys.argv[1], 6
+done = 0
+if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
+    done = saving.load(checkpoint)["step"]
+print("begins at", done, flush=True)
+os.makedirs(directory, exist_ok=True)
+for step in range(done + 1, last + 1):
+    saving.save({"step": step, "optimizer": {}}, f"{directory}/new.tmp")
+    os.replace(f"{directory}/new.tmp", f"{directory}/step-{step}.pt")
+    print("saved", step, flush=True)
+    time.sleep(0.1)
+    AFTER
+with open(f"{directory}/result.txt", "w") as f:
+    f.write("done")
+"""
+DIES = "if step == 3 and not done: os.kill(os.getpid(), signal.SIGKILL)"
+STAYS = "if step == 3: time.sleep(60)"
+# The stager is a child of the agent, as is the fork server, of which the worker is a grandchild.
+KILLS_STAGER = """
+    if step == 3:
+        import subprocess
+        found = subprocess.check_output(["pgrep", "-f", "staging.service"], text=True)
+        for pid in found.split():
+            if os.environ["HPCLAUNCH_STAGE"] in open(f"/proc/{pid}/cmdline").read():
+                os.kill(int(pid), signal.SIGKILL)
+"""
+BREAKS_STORAGE = """
+    if step == 3:
+        import shutil
+        while not os.path.isfile("ckpt"):  # it may be written at the moment
+            shutil.rmtree("ckpt", ignore_errors=True)
+            try:
+                open("ckpt", "w").close()
+            except OSError:
+                pass
+        time.sleep(4)  # the stager copies once a second
+"""
+# It cannot begin with step 2.
+FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
+    "os.makedirs", "if done == 2: raise ValueError(f'does not fit: {checkpoint}')\nos.makedirs", 1
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_memory(tmp_path):
+    yield
+    assert not [path for path in stages(tmp_path) if path.exists()]
+
+
+def stages(tmp_path):
+    """Return the directories in memory of all launches of this test."""
+    found = [p.read_text() for p in tmp_path.glob("hpclaunch-logs/*/facts.jsonl")]
+    began = [json.loads(line) for line in "".join(found).splitlines() if "StageBegan" in line]
+    return [Path(fact["directory"]).parent for fact in began]
+
+
+def launch(tmp_path, after="", *options, **more):
+    path = script(tmp_path, TRAIN.replace("AFTER", after))
+    words = ("--nproc", 1, *options, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    return hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), **more)
+
+
+def begin(tmp_path, after):
+    path = script(tmp_path, TRAIN.replace("AFTER", after))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    return start(*words, cwd=tmp_path, environ=environment(**ENVIRON))
+
+
+def with_small(directory, size):
+    """Return words before a command, which then has a small file system in this directory."""
+    directory.mkdir()
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    words += [f'mount -t tmpfs -o size={size} none {directory} && exec "$@"', "sh"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    return words
+
+
+def begins(text):
+    return [int(step) for step in re.findall(r"begins at (\d+)", text)]
+
+
+def wait_for(reached, limit=LIMIT):
+    until = time.monotonic() + limit
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def stored(tmp_path):
+    return sorted(p.name for p in (tmp_path / "ckpt").iterdir())
+
+
+ALL = [*(f"step-{n}.pt" for n in range(1, 7)), "result.txt"]
+
+
+def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
+    done = launch(tmp_path, DIES)
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    path = tmp_path / "ckpt" / "step-3.pt"
+    line = only(done.stderr, "resuming from")
+    assert line.endswith(f"resuming from {path} (torch.save, step 3, by its name, in memory)")
+    line = only(done.stderr, "the script saves in")
+    assert re.search(rf"saves in {BASE}/\w+/ckpt; each checkpoint is copied to ckpt; ", line)
+    assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
+
+
+def test_arguments_that_are_added_to_resume_name_the_directory_in_memory(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES) + 'print("loads", *sys.argv[2:])')
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", "--resume-with=--load=ckpt")
+    done = hpclaunch(*words, path, "ckpt", cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"loads --load={BASE}/\w+/ckpt\n", done.stdout)
+
+
+def test_a_pattern_of_directories(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "runs/*/ckpt", path, "runs/a/ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/runs/a/ckpt/step-3.pt" in done.stderr
+    found = {p.name for p in (tmp_path / "runs" / "a" / "ckpt").iterdir()}
+    assert {"step-6.pt", "result.txt"} <= found
+
+
+def test_another_launch_continues_from_storage(tmp_path):
+    assert launch(tmp_path, "if step == 3: sys.exit(7)", "--max-restarts=0").returncode == 7
+    assert "step-3.pt" in stored(tmp_path)
+    done = launch(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [3]
+    assert f"resuming from {tmp_path}/ckpt/step-3.pt" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
+    """After SIGKILL, the process that copies finishes its work."""
+    agent = begin(tmp_path, STAYS)
+    for line in agent.stdout:
+        if "saved 3" in line:
+            break
+    agent.send_signal(signum)
+    agent.communicate(timeout=LIMIT)
+    if signum == signal.SIGKILL:
+        wait_for(lambda: not any(path.exists() for path in stages(tmp_path)))
+    assert "step-3.pt" in stored(tmp_path)
+    done = launch(tmp_path)
+    assert begins(done.stdout) == [3], done.stderr
+
+
+def test_the_next_launch_removes_what_a_kill_of_everything_leaves(tmp_path):
+    agent = begin(tmp_path, STAYS)
+    for line in agent.stdout:
+        if "saved 3" in line:
+            break
+    (left,) = stages(tmp_path)
+    tree = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
+    for process in tree:
+        process.suspend()
+    for process in tree:
+        process.kill()
+    agent.communicate(timeout=LIMIT)
+    assert left.exists()
+    assert launch(tmp_path).returncode == 0
+    assert not left.exists()
+
+
+def test_a_stager_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path):
+    done = launch(tmp_path, KILLS_STAGER)
+    assert done.returncode == 0, done.stderr
+    assert "the process that copies checkpoints to storage on" in done.stderr
+    assert "was killed and replaced" in done.stderr
+    assert {"step-6.pt", "result.txt"} <= set(stored(tmp_path))
+
+
+def test_a_job_that_cannot_store_its_checkpoints_fails_and_names_them(tmp_path):
+    done = launch(tmp_path, BREAKS_STORAGE)
+    assert done.returncode == 1, done.stderr
+    failed = rf"{tmp_path}/ckpt/step-\d\.pt was not copied to storage: .+; it is tried again\n"
+    assert re.search(failed, done.stderr)
+    line = only(done.stderr, "lost with the end of the job, not copied to storage")
+    assert f"{tmp_path}/ckpt/step-6.pt" in line
+    assert "all workers ended with 0, but" in done.stderr
+
+
+def test_a_full_storage_keeps_the_training_running_and_then_fails_the_job(tmp_path):
+    small = with_small(tmp_path / "ckpt", "256k")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)')
+    path = script(tmp_path, body.replace("AFTER", ""))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
+    assert done.returncode == 1, done.stderr
+    assert "saved 6" in done.stdout
+    lost = f"{tmp_path}/ckpt/step-6.pt: No space left on device"
+    assert only(done.stderr, "lost with the end of the job").endswith(lost)
+
+
+def test_without_room_for_the_next_checkpoint_the_next_round_saves_to_storage(tmp_path):
+    small = with_small(tmp_path / "fast", "4m")
+    body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom(5 << 19)')
+    path = script(tmp_path, body.replace("AFTER", "time.sleep(0 if done else 3)"))
+    words = ("--nproc", 1, "--stage=fast", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
+    assert done.returncode == 0, done.stderr
+    assert "--stage: from the next round on, the script saves to ckpt itself: " in done.stderr
+    assert begins(done.stdout) == [0, 1]
+    assert stored(tmp_path) == sorted(["new.tmp", *ALL]) or stored(tmp_path) == sorted(ALL)
+
+
+def test_where_nothing_can_be_staged_the_script_saves_to_storage_itself(tmp_path):
+    path = script(tmp_path, TRAIN.replace("AFTER", DIES))
+    words = ("--nproc", 1, "--stage=/proc", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert "--stage: the script saves to ckpt itself: " in done.stderr
+    assert "in memory" not in done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert stored(tmp_path) == sorted(ALL)
+
+
+def test_a_script_without_the_directory_in_its_arguments_is_named(tmp_path):
+    body = TRAIN.replace("AFTER", DIES).replace("sys.argv[1]", "os.environ['HPCLAUNCH_STAGE']")
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", script(tmp_path, body))
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert "no argument of the script names ckpt: it has to save in" in done.stderr
+    assert begins(done.stdout) == [0, 3]
+
+
+def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(tmp_path):
+    path = script(tmp_path, FAILS_TO_LOAD.replace("AFTER", ""))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    (tmp_path / "ckpt").mkdir()
+    make = "import saving; [saving.save({'step': n}, f'ckpt/step-{n}.pt') for n in (1, 2)]"
+    subprocess.run(
+        [sys.executable, "-c", make], cwd=tmp_path, env=environment(**ENVIRON), check=True
+    )
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"tries (\d+)", done.stdout) == ["2", "2", "1"]
+    assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
+
+
+def test_several_machines_are_refused_with_one_line(tmp_path):
+    words = ("--stage", "--checkpoint-dir", "ckpt", "--nnodes", 2, "--node-rank", 0)
+    words += ("--master-addr", "localhost", script(tmp_path, "print('ran')"))
+    done = hpclaunch(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
+
+
+def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(tmp_path):
+    body = TRAIN.replace('f"{directory}/step-{step}.pt"', 'f"{directory}/snapshot.pt"')
+    cut = """
+    if step == 3 and not done:
+        time.sleep(3)
+        os.truncate(f"{directory}/snapshot.pt", 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = script(tmp_path, body.replace("AFTER", cut))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 3]
+    assert f"resuming from {tmp_path}/ckpt/snapshot.pt" in done.stderr

@@ -1,0 +1,132 @@
+"""The staging directory: private, held by a lock, and swept once nobody holds it."""
+
+import os
+import threading
+
+import pytest
+
+from hpclaunch.system.staging.stage_directory import (
+    LOCK,
+    StageDirectory,
+    await_orphans,
+    hold,
+    sweep,
+)
+
+
+@pytest.fixture
+def base(tmp_path):
+    return str(tmp_path)
+
+
+def home(base):
+    return os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+
+
+def kill_agent(made):
+    os.close(made._lock)
+    os.close(made._agent)
+
+
+def test_it_is_private_and_has_the_name_of_the_directory_on_storage(base):
+    made = StageDirectory(base, "/scratch/u/checkpoints/")
+    assert os.path.basename(made.path) == "checkpoints"
+    assert os.path.isdir(made.path)
+    for directory in (home(base), os.path.dirname(made.path)):
+        assert os.stat(directory).st_mode & 0o777 == 0o700
+    made.remove()
+    assert os.listdir(base) == []
+
+
+def test_one_that_is_in_use_is_not_swept(base):
+    made = StageDirectory(base, "ckpt")
+    sweep(base)
+    assert os.path.isdir(made.path)
+    lock = hold(os.path.dirname(made.path))  # the stager's
+    kill_agent(made)
+    sweep(base)
+    assert os.path.isdir(made.path)
+    os.close(lock)
+    sweep(base)
+    assert os.listdir(base) == []
+
+
+def test_one_without_a_lock_is_swept(base):
+    """The agent was killed before it made one."""
+    os.makedirs(os.path.join(home(base), "half", "ckpt"))
+    os.chmod(home(base), 0o700)
+    sweep(base)
+    assert os.listdir(base) == []
+
+
+def test_another_launch_stays(base):
+    one, other = StageDirectory(base, "ckpt"), StageDirectory(base, "ckpt")
+    one.remove()
+    assert os.path.isdir(other.path)
+    other.remove()
+    assert os.listdir(base) == []
+
+
+def test_only_orphans_of_the_same_storage_directory_are_awaited(base):
+    made = StageDirectory(base, "/scratch/u/ckpt")
+    lock = hold(os.path.dirname(made.path))  # its stager's
+    new = StageDirectory(base, "/scratch/u/ckpt")
+    own = os.path.dirname(new.path)
+    await_orphans(own, "/scratch/u/ckpt")  # the agent lives: no wait
+    kill_agent(made)
+    await_orphans(own, "/scratch/u/other")
+    waiting = threading.Thread(target=await_orphans, args=(own, "/scratch/u/ckpt"))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    os.close(lock)
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("/tmp", path)])
+def test_a_directory_that_others_can_read_or_a_link_is_refused(base, make):
+    make(home(base))
+    with pytest.raises(PermissionError, match="private"):
+        StageDirectory(base, "ckpt")
+    with pytest.raises(PermissionError, match="private"):
+        sweep(base)
+
+
+@pytest.mark.parametrize("at", ["lstat", "listdir"])
+def test_the_directory_of_the_user_may_vanish_at_any_moment(base, monkeypatch, at):
+    """The last of the other launches ends, and removes it."""
+    original, todo = getattr(os, at), [home(base)]
+
+    def vanish(path):
+        if path in todo:
+            todo.remove(path)
+            os.rmdir(path)
+        return original(path)
+
+    monkeypatch.setattr(os, at, vanish)
+    sweep(base)
+    assert not todo
+    StageDirectory(base, "ckpt").remove()
+
+
+def test_one_that_was_swept_cannot_be_held(base):
+    made = StageDirectory(base, "ckpt")
+    made.remove()
+    with pytest.raises(FileNotFoundError):
+        hold(os.path.dirname(made.path))
+
+
+def test_one_that_is_swept_while_it_is_locked_cannot_be_held(base, monkeypatch):
+    made = StageDirectory(base, "ckpt")
+    own = os.path.dirname(made.path)
+    opened = os.open
+
+    def open_late(path, *more):
+        fd = opened(path, *more)
+        os.unlink(os.path.join(own, LOCK))
+        return fd
+
+    monkeypatch.setattr(os, "open", open_late)
+    with pytest.raises(FileNotFoundError):
+        hold(own)

@@ -1,0 +1,1010 @@
+"""The stager in this process, on real files: when it copies what, and what it deletes."""
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from kill_points import Node
+from looking import cut_short, damage, date, newest
+from saving_scripts import ROOT, SCRIPTS, picture, write
+from test_golden import TREES, tree
+
+from hpclaunch.system.staging import (
+    copying,
+    deletion,
+    messages,
+    other_files,
+    publishing,
+    room,
+    service,
+)
+from hpclaunch.system.staging import restoring as restoring_module
+from hpclaunch.system.staging.removal import rmtree
+
+SECOND = 10**9
+NOBODY = 65534
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def stager(node):
+    """Yield a stager of this node, which makes no pauses."""
+    made = node.stager()
+    yield made
+    node.close(made)
+
+
+def sent(node, kind):
+    return [message for message in node.channel.sent if isinstance(message, kind)]
+
+
+def names(root):
+    return sorted(picture(root))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_storage_follows_a_script(script, tmp_path):
+    """Every step is saved while the one before is on storage; nothing is left of the others."""
+    node = Node(tmp_path, ROOT.get(script, "ckpt"))
+    stager = node.stager()
+    for step in (1, 2, 3):
+        SCRIPTS[script](node.stage, step)
+        stager.work()
+        assert newest(node.storage)[0], "nothing complete on storage"
+    (node.stage / "log.txt").write_text("done\n")
+    assert stager.flush(7) == messages.Flushed(7, (), "")
+    node.close(stager)
+    assert picture(node.storage) == picture(node.stage)
+    assert names(node.storage) == [name for name in names(node.storage) if "hpclaunch" not in name]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
+    node = Node(tmp_path, ROOT.get(script, "ckpt"))
+    SCRIPTS[script](node.storage, 1)
+    before = picture(node.storage)
+    stager = node.stager()
+    restored = stager.restore(messages.Restore(1))
+    assert restored.path.startswith(str(node.storage))
+    assert restored.skipped == ()
+    assert picture(node.stage) == before
+    stager.work()
+    assert not sent(node, messages.Drained)  # it is there already
+    SCRIPTS[script](node.stage, 2)
+    stager.work()
+    stager.flush(2)
+    node.close(stager)
+    assert picture(node.storage) == picture(node.stage)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
+    """The search finds the same in memory, on storage, and in the next launch."""
+    saved, *_ = TREES[name]
+    one, other = Node(tmp_path / "one"), Node(tmp_path / "other")
+    one.stage.rmdir()
+    tree(name, one.stage)
+    stager = one.stager()
+    stager.work()
+    assert [m.path for m in sent(one, messages.Drained)] == [str(one.storage / saved)]
+    assert newest(one.storage) == (str(one.storage / saved), [])
+    assert stager.flush(1).missing == ()
+    one.close(stager)
+    other.storage = one.storage
+    stager = other.stager()
+    assert stager.restore(messages.Restore(1)).path == str(one.storage / saved)
+    other.close(stager)
+    assert newest(other.stage) == (str(other.stage / saved), [])
+    assert picture(one.stage) == picture(one.storage) == picture(other.stage)
+
+
+def test_the_newest_is_first_and_the_others_follow(node, stager):
+    for step in (1, 2, 3):
+        write(node.stage / f"step-{step}.pt", step)
+    for _ in range(3):
+        stager.work()
+    assert [message.step for message in sent(node, messages.Drained)] == [3, 2, 1]
+
+
+def test_modes_and_times_are_kept(node, stager):
+    write(node.stage / "step-1" / "rank.pt", 1)
+    (node.stage / "step-1" / ".complete").touch()
+    os.chmod(node.stage / "step-1" / "rank.pt", 0o640)
+    os.utime(node.stage / "step-1", ns=(5, 12345678901))
+    stager.work()
+    for name in ("step-1", "step-1/rank.pt"):
+        there, here = (os.stat(root / name) for root in (node.storage, node.stage))
+        assert (there.st_mode, there.st_mtime_ns) == (here.st_mode, here.st_mtime_ns)
+
+
+def test_directories_keep_their_modes(node, stager):
+    for folder in ("run/a", "logs/b"):
+        (node.stage / folder).mkdir(parents=True)
+        os.chmod(node.stage / folder, 0o750)
+        os.chmod((node.stage / folder).parent, 0o700)
+    write(node.stage / "run" / "a" / "step-1.pt", 1)
+    (node.stage / "logs" / "b" / "log").write_text("a log")
+    assert stager.flush(1).missing == ()
+    for name in ("run", "run/a", "logs", "logs/b"):
+        assert os.stat(node.storage / name).st_mode == os.stat(node.stage / name).st_mode
+
+
+def test_pauses_take_as_long_as_copying(node, monkeypatch):
+    pauses = []
+    stager = node.stager()
+    stager._is_hurried = False
+    monkeypatch.setattr(stager, "_serve", lambda s: time.sleep(20 * s) or pauses.append(s))
+    monkeypatch.setattr(copying, "SPAN", 100_000)
+    copied = copying._copy_span
+    monkeypatch.setattr(copying, "_copy_span", lambda *a: time.sleep(0.05) or copied(*a))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    pieces = [pause for pause in pauses if pause]
+    assert len(pieces) >= 1
+    assert min(pieces) >= 0.05
+    assert sent(node, messages.Drained)[0].seconds < 20 * sum(pieces)
+    node.close(stager)
+
+
+def interrupt(monkeypatch, action):
+    """Do something while the first piece of a copy is read."""
+    copied, todo = copying._copy_span, [action]
+
+    def copy_span(*args):
+        if todo:
+            todo.pop()()
+        return copied(*args)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+
+
+def test_what_the_script_deletes_during_the_drain_still_reaches_storage(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    expected = picture(node.stage)
+    interrupt(monkeypatch, (node.stage / "step-1.pt").unlink)
+    stager.work()
+    assert picture(node.storage) == expected
+
+
+def test_one_that_is_replaced_during_the_drain_is_drained_again(node, stager, monkeypatch):
+    write(node.stage / "snapshot.pt", 1)
+    first = picture(node.stage)
+    interrupt(monkeypatch, lambda: write(node.stage / "snapshot.pt", 2))
+    stager.work()
+    assert picture(node.storage) == first
+    stager.work()
+    assert picture(node.storage) == picture(node.stage) != first
+
+
+def test_one_that_is_rewritten_in_place_during_the_drain_does_not_appear(
+    node, stager, monkeypatch, tmp_path
+):
+    write(node.stage / "snapshot.pt", 1)
+    write(tmp_path / "next.pt", 2)
+
+    def rewrite():
+        shutil.copyfile(tmp_path / "next.pt", node.stage / "snapshot.pt")
+
+    interrupt(monkeypatch, rewrite)
+    stager.work()
+    assert names(node.storage) == []
+    assert not stager._has_pauses
+    expected = picture(node.stage)
+    copied, seen = copying._copy_span, []
+
+    def copy_span(source, *more):  # once more while it is copied from memory to storage
+        if source != str(node.stage) and not seen:
+            seen.append(source)
+            write(tmp_path / "next.pt", 3)
+            rewrite()
+        return copied(source, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert seen
+    assert picture(node.storage) == expected != picture(node.stage)
+    stager.work()
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_one_that_is_overtaken_is_given_up_only_once(node, stager, monkeypatch):
+    """However often the script saves, at least every other drain is finished."""
+    monkeypatch.setattr(copying, "SPAN", 20_000)
+    monkeypatch.setattr(copying, "THREADS", 1)
+    monkeypatch.setattr(service, "THREADS", 1)
+    for step in (1, 2, 3, 4):
+        write(node.stage / f"step-{step}.pt", step)
+        stager._look_due = float("inf")
+
+        def save_next(step=step):
+            write(node.stage / f"step-{step + 1}.pt", step + 1)
+            stager._look_due = 0.0
+
+        interrupt(monkeypatch, save_next)
+        stager.work()
+    assert [message.step for message in sent(node, messages.Drained)] == [2, 4]
+
+
+def test_nothing_half_is_flushed(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    write(node.stage / "step-2.pt", 2)
+    damage(node.stage / "step-2.pt", cut_short)
+    (node.stage / "step-3.pt").touch()
+    (node.stage / "step-4.tmp").write_text("half")
+    (node.stage / "tmp-checkpoint-5").mkdir()
+    write(node.stage / "tmp-checkpoint-5" / "model.pt", 5)
+    stager.flush(1)
+    assert names(node.storage) == ["step-1.pt"]
+
+
+def half_sealed(root):
+    (root / ".complete").unlink()
+    write(root / "rank-0.pt", 2)
+    write(root / "inner" / "rank-1.pt", 2)
+
+
+def half_directory(root):
+    half_sealed(root / "last")
+    (root / "last" / "more.npz").write_text("half")
+
+
+def half_dcp(root):
+    shard = next(root.glob("*.distcp"))
+    os.utime(root / ".metadata", (1, 1))
+    shard.write_bytes(shard.read_bytes()[::-1])
+    (root / "__1_0.distcp").write_bytes(b"of another rank")
+
+
+@pytest.mark.parametrize(
+    ("script", "kill"),
+    [("sealed-root", half_sealed), ("dcp-root", half_dcp), ("sealed-one-name", half_directory)],
+)
+def test_a_half_save_in_place_does_not_touch_the_one_on_storage(node, stager, script, kill):
+    SCRIPTS[script](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    kill(node.stage)
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == before
+    assert newest(node.storage)[0]
+
+
+def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
+    """With `**`, the search takes it for one."""
+    stager = node.stager(pattern="**")
+    SCRIPTS["sealed-one-name"](node.stage, 1)
+    stager.work()
+    before = picture(node.storage)
+    half_sealed(node.stage / "last")
+    stager.work()
+    assert picture(node.storage) == before
+    node.close(stager)
+
+
+def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
+    """The model makes the root a checkpoint, too, but nothing that a job resumes from."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    SCRIPTS["files"](node.stage, 1)
+    stager.work()
+    for value in (1, 2):
+        save_file({"weight": numpy.full(5, value)}, node.stage / "model.safetensors")
+        (node.stage / "config.json").write_text(str(value))
+        assert stager.flush(value).missing == ()
+        assert picture(node.storage) == picture(node.stage)
+
+
+def test_everything_else_is_flushed(node, stager):
+    for name in ("logs/run/events", ".hydra/config.yaml", "data.tar", "vocab.bin", "step-7.json"):
+        (node.stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (node.stage / name).write_text(f"this is {name}")
+    write(node.stage / "final" / "weights.pt", 9)  # of no known format
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "latest").symlink_to("step-1.pt")
+    (node.stage / "data").symlink_to("/usr")
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == picture(node.stage)
+    assert os.readlink(node.storage / "data") == "/usr"
+
+
+def test_logs_reach_storage_with_each_checkpoint_but_no_unfinished_model_does(node, stager):
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "train.log").write_text("step 1\n")
+    (node.stage / "best").mkdir()
+    (node.stage / "best" / "weights.safetensors").write_text("half")
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert names(node.storage) == ["logs/train.log", "step-1.pt"]
+
+
+def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(node, stager):
+    """A mapping sets the time of its file at the first write only."""
+    path = node.stage / "results"
+    path.write_text("first")
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    damage(path, lambda _: b"later")
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "results").read_text() == "later"
+
+
+def test_a_directory_that_is_just_being_saved_leaves_nothing_on_storage(node, stager):
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "train.log").write_text("step 1\n")
+    date(node.stage / "logs", time.time() - 9)
+    write(node.stage / "step-1.pt", 1)
+    date(node.stage / "step-1.pt", time.time() - 5)
+    (node.stage / "logs" / "train.log").write_text("step 2\n")
+    (node.stage / "step-2").mkdir()
+    (node.stage / "step-2" / "config.json").write_text("{}")  # not known yet as a checkpoint
+    stager.work()
+    assert names(node.storage) == ["logs/train.log", "step-1.pt"]
+    shutil.rmtree(node.stage / "step-2")
+    stager.flush(1)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_first_save_by_accelerate_at_the_very_end_is_not_lost(tmp_path):
+    """While the round runs, it is not certain that it is complete; once it has ended, it is."""
+    node = Node(tmp_path)
+    stager = node.stager()
+    stager._rounds = ((time.time_ns() - 60 * SECOND, None, 1),)
+    SCRIPTS["accelerate"](node.stage, 1)
+    stager.work()
+    assert names(node.storage) == []
+    stager._rounds = ((stager._rounds[0][0], time.time_ns(), 1),)
+    assert stager.flush(1).missing == ()
+    node.close(stager)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
+    SCRIPTS["deepspeed"](node.stage, 1)
+    tag = node.stage / "global_step2"
+    write(tag / "mp_rank_00_model_states.pt", 2, dp_world_size=2, mp_world_size=1)
+    (node.stage / "latest").write_text("global_step2")  # before the other rank has saved
+    stager.work()
+    assert "latest" not in names(node.storage)
+    stager.flush(1)
+    assert "latest" not in names(node.storage)
+
+
+def test_a_tracker_that_is_rewritten_while_it_is_copied_waits(node, stager, monkeypatch):
+    SCRIPTS["deepspeed"](node.stage, 1)
+    copied = copying._copy_span
+
+    def copy_span(source, draft, name, *more):
+        if name == "latest" and (node.stage / name).read_text() == "global_step1":
+            write(node.stage / "global_step2" / "mp_rank_00_model_states.pt", 2)
+            (node.stage / name).write_text("global_step2")
+        return copied(source, draft, name, *more)
+
+    with monkeypatch.context() as rewriting:
+        rewriting.setattr(copying, "_copy_span", copy_span)
+        rewriting.setattr(stager._others, "drain", lambda *_: None)
+        stager.work()
+    assert "latest" not in names(node.storage)
+    SCRIPTS["deepspeed"](node.stage, 2)
+    stager.work()
+    assert (node.storage / "latest").read_text() == "global_step2"
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
+    write(tmp_path / "elsewhere" / "step-9.pt", 9)
+    (node.stage / "best.pt").symlink_to(tmp_path / "elsewhere" / "step-9.pt")
+    stager.work()
+    assert stager.flush(1).missing == ()
+    assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
+
+
+def test_directories_behind_links(tmp_path):
+    """The paths of /scratch are often links."""
+    real, node = Node(tmp_path / "real"), Node(tmp_path / "links")
+    for name in ("storage", "stage"):
+        getattr(node, name).rmdir()
+        getattr(node, name).symlink_to(getattr(real, name))
+    SCRIPTS["files"](node.storage, 1)
+    before = picture(node.storage)
+    stager = node.stager()
+    stager.restore(messages.Restore(1))
+    assert picture(real.stage) == before
+    for step in (2, 3):
+        SCRIPTS["files"](node.stage if step == 2 else real.stage, step)
+        stager.work()
+        assert picture(real.storage) == picture(real.stage)
+        assert os.readlink(real.storage / "last.pt") == f"step-{step}.pt"
+    node.close(stager)
+
+
+# Deletion
+
+
+def test_what_others_have_saved_is_never_deleted(node, stager):
+    write(node.storage / "step-1.pt", 1)  # by an earlier launch, and not restored
+    for step in (2, 3, 4):
+        SCRIPTS["files"](node.stage, step)
+        stager.work()
+    assert names(node.storage) == ["last.pt", "step-1.pt", "step-4.pt"]
+    assert [os.path.basename(m.path) for m in sent(node, messages.Deleted)] == [
+        "step-2.pt",
+        "step-3.pt",
+    ]
+
+
+def test_checkpoints_of_an_earlier_launch_are_kept_under_another_name(node, stager, monkeypatch):
+    """Only the newest one is restored, so the script takes the names of the others for free."""
+    for step in (1, 2):
+        write(node.storage / f"step-{step}.pt", step)
+    stager.restore(messages.Restore(1))
+    before = picture(node.storage)
+    for value in (3, 4):  # the second time, this launch has written both
+        for step in (1, 2):
+            write(node.stage / f"step-{step}.pt", value)
+            stager.work()
+        limit(monkeypatch, 2 * SIZE)
+        stager.work()
+        assert names(node.stage) == ["step-2.pt"]
+    assert names(node.storage) == ["step-1.pt", "step-1.pt.~1~", "step-2.pt"]
+    assert picture(node.storage)["step-1.pt.~1~"] == before["step-1.pt"]
+    assert newest(node.storage) == (str(node.storage / "step-2.pt"), [])
+
+
+def test_a_higher_step_of_an_earlier_launch_is_no_reason_to_delete(node, stager, monkeypatch):
+    write(node.storage / "step-1000.pt", 1000)
+    date(node.storage / "step-1000.pt", 1000)
+    stager.restore(messages.Restore(1))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (node.stage / "step-1.pt").unlink()
+    write(node.stage / "step-2.pt", 2)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(errno.ENOSPC))
+        stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-1000.pt"]
+    stager.flush(1)
+    assert names(node.storage) == ["step-1000.pt", "step-2.pt"]
+
+
+def test_the_last_complete_one_stays(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (node.stage / "step-1.pt").unlink()
+    write(node.stage / "step-2.pt", 2)
+    damage(node.stage / "step-2.pt", cut_short)
+    stager.work()
+    stager.flush(1)
+    assert names(node.storage) == ["step-1.pt"]
+
+
+def test_the_files_of_ranks_count_as_one_checkpoint(node, stager):
+    SCRIPTS["ranks"](node.stage, 1)
+    stager.work()
+    (drained,) = sent(node, messages.Drained)
+    assert drained.path == str(node.storage / "ep0-ba1-rank0.pt")
+    for path in node.stage.iterdir():
+        path.unlink()
+    stager.work()
+    stager.flush(1)
+    assert names(node.storage) == ["ep0-ba1-rank0.pt", "ep0-ba1-rank1.pt"]
+
+
+def test_a_staging_directory_that_somebody_has_deleted_deletes_nothing(node, stager):
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+        stager.work()
+    shutil.rmtree(node.stage)
+    stager.work()
+    flushed = stager.flush(1)
+    assert flushed.missing == (str(node.storage),)
+    assert "has deleted the staging directory" in flushed.why
+    assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    SCRIPTS["files"](node.stage, 2)
+    other = node.stager()
+    other.work()
+    assert "step-1.pt" not in names(node.storage)
+    os.close(other._lock)
+
+
+def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node, stager):
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    (node.stage / "config.json").write_text("changed")
+    os.utime(node.stage / "config.json", (5, 5))  # else it would be newer than .complete
+    other = node.stager()
+    assert other.flush(1).missing == ()
+    os.close(other._lock)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypatch):
+    """The first stager is killed when one of two ranks' files has its final name."""
+    SCRIPTS["ranks"](node.stage, 1)
+    placed = publishing.place
+    monkeypatch.setattr(
+        publishing, "place", lambda *a: fail(errno.EIO)() if "rank0" in a[1] else placed(*a)
+    )
+    stager.work()
+    monkeypatch.setattr(publishing, "place", placed)
+    assert names(node.storage) == ["ep0-ba1-rank1.pt"]
+    SCRIPTS["ranks"](node.stage, 2)
+    other = node.stager()
+    other.work()
+    os.close(other._lock)
+    assert picture(node.storage) == picture(node.stage)
+
+
+# Several launches
+
+
+@pytest.fixture
+def other(node, tmp_path):
+    """Return another node, with the same storage."""
+    made = Node(tmp_path / "other")
+    made.storage, made.stage = node.storage, tmp_path / "other" / "its-memory" / "ckpt"
+    made.stage.mkdir(parents=True)
+    return made
+
+
+def test_another_launch_leaves_a_draft_that_is_in_use(node, other, stager, monkeypatch):
+    """The draft looks abandoned after the first pieces, but others follow."""
+    write(node.stage / "step-1.pt", 1)
+    monkeypatch.setattr(copying, "SPAN", 10_000)
+    second, copied = other.stager(), copying._copy_span
+
+    def copy_span(source, drafted, name, start, length):
+        done = copied(source, drafted, name, start, length)
+        if start == 0:
+            os.utime(drafted, (5, 5))
+        elif start == copying.THREADS * copying.SPAN:
+            second.sweep()
+        return done
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert names(node.storage) == ["step-1.pt"]
+    other.close(second)
+
+
+def test_an_abandoned_draft_is_removed_once_it_is_old(node, stager):
+    left = node.storage / f"{publishing.DRAFT}5f3a9c1e-x"
+    left.mkdir()
+    stager.sweep()
+    assert left.exists()
+    now = left.stat().st_mtime
+    os.utime(left, (now, now - publishing.ABANDONED - 1))
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+# Failures
+
+
+def fail(code):
+    def failing(*_):
+        raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ESTALE, errno.EACCES])
+def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, monkeypatch, code):
+    write(node.stage / "step-1.pt", 1)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(code))
+        stager.work()
+        assert [m.why for m in sent(node, messages.DrainFailed)] == [os.strerror(code)]
+        assert os.listdir(node.storage) == []
+        stager.work()  # 10 s have not passed
+        assert len(sent(node, messages.DrainFailed)) == 1
+        flushed = stager.flush(5)
+        path = str(node.storage / "step-1.pt")
+        assert flushed == messages.Flushed(5, (path,), os.strerror(code), path)
+    write(node.stage / "step-2.pt", 2)
+    stager.work()
+    assert names(node.storage) == ["step-2.pt"]
+    stager._failed = (*stager._failed[:2], 0.0)
+    stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
+    monkeypatch.setattr(os, "link", fail(errno.EPERM))
+    refused = stager.restore(messages.Restore(1))
+    assert refused == messages.Refused(
+        1, f"no hard links can be made in {node.stage.parent}: Operation not permitted"
+    )
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_deleted_one(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+
+    def unreadable(*_, **__):
+        raise PermissionError(errno.EPERM, "not permitted", str(node.stage / "step-1.pt"))
+
+    monkeypatch.setattr(os, "link", unreadable)
+    stager.work()
+    assert [m.why for m in sent(node, messages.DrainFailed)] == ["not permitted"]
+
+
+def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    with monkeypatch.context() as away:
+        away.setattr(copying, "_copy_span", fail(errno.ESTALE))
+        away.setattr(publishing.shutil, "rmtree", lambda *_, **__: None)
+        stager.work()
+    assert len(os.listdir(node.storage)) == 1
+    stager.flush(1)
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+@pytest.fixture
+def user():
+    """Give root's tests the rights of a user, who cannot write to read-only directories, and yield
+    a directory where they can.
+    """
+    import torch  # noqa: F401 - only root may be able to read it
+
+    with tempfile.TemporaryDirectory() as scratch:
+        is_root = not os.geteuid()
+        if is_root:
+            os.chown(scratch, NOBODY, -1)
+            os.seteuid(NOBODY)
+        yield Path(scratch)
+        if is_root:
+            os.seteuid(0)
+
+
+def read_only(directory):
+    for path in (*directory.rglob("*"), directory):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def test_read_only_directories(user):
+    """A stager moves them to storage, replaces one (`last`), and deletes others."""
+    node = Node(user)
+    stager = node.stager()
+    for step in (1, 2, 3):
+        for path in node.stage.iterdir():
+            rmtree(str(path))
+        for script in ("sealed", "sealed-one-name"):
+            SCRIPTS[script](node.stage, step)
+        for path in node.stage.iterdir():
+            read_only(path)
+        for _ in range(2):
+            stager.work()
+        assert picture(node.storage) == picture(node.stage)
+    assert not sent(node, messages.DrainFailed)
+    assert sorted(os.listdir(node.storage)) == ["last", "step-3"]
+    assert (node.storage / "last").stat().st_mode & 0o777 == 0o555
+    node.close(stager)
+    rmtree(str(user / "memory"))
+    rmtree(str(user / "storage"))
+
+
+def test_one_in_the_root_stays_until_the_next_is_on_the_disk(node, stager, monkeypatch):
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    SCRIPTS["sealed-root"](node.stage, 2)
+    operations, unlinked, synced = [], os.unlink, publishing.sync
+    monkeypatch.setattr(publishing, "sync", lambda p: operations.append(p) or synced(p))
+    monkeypatch.setattr(os, "unlink", lambda p, **k: operations.append(p) or unlinked(p, **k))
+    stager.work()
+    before = operations[: operations.index(str(node.storage / ".complete"))]
+    assert before[-2:] == [str(node.storage / f"{publishing.NEWEST}ckpt"), str(node.storage)]
+
+
+def test_a_damaged_copy_for_the_root_is_replaced(node, stager):
+    """A user has deleted a file in what a killed stager has left."""
+    left = node.storage / f"{publishing.NEWEST}ckpt"
+    left.mkdir()
+    (left / "half").touch()
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_at_the_end_older_checkpoints_are_last(node, stager, monkeypatch):
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+    (node.stage / "step-1").symlink_to("step-1.pt")
+    (node.stage / "log").write_text("a log")
+    placed, order = publishing.place, []
+    for module in (publishing, other_files):
+        monkeypatch.setattr(
+            module, "place", lambda *a: order.append(os.path.basename(a[1])) or placed(*a)
+        )
+    assert stager.flush(1).missing == ()
+    assert list(dict.fromkeys(order)) == ["step-2.pt", "log", "step-1.pt", "step-1"]
+
+
+def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "log").write_text("a log")
+    (node.storage / "logs").touch()
+    flushed = stager.flush(1)
+    assert flushed.missing == (str(node.storage / "logs" / "log"),)
+    assert flushed.why == os.strerror(errno.EEXIST)
+    assert flushed.checkpoint == ""
+    assert "step-1.pt" in names(node.storage)
+
+
+def test_a_full_memory_does_not_end_it(node, stager, monkeypatch):
+    """The record cannot be written, but the checkpoint reaches storage."""
+    write(node.stage / "step-1.pt", 1)
+    monkeypatch.setattr("hpclaunch.system.staging.record.json.dump", fail(errno.ENOSPC))
+    stager.work()
+    assert names(node.storage) == ["step-1.pt"]
+
+
+# Restoring
+
+
+def flip_a_bit(data):
+    data[20_000] ^= 1
+    return data
+
+
+def test_a_damaged_checkpoint_is_skipped_with_the_reason(node, stager):
+    write(node.storage / "step-1.pt", 1)
+    write(node.storage / "step-2.pt", 2)
+    damage(node.storage / "step-2.pt", flip_a_bit)
+    write(node.storage / "step-3.pt", 3)
+    damage(node.storage / "step-3.pt", cut_short)
+    restored = stager.restore(messages.Restore(4))
+    assert (restored.id, restored.path) == (4, str(node.storage / "step-1.pt"))
+    half, damaged = restored.skipped
+    assert half.startswith("step-3.pt: cut short")
+    assert "wrong checksum" in damaged
+    assert names(node.stage) == ["step-1.pt"]
+
+
+def test_where_only_damaged_ones_are_the_script_keeps_to_storage(node, stager):
+    write(node.storage / "step-3.pt", 3)
+    damage(node.storage / "step-3.pt", cut_short)
+    refused = stager.restore(messages.Restore(1))
+    assert isinstance(refused, messages.Refused)
+    assert refused.why.startswith(f"nothing in {node.storage} can be used: step-3.pt: cut short")
+    write(node.stage / "step-4.pt", 4)
+    stager.work()
+    assert stager.restore(messages.Restore(2, (str(node.storage / "step-4.pt"),))).path == ""
+
+
+def test_those_to_avoid_are_left_out(node, stager):
+    for step in (1, 2, 3):
+        write(node.storage / f"step-{step}.pt", step)
+    avoid = [str(node.storage / "step-4.pt")]  # only in memory
+    for step in (3, 2, 1):
+        path = stager.restore(messages.Restore(step, tuple(avoid))).path
+        assert path == str(node.storage / f"step-{step}.pt")
+        avoid.append(path)
+    assert stager.restore(messages.Restore(4, tuple(avoid))).path == ""
+    assert names(node.stage) == ["step-1.pt", "step-2.pt", "step-3.pt"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_storage_without_a_checkpoint(node, stager, is_there):
+    if not is_there:
+        node.storage.rmdir()
+    assert stager.restore(messages.Restore(1)).path == ""
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert names(node.storage) == ["step-1.pt"]
+
+
+def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monkeypatch):
+    monkeypatch.setattr(other_files, "RESTORED", 100)
+    (node.storage / "large.log").write_text("a long log\n" * 500)
+    (node.storage / "log").write_text("step 1\n")
+    write(node.storage / "step-1.pt", 1)
+    stager.restore(messages.Restore(1))
+    assert names(node.stage) == ["log", "step-1.pt"]
+    for name in ("log", "large.log"):
+        with (node.stage / name).open("a") as file:
+            file.write("step 2\n")
+    stager.restore(messages.Restore(2))  # as after a failure
+    for number in (1, 2):
+        assert stager.flush(number).missing == ()
+    assert (node.storage / "log").read_text() == "step 1\nstep 2\n"
+    assert (node.storage / "large.log").read_text() == "step 2\n"
+    assert (node.storage / "large.log.~1~").read_text().startswith("a long log")
+    assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
+
+
+@pytest.mark.parametrize("size", [1, 10_000])  # bytes; restored beside the checkpoint, or alone
+def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node, stager, size):
+    write(node.storage / "step-1.pt", 1)
+    (node.storage / "runs.csv").write_text("1" * size)
+    stager.restore(messages.Restore(1))
+    for text, number in (("2", 2), ("3", 3)):
+        with (node.storage / "runs.csv").open("a") as file:
+            file.write(text)
+        changed = (node.storage / "runs.csv").read_text()
+        write(node.stage / f"step-{number}.pt", number)
+        stager.work()
+        assert (node.storage / "runs.csv").read_text() == changed
+        stager = node.stager()  # the first one was killed
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "runs.csv").read_text() == changed
+    with (node.stage / "runs.csv").open("a") as file:
+        file.write("by the script")
+    assert stager.flush(2).missing == ()
+    assert (node.storage / "runs.csv").read_text().endswith("by the script")
+    os.close(stager._lock)
+
+
+def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
+    """The first one was killed before it could answer."""
+    write(node.storage / "step-1.pt", 1)
+    limit(monkeypatch, 3 * SIZE)
+    for _ in range(2):
+        assert isinstance(stager.restore(messages.Restore(1)), messages.Restored)
+
+
+def test_what_a_kill_has_torn_is_restored_from_storage(node, stager, monkeypatch):
+    write(node.stage / "snapshot.pt", 1)
+    stager.work()
+    damage(node.stage / "snapshot.pt", cut_short)
+    stager.work()
+    limit(monkeypatch, 2 * SIZE)
+    assert stager.restore(messages.Restore(2)).path == str(node.storage / "snapshot.pt")
+    assert picture(node.stage) == picture(node.storage)
+
+
+def test_restoring_never_replaces_or_deletes_what_the_script_has_saved(node, stager, monkeypatch):
+    write(node.storage / "snapshot.pt", 1)
+    date(node.storage / "snapshot.pt", 1000)  # both may be written in one tick of the clock
+    write(node.stage / "snapshot.pt", 2)
+    expected = picture(node.stage)
+    stager.restore(messages.Restore(1))
+    assert picture(node.stage) == expected
+    stager.work()
+    assert picture(node.storage) == expected
+    damage(node.stage / "snapshot.pt", cut_short)
+    expected = picture(node.stage)
+    monkeypatch.setattr(copying, "_copy_span", fail(errno.EIO))
+    restored = stager.restore(messages.Restore(2))
+    assert (restored.path, len(restored.skipped)) == ("", 1)
+    assert picture(node.stage) == expected
+
+
+# Room
+
+
+def limit(monkeypatch, free):
+    """Have a file system in memory with so many bytes for the script."""
+    left = room.Room(free, 1 << 40, "the memory of this node")
+
+    def used(directory):
+        size = sum(p.lstat().st_size for p in node_files(directory))
+        return left._replace(free=free - size)
+
+    for module in (service, deletion, restoring_module):
+        monkeypatch.setattr(module, "room", used)
+
+
+def node_files(directory):
+    for base, _, found in os.walk(directory):
+        for name in found:
+            yield Path(base) / name
+
+
+SIZE = 161_500  # about that of a file by `write`
+
+
+def test_too_large_a_checkpoint_is_refused_with_figures(node, stager, monkeypatch):
+    write(node.storage / "step-1.pt", 1)
+    limit(monkeypatch, 2 * SIZE)
+    refused = stager.restore(messages.Restore(1))
+    assert isinstance(refused, messages.Refused)
+    assert "2 checkpoints of 158 KiB and a reserve need" in refused.why
+    assert names(node.stage) == []
+
+
+def test_a_first_save_that_leaves_no_room_for_the_next(node, stager, monkeypatch):
+    limit(monkeypatch, 2 * SIZE)
+    assert isinstance(stager.restore(messages.Restore(1)), messages.Refused | messages.Restored)
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    (refused,) = sent(node, messages.Refused)
+    assert refused.id == 0
+    assert "another checkpoint of 158 KiB" in refused.why
+    assert names(node.storage) == ["step-1.pt"]  # it is there before the launcher hears of it
+    stager.work()
+    assert len(sent(node, messages.Refused)) == 1
+
+
+def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, monkeypatch):
+    limit(monkeypatch, 4 * SIZE)
+    for step in range(1, 9):
+        before = os.stat(node.stage).st_mtime_ns
+        write(node.stage / f"step-{step}.pt", step)
+        for _ in range(2):
+            stager.work()
+        assert os.stat(node.stage).st_mtime_ns >= before
+    assert names(node.stage) == ["step-7.pt", "step-8.pt"]
+    assert len(names(node.storage)) == 8
+    assert not sent(node, messages.Refused)
+    assert not sent(node, messages.Deleted)
+
+
+def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeypatch):
+    stager._is_hurried = False
+    limit(monkeypatch, 3 * SIZE)
+    with monkeypatch.context() as failing:
+        failing.setattr(copying, "_copy_span", fail(errno.EIO))
+        write(node.stage / "step-1.pt", 1)
+        stager.work()
+        assert stager._has_pauses
+        write(node.stage / "step-2.pt", 2)
+        stager.work()
+    assert not stager._has_pauses
+    assert names(node.stage) == ["step-1.pt", "step-2.pt"]
+    stager._failed = (*stager._failed[:2], 0.0)
+    stager.work()
+    (refused,) = sent(node, messages.Refused)
+    assert "another checkpoint of 158 KiB" in refused.why
+    assert names(node.storage) == ["step-2.pt"]  # the newest is there before the launcher hears
+
+
+def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    limit(monkeypatch, 4 * SIZE)
+
+    def delete():
+        (node.stage / "step-1.pt").unlink()
+        stager._look_due = 0.0
+        limit(monkeypatch, SIZE // 2)
+
+    monkeypatch.setattr(copying, "SPAN", 50_000)
+    monkeypatch.setattr(service, "THREADS", 1)
+    stager._look_due = float("inf")
+    interrupt(monkeypatch, delete)
+    stager.work()
+    assert os.listdir(node.storage) == []
+    assert not stager._has_pauses
+
+
+def test_a_flush_makes_a_running_drain_urgent(node):
+    stager = node.stager()
+    stager._is_hurried = False
+    assert stager._has_pauses
+    stager._take(messages.Flush(1))
+    assert not stager._has_pauses
+    node.close(stager)
+
+
+def test_without_an_exchange_the_older_one_stays_visible(node, stager, monkeypatch):
+    SCRIPTS["sealed-one-name"](node.stage, 1)
+    stager.work()
+    SCRIPTS["sealed-one-name"](node.stage, 2)
+    seen, renamed = [], os.rename
+
+    def rename(*args):
+        renamed(*args)
+        seen.append(newest(node.storage)[0])
+
+    monkeypatch.setattr(publishing, "_rename_exchange", fail(errno.EINVAL))
+    monkeypatch.setattr(os, "rename", rename)
+    stager.work()
+    assert all(seen)
+    assert picture(node.storage) == picture(node.stage)

@@ -1,0 +1,144 @@
+"""The stager as a process: requests and replies, the end of its agent, and a full disk."""
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from random_kills import wait_for
+from saving_scripts import SCRIPTS, picture, write
+
+from hpclaunch.system.staging import messages
+from hpclaunch.system.staging.client import StagingClient
+from hpclaunch.system.staging.stage_directory import StageDirectory
+
+pytestmark = pytest.mark.starts
+
+
+@pytest.fixture
+def storage(tmp_path):
+    path = tmp_path / "storage" / "ckpt"
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path, storage):
+    base = tmp_path / "memory"
+    base.mkdir()
+    made = StageDirectory(str(base), str(storage))
+    yield made
+    made.remove()
+    assert os.listdir(base) == []
+
+
+@pytest.fixture
+def client(directory, storage):
+    made = StagingClient(str(storage), directory.path, (), "", "auto")
+    yield made
+    made.close()
+
+
+def test_a_launch_from_its_start_to_its_end(client, directory, storage):
+    stage = Path(directory.path)
+    SCRIPTS["files"](storage, 1)
+    client.restore(1)
+    assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
+    assert picture(stage) == picture(storage)
+    client.rounds([(0, None, 1)])
+    client.hurry(on=True)
+    SCRIPTS["files"](stage, 2)
+    drained = wait_for(client, messages.Drained)
+    assert (drained.path, drained.step) == (str(storage / "step-2.pt"), 2)
+    assert wait_for(client, messages.Deleted).path == str(storage / "step-1.pt")
+    (stage / "log").write_text("done")
+    client.flush(2)
+    assert wait_for(client, messages.Flushed) == messages.Flushed(2, (), "")
+    assert picture(stage) == picture(storage)
+
+
+def test_after_the_end_of_its_agent_it_saves_what_is_left(client, directory, storage):
+    stage = Path(directory.path)
+    client.restore(1)
+    wait_for(client, messages.Restored)
+    for step in (1, 2):
+        write(stage / f"step-{step}.pt", step)
+    (stage / "log").write_text("the end")
+    expected = picture(stage)
+    client._lines.close()
+    client._process.wait(60)
+    assert picture(storage) == expected
+    assert not stage.parent.exists()
+
+
+def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
+    tmp_path, directory, storage, request
+):
+    killed = StageDirectory(str(tmp_path / "memory"), str(storage))
+    orphan = StagingClient(str(storage), killed.path, (), "", "auto")
+    orphan.restore(1)
+    wait_for(orphan, messages.Restored)
+    orphan._process.send_signal(signal.SIGSTOP)  # storage is slow
+    try:
+        write(Path(killed.path) / "step-1.pt", 1)
+        for fd in (killed._lock, killed._agent):
+            os.close(fd)
+        orphan._lines.close()
+        client = request.getfixturevalue("client")
+        client.restore(1)
+        assert not select.select([client], [], [], 2)[0]
+        orphan._process.send_signal(signal.SIGCONT)
+        assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
+        orphan._process.wait(60)
+    finally:
+        orphan._process.kill()
+
+
+@pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])
+def test_a_pattern(directory, storage, pattern):
+    client = StagingClient(str(storage), directory.path, (), "", "auto", pattern=pattern)
+    try:
+        stage = Path(directory.path)
+        write(storage / "run-1" / "checkpoints" / "step-1.pt", 1)
+        client.restore(1)
+        restored = wait_for(client, messages.Restored)
+        assert restored.path == str(storage / "run-1" / "checkpoints" / "step-1.pt")
+        write(stage / "run-2" / "checkpoints" / "step-1.pt", 2)
+        assert "run-2" in wait_for(client, messages.Drained).path
+        client.flush(1)
+        assert wait_for(client, messages.Flushed).missing == ()
+        assert picture(storage) == picture(stage)
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def small(storage):
+    """Mount a file system with room for two checkpoints at the storage directory."""
+    if os.geteuid():
+        pytest.skip("only root can mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=450k", "none", str(storage)], check=True)
+    yield storage
+    subprocess.run(["umount", "-l", str(storage)], check=True)
+
+
+def test_full_storage(client, directory, small):
+    stage = Path(directory.path)
+    for step in (1, 2):
+        write(stage / f"step-{step}.pt", step)
+        assert wait_for(client, messages.Drained).step == step
+    write(stage / "step-3.pt", 3)
+    failed = wait_for(client, messages.DrainFailed)
+    assert failed == messages.DrainFailed(str(small / "step-3.pt"), "No space left on device")
+    (stage / "log").write_text("a log")
+    client.flush(1)
+    flushed = wait_for(client, messages.Flushed)
+    assert flushed.missing == (str(small / "step-3.pt"),)
+    assert flushed.checkpoint == flushed.missing[0]
+    assert sorted(picture(small)) == ["log", "step-1.pt", "step-2.pt"]
+    (small / "step-1.pt").unlink()
+    client.flush(2)
+    assert wait_for(client, messages.Flushed).missing == (str(small / "step-1.pt"),)
+    assert "step-3.pt" in picture(small)

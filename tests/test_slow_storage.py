@@ -1,0 +1,42 @@
+"""The slow storage of bench/ keeps files, at its rate and with its latency."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+
+from slow_storage import MB, slow_storage, why_not
+
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.skipif(bool(why_not()), reason=f"needs {why_not()}"),
+]
+
+
+def seconds(function, *args):
+    began = time.monotonic()
+    function(*args)
+    return time.monotonic() - began
+
+
+def test_reads_and_writes_have_a_rate(tmp_path):
+    data = os.urandom(5 * MB)
+    with slow_storage(tmp_path, rate=10, latency=0) as storage:
+        file = storage / "file"
+        assert 0.4 < seconds(file.write_bytes, data) < 5
+        assert 0.4 < seconds(file.read_bytes) < 5
+        assert 0.4 < seconds(file.read_bytes) < 5, "nothing is cached"
+        assert file.read_bytes() == data
+    assert (tmp_path / "source" / "file").read_bytes() == data
+    assert not os.listdir(storage), "it is unmounted"
+
+
+def test_other_calls_have_a_latency(tmp_path):
+    with slow_storage(tmp_path, rate=10, latency=200) as storage:
+        assert 0.2 <= seconds((storage / "directory").mkdir) < 5
+        assert 0.2 <= seconds(os.listdir, storage) < 5
+        assert 0.4 <= seconds((storage / "file").touch) < 5
