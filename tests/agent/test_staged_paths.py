@@ -6,12 +6,12 @@ import pytest
 
 from hpclaunch.agent.staged_paths import StagedPaths, aliases
 
-PATHS = StagedPaths("/work/ckpt", "/dev/shm/s/x")
+PATHS = StagedPaths("/data/ckpt", "/dev/shm/s/x")
 
 
 @pytest.fixture(autouse=True)
-def _in_work(monkeypatch):
-    monkeypatch.setattr("os.getcwd", lambda: "/work")
+def _in_data(monkeypatch):
+    monkeypatch.setattr("os.getcwd", lambda: "/data")
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ def _in_work(monkeypatch):
     [
         ("ckpt", "/dev/shm/s/x"),
         ("./ckpt/", "/dev/shm/s/x/"),
-        ("/work/ckpt", "/dev/shm/s/x"),
+        ("/data/ckpt", "/dev/shm/s/x"),
         ("ckpt/last.pt", "/dev/shm/s/x/last.pt"),
         ("--dir=ckpt/run", "--dir=/dev/shm/s/x/run"),
-        ("trainer.dir=../work/ckpt", "trainer.dir=/dev/shm/s/x"),
+        ("trainer.dir=../data/ckpt", "trainer.dir=/dev/shm/s/x"),
         ("ckpt/lr=3", "/dev/shm/s/x/lr=3"),
     ],
 )
@@ -52,5 +52,5 @@ def test_links_to_the_directory(tmp_path, monkeypatch):
 
 
 def test_a_path_comes_back_from_memory():
-    for path in ("/work/ckpt", "/work/ckpt/a/b.pt", "/elsewhere/ckpt", "/work/ckpt2", ""):
+    for path in ("/data/ckpt", "/data/ckpt/a/b.pt", "/elsewhere/ckpt", "/data/ckpt2", ""):
         assert PATHS.stored(PATHS.staged(path)) == path
