@@ -200,6 +200,13 @@ def test_a_stager_that_is_killed_is_started_again_and_asked_again(story):
     assert story.adapter.paths is not None
 
 
+def test_one_that_is_killed_while_it_restores_an_older_checkpoint_is_asked_for_the_same(staging):
+    staging.adapter.restore(("ckpt/step-2.pt",), list)
+    staging.die()
+    restores = [request for request in staging.asked if request[0] == "restore"]
+    assert restores[-1] == restores[-2] == ("restore", 2, ("ckpt/step-2.pt",))
+
+
 def test_one_that_ends_again_and_again_is_tried_later(staging):
     staging.is_replaced = False
     staging.die()

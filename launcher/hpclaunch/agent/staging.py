@@ -161,7 +161,7 @@ class Staging(Adapter):
         if self.paths is None or avoid in self._tried:
             return False
         self._tried.add(avoid)
-        self._search, self._is_restoring, self._before = search, True, avoid
+        self._search, self._is_restoring, self._avoid = search, True, avoid
         self._number += 1
         self._begin_wait()
         if self._client is not None:  # else the next one is asked
