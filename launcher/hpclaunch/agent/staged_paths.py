@@ -13,20 +13,6 @@ from pathlib import Path
 from ..core.protocol.values import value
 
 
-def split(where: str) -> tuple[str, str]:
-    """Return the directory of --checkpoint-dir, as an absolute path, and the pattern below it, or
-    "". A path that exists is no pattern.
-    """
-    import glob  # slow to import
-
-    path = os.path.abspath(where)
-    if os.path.isdir(path) or not glob.has_magic(path):
-        return path, ""
-    names = path.split(os.sep)
-    first = next(i for i, name in enumerate(names) if glob.has_magic(name))
-    return os.sep.join(names[:first]) or os.sep, os.path.join(*names[first:])
-
-
 def aliases(storage: str, words: Iterable[str]) -> tuple[str, ...]:
     """Return other absolute paths of the directory that these words of the script's arguments have,
     through links, or without them. This asks the file system.

@@ -24,13 +24,14 @@ from ..core.protocol.node_facts import (
     StageRefused,
     StoringFailed,
 )
+from ..system.checkpoints.patterns import split
 from ..system.staging import messages
 from ..system.staging.client import StagingClient
 from ..system.staging.stage_directory import StageDirectory, sweep
 from .adapter import Adapter, Fd
 from .config import Checkpoints
 from .context import Context
-from .staged_paths import StagedPaths, split
+from .staged_paths import StagedPaths
 
 FIRST_NOTICE, NEXT_NOTICE = 5.0, 60.0  # seconds of a wait until a message about it
 AGAIN = 10.0  # seconds until a stager that has ended repeatedly is started once more

@@ -201,10 +201,12 @@ def _checkpoints(
         return None
     others: tuple[str, ...] = ()
     if stages := options.stage is not None and where.alone:
-        from hpclaunch.agent import staged_paths  # most launches do not need it
+        # Most launches do not need these.
+        from hpclaunch.agent.staged_paths import aliases
+        from hpclaunch.system.checkpoints.patterns import split
 
-        storage, _ = staged_paths.split(str(options.checkpoint_dir))
-        others = staged_paths.aliases(storage, words)
+        storage, _ = split(str(options.checkpoint_dir))
+        others = aliases(storage, words)
     return Checkpoints(
         where=str(options.checkpoint_dir),
         exclude=options.checkpoint_exclude,

@@ -28,6 +28,7 @@ from .candidates import (
 )
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
 from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
+from .patterns import split
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
@@ -140,11 +141,10 @@ def roots(where: str) -> list[str]:
         return [where]
     if os.path.lexists(where):
         raise NotADirectoryError(errno.ENOTDIR, "it is not a directory", where)
-    if not glob.has_magic(where):
+    base, pattern = split(where)
+    if not pattern:
         return []
-    names = where.split(os.sep)
-    first = next(i for i, name in enumerate(names) if glob.has_magic(name))
-    found = _matching(os.sep.join(names[:first]) or os.sep, tuple(names[first:]), [MOST_FOLDERS])
+    found = _matching(base, tuple(pattern.split(os.sep)), [MOST_FOLDERS])
     return list(dict.fromkeys(found))
 
 
