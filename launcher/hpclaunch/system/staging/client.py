@@ -10,7 +10,18 @@ from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.system.shared.helper import Helper
 from hpclaunch.worker.messages import decode
 
-from .messages import REPLIES, Flush, Hurry, Reply, Restore, Rounds
+from .messages import (
+    REPLIES,
+    Flush,
+    Follow,
+    Hurry,
+    Lead,
+    PeerPlace,
+    Reply,
+    Restore,
+    Rounds,
+    Secret,
+)
 
 
 class StagingClient(Helper):
@@ -18,7 +29,8 @@ class StagingClient(Helper):
 
     `storage` is the directory of checkpoints, and `stage` the staging directory that stands for it
     (`stage_directory.py`). If --checkpoint-dir is a pattern, `storage` is its beginning without
-    wildcards, and `pattern` the rest. The other settings are those of the search.
+    wildcards, and `pattern` the rest. The other settings are those of the search. If the launch
+    has several nodes, `launch` names it: the stager then serves the others from `introduce` on.
 
     If the process is `lost`, make another client with the same arguments: it continues, and removes
     what the lost one has left unfinished on storage.
@@ -36,13 +48,26 @@ class StagingClient(Helper):
         verify: str,
         *,
         pattern: str = "",
+        launch: str = "",
     ) -> None:
         settings = {"storage": storage, "stage": stage, "pattern": pattern}
         more = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
-        super().__init__("hpclaunch.system.staging.service", json.dumps(settings | more))
+        nodes = {"launch": launch} if launch else {}
+        super().__init__("hpclaunch.system.staging.service", json.dumps(settings | more | nodes))
 
-    def restore(self, number: int, avoid: tuple[str, ...] = ()) -> None:
-        self.send(Restore(number, avoid))
+    def introduce(self, key: str) -> None:
+        self.send(Secret(key))
+
+    def lead(self, term: int, index: int, peers: tuple[PeerPlace, ...]) -> None:
+        self.send(Lead(term, index, peers))
+
+    def follow(self) -> None:
+        self.send(Follow())
+
+    def restore(
+        self, number: int, avoid: tuple[str, ...] = (), nodes: tuple[int, ...] = ()
+    ) -> None:
+        self.send(Restore(number, avoid, nodes))
 
     def rounds(self, rounds: RoundTimes) -> None:
         self.send(Rounds(rounds))

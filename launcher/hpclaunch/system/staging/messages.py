@@ -12,9 +12,46 @@ from hpclaunch.system.checkpoints.messages import RoundTimes
 from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
+class PeerPlace(Message):
+    """Another node's stager: where it listens (see Listening)."""
+
+    index: int  # of its agent
+    host: str
+    address: str  # at which other nodes reach it
+    port: int
+    leader: str  # the address at which it reaches the leader
+
+
+class Secret(Message):
+    """The key of the stagers of this launch, by which they know each other; the first request if
+    the launch has several nodes. Answered by Listening.
+
+    Until it gets Lead, this stager only serves the one that leads.
+    """
+
+    key: str  # 32 bytes in hexadecimal
+
+
+class Lead(Message):
+    """Lead the other stagers: what is in memory on any node is now drained by this one. Sent again
+    whenever the peers change. A stager obeys the leader of the highest term.
+    """
+
+    term: int
+    index: int  # of this agent
+    peers: tuple[PeerPlace, ...]  # the others that live
+
+
+class Follow(Message):
+    """Lead no longer: the agent is not the head any more."""
+
+
 class Restore(Message):
     """Copy the newest complete checkpoint from storage into the staging directory. Answered by
     Restored or Refused.
+
+    With several nodes, it goes to the leader before each round: choose the newest checkpoint that
+    is in memory, else on storage, and let all `nodes` have it in their staging directories.
 
     Send it again between two rounds if the search finds no complete checkpoint there, as after a
     kill of a script that saves to one name: storage still has what was drained before. Send it with
@@ -23,6 +60,7 @@ class Restore(Message):
 
     id: int
     avoid: tuple[str, ...] = ()  # paths on storage
+    nodes: tuple[int, ...] = ()  # with several: the agents of the next round, by index
 
 
 class Rounds(Message):
@@ -45,12 +83,19 @@ class Flush(Message):
     id: int
 
 
+class Listening(Message):
+    """This stager listens for others at this port, on all addresses of its node."""
+
+    port: int
+
+
 class Restored(Message):
     id: int
-    path: str  # "" if storage has no complete checkpoint
+    path: str  # that was copied from storage; "" if it has no complete one, or memory has
     size: int
     seconds: float
     skipped: tuple[str, ...] = ()  # newer ones that cannot be used, each as "name: why"
+    fetched: int = 0  # bytes that nodes have fetched from each other
 
 
 class Refused(Message):
@@ -61,6 +106,7 @@ class Refused(Message):
 
     id: int
     why: str
+    host: str = ""  # the node without room; "": this one
 
 
 class Draining(Message):
@@ -108,7 +154,9 @@ class Flushed(Message):
     checkpoint: str = ""  # the newest complete checkpoint, if it is among the missing
 
 
-Request: TypeAlias = Restore | Rounds | Hurry | Flush
-Reply: TypeAlias = Restored | Refused | Draining | Drained | DrainFailed | Deleted | Flushed
+Request: TypeAlias = Secret | Lead | Follow | Restore | Rounds | Hurry | Flush
+Reply: TypeAlias = (
+    Listening | Restored | Refused | Draining | Drained | DrainFailed | Deleted | Flushed
+)
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))
