@@ -60,6 +60,7 @@ class Choosing(JobStage):
         self._search_number = 0  # of the last search
         self._stagers: tuple[int, ...] = ()  # the agents that it has let have it in memory
         self._can_stage = False
+        self._is_restored_again = False  # into memory, since an agent has not got it
         self._choice: CheckpointChosen | None = None  # what the last search found
         self._chosen_at = 0.0
         self._look: CommonLook | None = None  # at the choice
@@ -238,6 +239,9 @@ class Choosing(JobStage):
             if seen is not None and seen.damage:
                 return self._pass_over(choice, seen.damage)
             if seen is not None and seen.missing:
+                if choice.staged and not self._is_restored_again:
+                    self._is_restored_again = True
+                    return self._search()
                 unseen = f"{peer.host} does not see {choice.path}: {seen.missing}"
                 self._unseen = self._unseen or unseen
                 return self._pass_over(choice, f"{peer.host} does not see it: {seen.missing}")
