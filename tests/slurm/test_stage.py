@@ -73,7 +73,7 @@ def test_a_job_at_its_time_limit(
 
 
 def test_several_tasks_on_a_node_are_refused(launch: Launch, script: Path) -> None:
-    ended = launch(*OPTIONS, script, "saved", nodes=2, tasks=4).wait()
+    ended = launch(*OPTIONS, script, "saved", nodes=2, options=["--ntasks-per-node=2"]).wait()
     assert ended.code == 2, str(ended)
     refused = "--stage needs one task on each node, not 4 tasks on 2 nodes: add --ntasks-per-node=1"
     assert ended.output.count(refused) == 1
