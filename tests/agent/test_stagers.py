@@ -63,8 +63,8 @@ class Story:
         self.adapter._client.lost = True
         return self.turn(self.adapter.ready({FD}, time.monotonic()))
 
-    def search(self, *, stages=True, agents=(0, 1)):
-        effect = effects.ChooseCheckpoint(agents=agents, stages=stages)
+    def search(self, *, stages=True, agents=(0, 1), is_first=False):
+        effect = effects.ChooseCheckpoint(agents=agents, stages=stages, is_first=is_first)
         return self.adapter.before_search(lambda: ["searched"], effect)
 
     def restored(self, **more):
@@ -194,6 +194,20 @@ def test_before_a_round_on_storage_all_is_copied_there(head):
     assert head.flushed() == ["searched", events.StagerFound(0, OTHERS)]
     assert not os.path.exists(stage)
     assert head.search() == ["searched"]
+
+
+def test_before_the_first_round_there_is_nothing_to_copy(head):
+    stage = head.adapter.paths.stage
+    assert head.search(stages=False, is_first=True) == ["searched"]
+    assert head.requests("flush", "restore") == []
+    assert not os.path.exists(stage)
+
+
+def test_a_stager_that_never_works_does_not_keep_the_job_from_its_first_round(head):
+    assert head.search(is_first=True) == []
+    head.is_replaced = False
+    assert head.die() == ["searched", events.StagerFound(0, f"n0: {ENDS}")]
+    assert head.adapter.paths is None
 
 
 def test_what_cannot_be_copied_there_is_restored_in_memory(head):

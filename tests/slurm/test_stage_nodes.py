@@ -71,8 +71,10 @@ def copies(cluster: Cluster, node: str, name: str) -> list[str]:
 
 
 def until_saved(cluster: Cluster, *nodes: str) -> None:
-    for node in nodes:
-        eventually(f"step 3 in the memory of {node}", lambda: copies(cluster, node, "step-3.pt"))
+    def saved() -> bool:
+        return all(copies(cluster, node, "step-3.pt") for node in nodes)
+
+    eventually(f"step 3 in the memory of {nodes}", saved)
 
 
 def kill_node(cluster: Cluster, node: str) -> None:
@@ -99,9 +101,10 @@ def require_all_on_storage(ended: JobResult, job: Job) -> None:
 
 
 def require_no_memory_used(cluster: Cluster, *nodes: str) -> None:
-    for node in nodes:
-        gone = f"memory of {node} without checkpoints"
-        eventually(gone, lambda: not copies(cluster, node, "step-*.pt"))
+    def gone() -> bool:
+        return not any(copies(cluster, node, "step-*.pt") for node in nodes)
+
+    eventually("memory without checkpoints", gone)
 
 
 def test_the_node_of_rank_0_is_lost(

@@ -70,6 +70,7 @@ class Staging(Adapter):
         self._number = 1  # of the newest request
         self._is_restoring = stagers is None
         self._agents: tuple[int, ...] = ()  # with several nodes: those that need the checkpoint
+        self._is_first = False  # no round has begun on any node
         self._search_number = 0  # of the pending search by the stager, or 0
         self._avoid: tuple[str, ...] = ()  # do not restore these
         self._tried: set[tuple[str, ...]] = {()}  # values of `_avoid` since the last round began
@@ -176,12 +177,16 @@ class Staging(Adapter):
             return search()
         must_flush = self._is_refused and not effect.is_last
         if self._stagers is not None:
-            self._agents, self._tried = effect.agents, set()
+            self._agents, self._tried, self._is_first = effect.agents, set(), effect.is_first
             self._is_restoring = self._is_flushing = False  # for an earlier search
             must_flush |= not effect.stages
             if not must_flush:
                 self.restore((), search)
                 return []
+            if not self._may_hold:
+                self._leave()
+                self._remove()
+                return search()
         if not self._is_restoring and not must_flush:
             return search()
         self._search = search
@@ -364,7 +369,7 @@ class Staging(Adapter):
     @property
     def _may_hold(self) -> bool:
         """Whether something may be in memory, here or on another node."""
-        return self._has_begun or self.is_spread
+        return self._has_begun or (self.is_spread and not self._is_first)
 
     def _refuse(self, why: str, host: str = "") -> list[events.Event]:
         """Save on storage: at once if no worker has begun, otherwise from the next round on."""

@@ -84,7 +84,11 @@ class Choosing(JobStage):
         stagers = self.state.stagers
         self._stagers, self._can_stage = stagers.agents, stagers.can_stage
         search = ChooseCheckpoint(
-            avoid, number=self._search_number, agents=self._stagers, stages=self._can_stage
+            avoid,
+            number=self._search_number,
+            agents=self._stagers,
+            stages=self._can_stage,
+            is_first=self.state.job.stages_together and not self.state.knows_rounds,
         )
         return [*stagers.lead(), search]
 
