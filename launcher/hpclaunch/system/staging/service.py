@@ -359,7 +359,7 @@ class Stager:
         if self._is_rewritten:
             copy(contents.items, self._stage, self._held, self._stage, at_once)
         else:
-            hold(contents, self._stage, self._held)
+            hold(contents.items, self._stage, self._held)
 
     def _check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""
