@@ -12,7 +12,7 @@ from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents
 from .launch import Launch
-from .publishing import draft, place, remove
+from .publishing import draft_beside, place, remove
 from .room import room
 
 
@@ -76,7 +76,7 @@ class Deletion:
                 self._record.forget(contents.key)
                 folder = os.path.dirname(os.path.join(self._launch.stage, contents.key))
                 before = os.stat(folder)
-                with draft(self._launch.own, self._launch.name) as trash:
+                with draft_beside(self._launch.stage) as trash:
                     for name in contents.moved:
                         place(os.path.join(self._launch.stage, name), os.path.join(trash, name))
                 # For the search, the script has deleted nothing (formats/accelerate.py).

@@ -193,7 +193,7 @@ class Draining:
         if self._is_rewritten:
             copy(contents.items, self._launch.root, self._held, self._launch.root, at_once)
         else:
-            hold(contents, self._launch.root, self._held)
+            hold(contents.items, self._launch.root, self._held)
 
     def between(self, contents: Contents | None) -> Between:
         """Return what to do between two pieces of a copy. None: of other files than checkpoints,

@@ -21,7 +21,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
 from .copying import Between, at_once, copy, make_parents
 from .launch import Launch
-from .publishing import draft, is_copied, place
+from .publishing import draft, draft_beside, is_copied, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 
@@ -43,7 +43,7 @@ class OtherFiles:
         left, names = RESTORED, set()
         with (
             contextlib.suppress(OSError),
-            draft(self._launch.own, self._launch.name) as drafted,
+            draft_beside(self._launch.stage) as drafted,
         ):
             where = self._storage + here.where.removeprefix(stage)
             known = [*candidates(where, here.facts(()))]

@@ -49,6 +49,12 @@ def draft(root: str, launch: str) -> Iterator[str]:
         rmtree(path)
 
 
+def draft_beside(stage: str) -> contextlib.AbstractContextManager[str]:
+    """Return a draft in the directory RANDOM of a staging directory."""
+    own = os.path.dirname(stage)
+    return draft(own, os.path.basename(own))
+
+
 def _prefix(launch: str) -> str:
     return f"{DRAFT}{launch}-"
 

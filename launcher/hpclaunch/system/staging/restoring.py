@@ -15,7 +15,7 @@ from .contents import HERE, Contents, Item, contents_of, item, notes
 from .copying import at_once, copy, is_unchanged
 from .launch import Launch
 from .messages import Refused, Restore, Restored
-from .publishing import draft, place
+from .publishing import draft_beside, place
 from .removal import rmtree
 from .room import room
 
@@ -103,7 +103,7 @@ class Restoring:
         ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
-        with draft(self._launch.own, self._launch.name) as drafted:
+        with draft_beside(self._launch.stage) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
