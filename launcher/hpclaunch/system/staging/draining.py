@@ -13,16 +13,24 @@ from collections.abc import Sequence
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
+from .caring import Caring
 from .contents import HERE, Contents, is_same, notes
-from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged, make_parents
-from .deletion import Deletion
+from .copying import (
+    THREADS,
+    Between,
+    GivenUpError,
+    RewrittenError,
+    at_once,
+    is_unchanged,
+    make_parents,
+)
 from .launch import Launch
 from .looking import Looking
+from .nodes import Nodes
 from .other_files import OtherFiles, keep
 from .publishing import draft, is_copied, publish, same, sweep
 from .removal import rmtree
 from .requests import Requests
-from .room import room
 
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
@@ -32,21 +40,28 @@ class Draining:
     """The drains of one stager."""
 
     def __init__(
-        self, launch: Launch, requests: Requests, looking: Looking, others: OtherFiles
+        self,
+        launch: Launch,
+        requests: Requests,
+        nodes: Nodes,
+        looking: Looking,
+        others: OtherFiles,
+        caring: Caring,
     ) -> None:
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._others = others
-        self._deletion = Deletion(launch)
+        self._nodes, self._others, self._caring = nodes, others, caring
+        self._deletion = caring.deletion
         self._held = os.path.join(launch.own, "held")  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
+        self.newest = 0  # the time of the newest one that was drained
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
         self.is_swept = False
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
         self._is_rewritten = False  # in place
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
-        self._refusal = ""
+        self._refusal: messages.Refused | None = None
         self._say_due = 0.0
         self._paused = 0.0  # seconds of this drain
 
@@ -66,7 +81,7 @@ class Draining:
             return os.path.relpath(found.candidate.decides.path, path)
 
         rmtree(self._held)
-        places = {self._launch.own, self._storage, *roots(self._launch.there.where)}
+        places = {self._storage, *roots(self._launch.there.where)}
         self.is_swept = sweep(places, decisive, self._launch.name)
 
     def is_on_storage(self, contents: Contents) -> bool:
@@ -84,6 +99,7 @@ class Draining:
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
+        self.newest = max(self.newest, contents.time)
 
     def absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
         keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
@@ -118,9 +134,7 @@ class Draining:
             number = None if step is None else step.value
             seconds = time.monotonic() - began - self._paused
             self._requests.send(messages.Drained(path, number, contents.size, seconds))
-        if self._refusal:
-            self._requests.send(messages.Refused(0, self._refusal))
-            self._refusal = ""
+        self._refuse()
         return ""
 
     def _copy(
@@ -144,16 +158,13 @@ class Draining:
                 if not self._record.has(each) and not is_copied(each, self._storage)
             ]
             # Trackers are rewritten in place, so they are copied at once.
-            copy(beside, self._launch.root, drafted, self._launch.root, at_once)
+            self._nodes.copy(beside, self._launch.root, drafted, at_once)
             beside = [each for each in beside if is_same(each, self._launch.root)]
             if not is_there:
                 self._hold(contents)
             self._looking.check(found, contents)
             if not is_there:
-                copy(contents.items, self._held, drafted, self._launch.root, self.between(contents))
-                if not self._is_rewritten and not is_unchanged(contents, self._held):
-                    self._is_rewritten = self._is_late = True
-                    raise GivenUpError("it is being written again")
+                self._copy_held(contents, drafted)
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
@@ -172,6 +183,24 @@ class Draining:
         self._others.note_copied(beside if is_there else others)
         return not is_there
 
+    def _copy_held(self, contents: Contents, drafted: str) -> None:
+        try:
+            between, is_rewritten = self.between(contents), self._is_rewritten
+            essential = contents.essential
+            self._nodes.copy(
+                contents.items,
+                self._held,
+                drafted,
+                between,
+                essential=essential,
+                in_memory=is_rewritten,
+            )
+            if not is_rewritten and not is_unchanged(contents, self._held):
+                raise RewrittenError("it is being written again")
+        except RewrittenError:
+            self._is_rewritten = self._is_late = True
+            raise
+
     def _keep_others(self, contents: Contents) -> None:
         """Rename checkpoints of an earlier launch that have the names of a new one: only the newest
         was restored, so the script cannot know that the names of the others are in use.
@@ -188,12 +217,9 @@ class Draining:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
         place while the last checkpoint was copied, and there is room, by a copy in memory.
         """
-        if self._is_rewritten and room(self._launch.root).lack(contents.size, 1):
+        if self._is_rewritten and self._deletion.lack(contents)[0]:
             self._is_rewritten = False
-        if self._is_rewritten:
-            copy(contents.items, self._launch.root, self._held, self._launch.root, at_once)
-        else:
-            hold(contents.items, self._launch.root, self._held)
+        self._nodes.hold(contents, self._held, in_memory=self._is_rewritten)
 
     def between(self, contents: Contents | None) -> Between:
         """Return what to do between two pieces of a copy. None: of other files than checkpoints,
@@ -220,6 +246,7 @@ class Draining:
         """
         complete = list(self._looking.complete(self._looking.look()))
         self.check_room(complete)
+        self._caring.look(complete)
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:
@@ -236,7 +263,7 @@ class Draining:
         is_deleted = all(
             (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
         )
-        if is_deleted and room(self._launch.root).lack(contents.size, 1):
+        if is_deleted and self._deletion.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
@@ -260,10 +287,15 @@ class Draining:
         newest = complete[0][1]
         self._sized = newest.identity
         with contextlib.suppress(OSError):
-            left = room(self._launch.root)
-            older = sum(c.size for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c))
-            self._refusal = left._replace(free=left.free + older).lack(newest.size, 1)
-            self._is_late |= bool(self._refusal)
-            if self._refusal and self.is_on_storage(newest):
-                self._requests.send(messages.Refused(0, self._refusal))
-                self._refusal = ""
+            older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
+            why, host = self._deletion.lack(newest, older)
+            self._refusal = messages.Refused(0, why, host) if why else None
+            self._is_late |= bool(why)
+            if self.is_on_storage(newest):
+                self._refuse()
+
+    def _refuse(self) -> None:
+        """Tell the agent that there is no room, once the newest checkpoint is on storage."""
+        if self._refusal is not None:
+            self._requests.send(self._refusal)
+            self._refusal = None

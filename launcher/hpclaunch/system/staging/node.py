@@ -216,8 +216,10 @@ class StageNode:
 
     def delete(self, entries: Iterable[Entry]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
-        that are empty then.
+        that are empty then. The time of the staging directory itself stays: for the search, the
+        script has deleted nothing (formats/accelerate.py).
         """
+        before = os.stat(self.stage)
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
             _refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
@@ -227,6 +229,7 @@ class StageNode:
                         os.rmdir(path)
                 elif each.is_link or _has(self.stage, each.name, each.identity):
                     os.unlink(path)
+        os.utime(self.stage, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def settle(self, settled: Settled) -> None:
         """Record that a restore is complete on all nodes, and which files there are now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import time
 from collections import deque
@@ -20,6 +22,7 @@ class Requests:
 
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
+        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.pending: deque[messages.Restore | messages.Flush] = deque()
         self.rounds: RoundTimes = ()
         self.is_hurried = False
@@ -36,7 +39,10 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            if not select.select([self._channel], [], [], left)[0]:
+            ready = select.select([self._channel, self._woken], [], [], left)[0]
+            if self._woken in ready:
+                os.read(self._woken, 1 << 16)
+            if self._channel not in ready:
                 return
             had_pauses = self.has_pauses
             try:
@@ -46,6 +52,15 @@ class Requests:
                 self.is_gone = True
             if self.pending or had_pauses > self.has_pauses:
                 until = 0.0
+
+    def wake(self) -> None:
+        """End `serve` early. Any thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # it has many reasons to wake up already
+            os.write(self._waking, b"1")
+
+    def close(self) -> None:
+        os.close(self._woken)
+        os.close(self._waking)
 
     def take(self, request: messages.Request) -> None:
         match request:

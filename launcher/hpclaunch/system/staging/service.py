@@ -17,10 +17,15 @@ from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
 from . import messages, stage_directory
+from .caring import Caring
+from .contents import Contents
 from .copying import GivenUpError
+from .deletion import Deletion
 from .draining import Draining
+from .gathering import Gathering
 from .launch import Launch
 from .looking import Looking
+from .nodes import Nodes
 from .other_files import OtherFiles
 from .publishing import same
 from .removal import rmtree
@@ -37,12 +42,16 @@ class Stager:
     def __init__(self, channel: AgentChannel, launch: Launch) -> None:
         self._launch = launch
         self._lock = stage_directory.hold(launch.own)
-        self.requests = Requests(channel)
-        self.looking = Looking(launch, self.requests)
-        self.others = OtherFiles(launch)
-        self.draining = Draining(launch, self.requests, self.looking, self.others)
+        self.requests = requests = Requests(channel)
+        self.nodes = nodes = Nodes(launch, requests)
+        self.looking = looking = Looking(launch, requests)
+        self.others = others = OtherFiles(launch, nodes)
+        self.caring = caring = Caring(launch, nodes, Deletion(launch, nodes))
+        self.draining = Draining(launch, requests, nodes, looking, others, caring)
+        self._gathering = Gathering(launch, nodes, looking, self.draining, others, caring)
 
     def close(self) -> None:
+        self.requests.close()
         os.close(self._lock)
 
     def run(self) -> None:
@@ -75,9 +84,17 @@ class Stager:
         rmtree(self._launch.own)
 
     def restore(self, request: messages.Restore) -> messages.Reply:
-        """Copy a checkpoint from storage, with the small files of the script."""
+        """Copy a checkpoint into the staging directory, with the small files of the script."""
+        if self.nodes.are_several:
+            return self._gathering.run(request, lambda: self._restore(request))
+        return self._restore(request)[0]
+
+    def _restore(
+        self, request: messages.Restore
+    ) -> tuple[messages.Restored | messages.Refused, Contents | None]:
+        """Copy a checkpoint from storage."""
         if why := self._lack_of_links():
-            return messages.Refused(request.id, why)
+            return messages.Refused(request.id, why), None
         record = self._launch.record
         restoring = Restoring(self._launch, self.requests.rounds)
         reply = restoring.run(request, is_first=not record.moved)
@@ -88,7 +105,7 @@ class Stager:
                 self.draining.note_drained(restored)
         if isinstance(reply, messages.Restored) and not request.avoid:
             self.others.restore()
-        return reply
+        return reply, restoring.restored
 
     def _lack_of_links(self) -> str:
         """Return why no hard links can be made, which `hold` needs; "" if they can."""
@@ -108,6 +125,7 @@ class Stager:
         found = self.looking.look()
         complete = list(self.looking.complete(found))
         draining.check_room(complete)
+        self.caring.look(complete)
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
