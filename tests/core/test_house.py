@@ -44,8 +44,8 @@ PURE = {
 }
 # What each room may import of the package.
 PARTS = (
-    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "source", "ending"),
-    *("head", "member", "control"),
+    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "source", "staging"),
+    *("ending", "head", "member", "control"),
 )
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
@@ -66,6 +66,7 @@ ALLOWED = {
     "core.stragglers": NOUNS,
     "core.ending": NOUNS,
     "core.source": NOUNS,
+    "core.staging": NOUNS,
     "core.head": NOUNS | RULES | {"core.ending"},
     "core.member": NOUNS | RULES | {"core.ending"},
     "core.control": NOUNS
