@@ -36,6 +36,7 @@ KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched"
 STREAMS = 4  # pieces that a node fetches at the same time
 PIECE = 4 << 20  # bytes
 END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
+Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
 Span: TypeAlias = tuple[int, int]  # offset and length
@@ -91,7 +92,7 @@ class Wanted(NamedTuple):
 class Source(Protocol):
     """A node from which files are fetched."""
 
-    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> bytes:
+    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file. Raises OSError, and GivenUpError if it is another file now."""
 
 
@@ -136,7 +137,7 @@ class StageNode:
                 names = (f.name for f in manifest.files if _has(root, f.name, f.identity))
                 yield Kept(manifest, frozenset(names))
 
-    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> bytes:
+    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file: of a generation, or of the staging directory if `kept` is "".
         Raises GivenUpError if it has another identity.
         """
@@ -279,6 +280,8 @@ def _receive(
     spans: Callable[[int], Iterable[Span]],
 ) -> None:
     """Fetch some spans of each file into a draft, from several nodes at once."""
+    if {each.source for each in wanted} - sources.keys():
+        raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
     pieces: dict[int, list[tuple[Wanted, Span]]] = {}
     for each in wanted:
         _make(each.entry, drafted)
@@ -317,6 +320,8 @@ def _fetch_piece(sources: Mapping[int, Source], drafted: str, wanted: Wanted, sp
     entry, (offset, length) = wanted.entry, span
     source = sources[wanted.source]
     view = memoryview(source.read(entry.name, wanted.kept, entry.identity, offset, length))
+    if len(view) != length:
+        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", entry.name)
     fd = os.open(os.path.join(drafted, entry.name), os.O_WRONLY | os.O_CLOEXEC)
     try:
         while view:
