@@ -32,6 +32,7 @@ from .publishing import draft, is_copied, publish, same, sweep
 from .removal import rmtree
 from .requests import Requests
 
+HELD = "held"
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
 
@@ -52,7 +53,7 @@ class Draining:
         self._storage, self._record = launch.storage, launch.record
         self._nodes, self._others, self._caring = nodes, others, caring
         self._deletion = caring.deletion
-        self._held = os.path.join(launch.own, "held")  # the checkpoint that is being copied
+        self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again

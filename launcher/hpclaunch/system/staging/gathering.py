@@ -61,11 +61,12 @@ class Gathering:
         try:
             nodes.refresh()
             chosen = self._chosen(request)
-            reply: Restored | Refused = Restored(request.id, "", 0, 0.0)
+            reply = Restored(request.id, "", 0, 0.0)
             if chosen is None:
-                reply, restored = from_storage()
-                if isinstance(reply, Refused):
-                    return reply
+                answer, restored = from_storage()
+                if isinstance(answer, Refused):
+                    return answer
+                reply = answer
                 nodes.refresh()
                 chosen = None if restored is None else self._own(restored)
             fetched = self._gather(chosen, request) + self._fetch_others(request)

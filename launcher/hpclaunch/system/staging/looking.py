@@ -14,6 +14,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from .contents import HERE, Contents, contents_of
 from .copying import GivenUpError
 from .launch import Launch
+from .nodes import Nodes
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
@@ -23,8 +24,8 @@ SHARE = 0.02  # largest share of the time that looks take
 class Looking:
     """The looks of one stager. The next one is `due` at that time."""
 
-    def __init__(self, launch: Launch, requests: Requests) -> None:
-        self._launch, self._requests = launch, requests
+    def __init__(self, launch: Launch, requests: Requests, nodes: Nodes) -> None:
+        self._launch, self._requests, self._nodes = launch, requests, nodes
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
 
@@ -35,8 +36,9 @@ class Looking:
             begun, _, *world = rounds[-1]
             rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
         try:
+            self._nodes.refresh()
             return list(self._launch.seen.examine(rounds))
-        except OSError:
+        except (OSError, GivenUpError):
             return []
         finally:
             took = time.monotonic() - began

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from hpclaunch.core.staging.generations import Identity, Manifest
+from hpclaunch.core.staging.generations import Identity, Manifest, Settled
 from hpclaunch.system.network import zmq_channel
 from hpclaunch.system.shared import open_file_limit, packing
 
@@ -40,10 +40,12 @@ from .mesh_messages import (
     Hurry,
     Keep,
     Look,
+    Note,
     Order,
     Read,
     Reply,
     Request,
+    Settle,
 )
 from .messages import PeerPlace
 from .node import STREAMS, Data, Entry, Inventory, Source, StageNode, Wanted
@@ -124,6 +126,12 @@ class RemoteNode:
 
     def delete(self, entries: Iterable[Entry]) -> Call[None]:
         return self._begin(Delete(tuple(entries)))
+
+    def settle(self, settled: Settled) -> Call[None]:
+        return self._begin(Settle(settled))
+
+    def note(self, record: str) -> Call[None]:
+        return self._begin(Note(record))
 
     def _begin(
         self,
@@ -420,6 +428,10 @@ class Mesh:
                 node.drop(generation)
             case Delete(entries=entries):
                 node.delete(entries)
+            case Settle(settled=settled):
+                node.settle(settled)
+            case Note(record=record):
+                node.note(record)
         return None, b""
 
     def _stranger(self, place: Address) -> RemoteNode:

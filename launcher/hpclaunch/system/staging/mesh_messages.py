@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hpclaunch.core.protocol.values import value, variant
-from hpclaunch.core.staging.generations import Identity, Manifest
+from hpclaunch.core.staging.generations import Identity, Manifest, Settled
 
 from .node import Entry, Inventory, Wanted
 
@@ -71,6 +71,20 @@ class Delete:
 
 
 @variant(frozen=True)
+class Settle:
+    """Record that a restore is complete on all nodes."""
+
+    settled: Settled
+
+
+@variant(frozen=True)
+class Note:
+    """Keep the record of the leader, for the next leader."""
+
+    record: str
+
+
+@variant(frozen=True)
 class Hurry:
     """Serve the request of this connection without pauses, or with pauses again."""
 
@@ -82,7 +96,9 @@ class Cancel:
     """Give up the request of this connection. That is answered all the same."""
 
 
-Request: TypeAlias = Look | Read | Copy | Fetch | Keep | Drop | Delete | Hurry | Cancel
+Request: TypeAlias = (
+    Look | Read | Copy | Fetch | Keep | Drop | Delete | Settle | Note | Hurry | Cancel
+)
 
 
 @value(frozen=True)

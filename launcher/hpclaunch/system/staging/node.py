@@ -30,6 +30,7 @@ from . import copying
 from .contents import HERE, item, tree
 from .copying import Between, GivenUpError, at_once, hold, relative_target
 from .publishing import draft_beside, place, remove
+from .record import RECORD
 from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
@@ -236,6 +237,10 @@ class StageNode:
         """Record that a restore is complete on all nodes, and which files there are now."""
         files = {each.name: each.identity for each in self._entries() if not each.is_folder}
         _write(self._settled, packing.pack((settled, files)))
+
+    def note(self, record: str) -> None:
+        """Keep the record of the stager that leads (`record.py`)."""
+        _write(os.path.join(self._own, RECORD), record.encode(errors="surrogateescape"))
 
     def _root(self, generation: str) -> str:
         """Return the directory with the files of a generation that is kept; of "", the staging

@@ -55,6 +55,7 @@ class Peer(Source, Protocol):
     def drop(self, generation: str) -> Future[None]: ...
     def delete(self, entries: Sequence[Entry]) -> Future[None]: ...
     def settle(self, settled: Settled) -> Future[None]: ...
+    def note(self, record: str) -> Future[None]: ...
 
 
 class LocalNode:
@@ -97,7 +98,9 @@ class Nodes:
         self.peers: Mapping[int, Peer] = {}  # without itself
         self.holdings: list[Holding] = []
         self.inventories: dict[int, Inventory] = {}
-        self._own = LocalNode(StageNode(launch.stage, launch.storage), self.sources)
+        self.own = StageNode(launch.stage, launch.storage)
+        self._local = LocalNode(self.own, self.sources)
+        self._noted = ""  # the record that other nodes have
         self._view: View | None = None
 
     @property
@@ -108,7 +111,7 @@ class Nodes:
     def lead(self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str]) -> None:
         """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
         self.leads, self.index, self.peers = True, index, dict(peers)
-        self.hosts = {**hosts, index: os.uname().nodename}
+        self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
         if self._view is None:
             self._view = View(self._launch.stage)
             self._launch.look_into(self._view.root)
@@ -117,10 +120,10 @@ class Nodes:
         self.leads, self.peers = False, {}
 
     def sources(self) -> dict[int, Source]:
-        return {**self.peers, self.index: self._own}
+        return {**self.peers, self.index: self.own}
 
     def __getitem__(self, index: int) -> Peer | LocalNode:
-        return self._own if index == self.index else self.peers[index]
+        return self._local if index == self.index else self.peers[index]
 
     def __contains__(self, index: int) -> bool:
         return index == self.index or index in self.peers
@@ -247,8 +250,11 @@ class Nodes:
     def _elsewhere(self, items: Iterable[Item]) -> dict[int, list[Entry]]:
         """Return the files that other nodes have to copy. A small one is whole in the view."""
         found: dict[int, list[Entry]] = {}
-        for each in items if self._view is not None else ():
-            node, entry = self._view.shown(each)
+        view = self._view
+        if view is None:
+            return found
+        for each in items:
+            node, entry = view.shown(each)
             is_whole = each.stat.st_size <= WHOLE and entry.inode != UNKNOWN
             if each.is_file and node != self.index and not is_whole:
                 found.setdefault(node, []).append(entry)
@@ -294,15 +300,20 @@ class Nodes:
         self, wanted: Mapping[int, Sequence[Wanted]], generation: str = ""
     ) -> dict[int, OSError | GivenUpError]:
         """Have nodes fetch files, as in `StageNode.fetch`, and wait. Return the failures."""
-        return self.wait(
-            {n: self[n].fetch(some, generation) for n, some in wanted.items() if n in self}
-        )
+        living = {n: some for n, some in wanted.items() if n in self}
+        return self.wait({n: self[n].fetch(some, generation) for n, some in living.items()})
 
     def delete(self, entries: Mapping[int, Iterable[Entry]]) -> None:
         """Have nodes delete files, and directories that are empty then."""
         self.wait(
             {n: self[n].delete(with_folders(some)) for n, some in entries.items() if n in self}
         )
+
+    def note(self, record: str) -> None:
+        """Have the other nodes keep the record, in case one of them leads next."""
+        if record != self._noted:
+            self._noted = record
+            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
 
     def delete_all(self, contents: Contents) -> None:
         """Have all nodes delete their files of a checkpoint."""

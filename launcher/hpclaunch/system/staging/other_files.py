@@ -69,7 +69,8 @@ class OtherFiles:
 
     def small(self, found: Sequence[ExaminedCheckpoint]) -> list[Item]:
         """Return the small files beside the checkpoints, since the script may append to them."""
-        left, items = RESTORED, []
+        left = RESTORED
+        items: list[Item] = []
         for each in self._beside(found, {self._key(f) for f in found}):
             if each.is_file and each.stat.st_size <= left and len(items) < MOST_RESTORED:
                 left -= each.stat.st_size

@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Callable
 
 from hpclaunch.system.checkpoints.messages import RoundTimes
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -23,7 +24,8 @@ class Requests:
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
         self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.pending: deque[messages.Restore | messages.Flush] = deque()
+        self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
+        self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
         self.rounds: RoundTimes = ()
         self.is_hurried = False
         self.is_gone = False  # the agent
@@ -39,10 +41,10 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            ready = select.select([self._channel, self._woken], [], [], left)[0]
+            ready = select.select([self._channel.fileno(), self._woken], [], [], left)[0]
             if self._woken in ready:
                 os.read(self._woken, 1 << 16)
-            if self._channel not in ready:
+            if self._channel.fileno() not in ready:
                 return
             had_pauses = self.has_pauses
             try:
@@ -68,8 +70,10 @@ class Requests:
                 self.rounds = rounds
             case messages.Hurry(on=on):
                 self.is_hurried = on
-            case messages.Restore() | messages.Flush():
+            case messages.Restore() | messages.Search() | messages.Flush():
                 self.pending.append(request)
+            case _:  # at once, also in the middle of a copy from a node that is lost
+                self.on_peers(request)
 
     def send(self, reply: messages.Reply) -> None:
         if not self.is_gone:

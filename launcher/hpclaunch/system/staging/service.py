@@ -12,7 +12,10 @@ import contextlib
 import json
 import os
 import time
+from typing import TYPE_CHECKING
 
+from hpclaunch.system.checkpoints.messages import FoundCheckpoint
+from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
@@ -21,16 +24,19 @@ from .caring import Caring
 from .contents import Contents
 from .copying import GivenUpError
 from .deletion import Deletion
-from .draining import Draining
+from .draining import HELD, Draining
 from .gathering import Gathering
 from .launch import Launch
-from .looking import Looking
+from .looking import PERIOD, Looking
 from .nodes import Nodes
 from .other_files import OtherFiles
-from .publishing import same
+from .publishing import same, sweep
 from .removal import rmtree
 from .requests import Requests
 from .restoring import Restoring
+
+if TYPE_CHECKING:
+    from .mesh import Mesh
 
 GRACE = 0.5  # seconds for workers to die with their agent
 NICE = 10
@@ -44,11 +50,16 @@ class Stager:
         self._lock = stage_directory.hold(launch.own)
         self.requests = requests = Requests(channel)
         self.nodes = nodes = Nodes(launch, requests)
-        self.looking = looking = Looking(launch, requests)
+        self.looking = looking = Looking(launch, requests, nodes)
         self.others = others = OtherFiles(launch, nodes)
         self.caring = caring = Caring(launch, nodes, Deletion(launch, nodes))
         self.draining = Draining(launch, requests, nodes, looking, others, caring)
         self._gathering = Gathering(launch, nodes, looking, self.draining, others, caring)
+
+        requests.on_peers = self._note_peers
+        self._mesh: Mesh | None = None
+        rmtree(os.path.join(launch.own, HELD))
+        sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
     def close(self) -> None:
         self.requests.close()
@@ -57,26 +68,52 @@ class Stager:
     def run(self) -> None:
         """Work until the agent is gone."""
         stage_directory.await_orphans(self._launch.own, self._launch.storage)
-        with contextlib.suppress(OSError):  # storage is away: the first drain reports it
-            self.draining.sweep()
+        if self.nodes.leads:
+            with contextlib.suppress(OSError):  # storage is away: the first drain reports it
+                self.draining.sweep()
         requests = self.requests
         while True:
             requests.serve(max(0.0, self.looking.due - time.monotonic()))
-            while requests.pending:
-                match requests.pending.popleft():
-                    case messages.Restore() as request:
-                        requests.send(self.restore(request))
-                    case messages.Flush(id=number):
-                        requests.send(self.flush(number))
+            self._answer()
             if requests.is_gone:
                 self._end()
                 return
             if time.monotonic() >= self.looking.due:
-                self.work()
+                if self.nodes.leads:
+                    self.work()
+                else:
+                    self.looking.due = time.monotonic() + PERIOD
+
+    def _answer(self) -> None:
+        pending, send = self.requests.pending, self.requests.send
+        while pending:
+            match pending.popleft():
+                case messages.Restore() as request:
+                    send(self.restore(request))
+                case messages.Search(id=number):
+                    send(self.search(number))
+                case messages.Flush(id=number):
+                    send(self.flush(number))
+
+    def _note_peers(self, request: messages.Secret | messages.Lead | messages.Follow) -> None:
+        match request:
+            case messages.Secret(key=key):
+                from .mesh import Mesh  # needed only with several nodes
+
+                self._mesh = Mesh(bytes.fromhex(key), self.nodes.own)
+                self.requests.send(messages.Listening(self._mesh.port))
+            case messages.Lead(term=term, index=index, peers=peers) if self._mesh is not None:
+                if not self.nodes.leads:
+                    self._launch.record.load()  # as the last leader has left it
+                self._mesh.lead(term, index, peers)
+                self.nodes.lead(index, self._mesh.peers, {p.index: p.host for p in peers})
+            case messages.Follow() if self._mesh is not None:
+                self._mesh.follow()
+                self.nodes.follow()
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
-        if os.path.isdir(self._launch.stage):
+        if self.nodes.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
             left = self.flush(0)
             for path in left.missing:
@@ -106,6 +143,20 @@ class Stager:
         if isinstance(reply, messages.Restored) and not request.avoid:
             self.others.restore()
         return reply, restoring.restored
+
+    def search(self, number: int) -> messages.Searched:
+        """Find the newest complete checkpoint in memory."""
+        found = self.looking.look()
+        whole = next((at for at, each in enumerate(found) if each.lacks is None), len(found))
+        shown = (seen(each) for each in found[: whole + 1])
+        return messages.Searched(number, tuple(map(self._as_stored, shown)))
+
+    def _as_stored(self, found: FoundCheckpoint) -> FoundCheckpoint:
+        """Return the description of a checkpoint with its path on storage."""
+        path = self._launch.on_storage(os.path.relpath(found.path, self._launch.root))
+        fields = {name: getattr(found, name) for name in found.__match_args__}
+        mark = path + found.identity.removeprefix(found.path)
+        return FoundCheckpoint(**fields | {"path": path, "identity": mark})
 
     def _lack_of_links(self) -> str:
         """Return why no hard links can be made, which `hold` needs; "" if they can."""
