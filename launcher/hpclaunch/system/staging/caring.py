@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
 from hpclaunch.core.staging.generations import Manifest, manifest
@@ -17,24 +18,23 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, names_any, notes
 from .copying import GivenUpError
-from .deletion import Deletion
-from .launch import Launch
-from .nodes import Nodes, entry_of, wanted
+from .peers import entry_of, wanted
+
+if TYPE_CHECKING:
+    from .nodes import Nodes
 
 
 class Caring:
     """The care of one stager."""
 
-    def __init__(self, launch: Launch, nodes: Nodes, deletion: Deletion) -> None:
-        self._launch, self._nodes, self.deletion = launch, nodes, deletion
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
         self._care: Care | None = None
         self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
 
     def look(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Give the orders that follow from a look at the nodes."""
         nodes = self._nodes
-        if not nodes.are_several:
-            return
         if self._care is None:
             self._care = Care(nodes.index)
         for node, call in list(self._keeping.items()):
@@ -56,11 +56,12 @@ class Caring:
                         (some,) = wanted(fetches, kept).values()
                         self._keeping[node] = nodes[node].fetch(some, kept.generation)
                 case Delete(manifest=deleted, left=left):
-                    nodes.delete({n: map(entry_of, files) for n, files in left.items()})
-                    self.deletion.note_deleted(deleted.key)
+                    nodes.delete_at({n: map(entry_of, files) for n, files in left.items()})
+                    if deleted.key in nodes.launch.record.moved:
+                        nodes.by_script.add(deleted.key)
                 case DropFetched(node=node, names=names):
                     entries = nodes.inventories[node].entries
-                    nodes.delete({node: [e for e in entries if e.name in names]})
+                    nodes.delete_at({node: [e for e in entries if e.name in names]})
 
     def manifests(self, complete: Iterable[tuple[ExaminedCheckpoint, Contents]]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, but not of those that are just being
@@ -74,7 +75,7 @@ class Caring:
 
     def _manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint, with the trackers and links that name it."""
-        root, candidate = self._launch.root, found.candidate
+        root, candidate = self._nodes.launch.root, found.candidate
         is_root = contents.key == HERE
         items = [i for i in contents.items if not i.is_folder]
         items = [i for i in items if not is_root or i.name in contents.essential]

@@ -12,28 +12,21 @@ from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents
 from .launch import Launch
-from .nodes import Nodes
-from .publishing import draft_beside, place, remove
-from .room import room
+from .one_node import OneNode
+from .publishing import remove
 
 
 class Deletion:
     """The deletions of one launch."""
 
-    def __init__(self, launch: Launch, nodes: Nodes) -> None:
+    def __init__(self, launch: Launch, nodes: OneNode) -> None:
         self._launch, self._nodes = launch, nodes
         self._storage, self._record = launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
-        self._by_script: set[str] = set()  # with several nodes; what vanishes may also be lost
 
     def note_drained(self) -> None:
         """Have the next `rotate` look at storage again."""
         self._kept = set()
-
-    def note_deleted(self, key: str) -> None:
-        """Note that the script has deleted a checkpoint on one of several nodes."""
-        if key in self._record.moved:
-            self._by_script.add(key)
 
     def rotate(self, rounds: RoundTimes) -> Iterator[str]:
         """Delete on storage what the script has deleted, if storage has a later checkpoint of this
@@ -42,10 +35,8 @@ class Deletion:
         if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
-        deleted = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
-        if self._nodes.are_several:
-            self._by_script &= deleted
-            deleted &= self._by_script
+        vanished = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        deleted = self._nodes.deleted(vanished)
         if deleted <= self._kept:
             return
         self._kept = deleted
@@ -60,24 +51,12 @@ class Deletion:
             latest = max(times, default=0)  # steps may begin again
             for key, each in found:
                 if key in deleted and each.candidate.time < latest:
-                    for name in moved[key]:
+                    for path in (os.path.join(self._storage, name) for name in moved[key]):
                         with contextlib.suppress(FileNotFoundError):
-                            remove(
-                                os.path.join(self._storage, name), self._storage, self._launch.name
-                            )
+                            remove(path, self._storage, self._launch.name)
                     self._record.forget(key)
                     deleted.remove(key)
                     yield key
-
-    def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return why another checkpoint like the newest does not fit once the `older` ones are
-        deleted, and on which host; ("", "") if it does. Raises OSError.
-        """
-        if self._nodes.are_several:
-            return self._nodes.lack(newest, older)
-        left = room(self._launch.stage)
-        free = left.free + sum(each.size for each in older)
-        return left._replace(free=free).lack(newest.size, 1), ""
 
     def _is_here(self, names: Sequence[str]) -> bool:
         return any(os.path.lexists(os.path.join(self._launch.root, name)) for name in names)
@@ -89,21 +68,10 @@ class Deletion:
         stay, until another one like the newest fits: a script may keep all that it saves. Raises
         OSError.
         """
-        deleted: list[Contents] = []  # the sizes of other nodes' files are not asked for again
         for contents in reversed(complete[1:]):
-            if not self.lack(complete[0], deleted if self._nodes.are_several else ())[0]:
+            if not self._nodes.lack(complete[0])[0]:
                 return
             if is_on_storage(contents) and contents.key != HERE:
                 self._record.add_others(set(contents.moved))  # a new one of its name replaces it
                 self._record.forget(contents.key)
-                if self._nodes.are_several:
-                    self._nodes.delete_all(contents)
-                    deleted.append(contents)
-                    continue
-                folder = os.path.dirname(os.path.join(self._launch.stage, contents.key))
-                before = os.stat(folder)
-                with draft_beside(self._launch.stage) as trash:
-                    for name in contents.moved:
-                        place(os.path.join(self._launch.stage, name), os.path.join(trash, name))
-                # For the search, the script has deleted nothing (formats/accelerate.py).
-                os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+                self._nodes.delete(contents)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .caring import Caring
 from .contents import HERE, Contents, is_same, notes
 from .copying import (
     THREADS,
@@ -24,9 +23,10 @@ from .copying import (
     is_unchanged,
     make_parents,
 )
+from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
-from .nodes import Nodes
+from .one_node import OneNode
 from .other_files import OtherFiles, keep
 from .publishing import draft, is_copied, publish, same, sweep
 from .removal import rmtree
@@ -44,15 +44,14 @@ class Draining:
         self,
         launch: Launch,
         requests: Requests,
-        nodes: Nodes,
+        nodes: OneNode,
         looking: Looking,
         others: OtherFiles,
-        caring: Caring,
     ) -> None:
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._nodes, self._others, self._caring = nodes, others, caring
-        self._deletion = caring.deletion
+        self._nodes, self._others = nodes, others
+        self._deletion = Deletion(launch, nodes)
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
@@ -218,7 +217,7 @@ class Draining:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
         place while the last checkpoint was copied, and there is room, by a copy in memory.
         """
-        if self._is_rewritten and self._deletion.lack(contents)[0]:
+        if self._is_rewritten and self._nodes.lack(contents)[0]:
             self._is_rewritten = False
         self._nodes.hold(contents, self._held, in_memory=self._is_rewritten)
 
@@ -247,7 +246,7 @@ class Draining:
         """
         complete = list(self._looking.complete(self._looking.look()))
         self.check_room(complete)
-        self._caring.look(complete)
+        self._nodes.care(complete)
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:
@@ -264,7 +263,7 @@ class Draining:
         is_deleted = all(
             (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
         )
-        if is_deleted and self._deletion.lack(contents)[0]:
+        if is_deleted and self._nodes.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
@@ -289,7 +288,7 @@ class Draining:
         self._sized = newest.identity
         with contextlib.suppress(OSError):
             older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
-            why, host = self._deletion.lack(newest, older)
+            why, host = self._nodes.lack(newest, older)
             self._refusal = messages.Refused(0, why, host) if why else None
             self._is_late |= bool(why)
             if self.is_on_storage(newest):

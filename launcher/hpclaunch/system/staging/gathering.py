@@ -14,7 +14,6 @@ from hpclaunch.core.staging.choice import choice
 from hpclaunch.core.staging.copies import restoring
 from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
 
-from .caring import Caring
 from .contents import Contents
 from .copying import GivenUpError
 from .draining import Draining
@@ -22,8 +21,10 @@ from .launch import Launch
 from .looking import Looking
 from .messages import Refused, Restore, Restored
 from .node import Entry, Wanted
-from .nodes import Nodes, wanted
+from .nodes import Nodes
+from .one_node import OneNode
 from .other_files import OtherFiles
+from .peers import wanted
 
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
@@ -42,14 +43,14 @@ class Gathering:
     def __init__(
         self,
         launch: Launch,
-        nodes: Nodes,
+        nodes: OneNode,
         looking: Looking,
         draining: Draining,
         others: OtherFiles,
-        caring: Caring,
     ) -> None:
+        assert isinstance(nodes, Nodes), "there are several"
         self._launch, self._nodes, self._looking = launch, nodes, looking
-        self._draining, self._others, self._caring = draining, others, caring
+        self._draining, self._others = draining, others
 
     def run(
         self,
@@ -84,7 +85,7 @@ class Gathering:
 
     def _chosen(self, request: Restore) -> Manifest | None:
         storage = self._launch.storage
-        found = self._caring.manifests(self._looking.complete(self._looking.look()))
+        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
         stored = self._stored(request)
         return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
@@ -134,16 +135,16 @@ class Gathering:
         name: scripts append to logs.
         """
         nodes, fetched = self._nodes, 0
-        wanted: dict[int, list[Wanted]] = defaultdict(list)
-        for each in self._others.small(self._looking.look()):
+        lacking: dict[int, list[Wanted]] = defaultdict(list)
+        for each in self._others.small(self._looking.found()):
             with contextlib.suppress(OSError, GivenUpError):  # it is just being deleted
                 file = nodes.staged(each)
                 entry = Entry(file.name, file.mode, file.size, file.time, 0)
                 for holding in nodes.holdings:
                     if holding.node in request.nodes and file.name not in holding.files:
-                        wanted[holding.node].append(Wanted(entry, file.owner))
+                        lacking[holding.node].append(Wanted(entry, file.owner))
                         fetched += file.size
-        nodes.fetch(wanted)  # a log that cannot be fetched is no reason to stop
+        nodes.fetch(lacking)  # a log that cannot be fetched is no reason to stop
         return fetched
 
     def _settle(self, chosen: Manifest | None, request: Restore) -> None:

@@ -1,98 +1,52 @@
-"""The nodes of a launch, for the stager that leads them: what they have, and orders to them."""
+"""The memory of a launch on several nodes, for the stager that leads: what the nodes have, and
+orders to them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpclaunch.core.staging.copies import Fetch, buddies
-from hpclaunch.core.staging.generations import Holding, Manifest, Settled, StagedFile
+from hpclaunch.core.staging.copies import buddies
+from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
+from .caring import Caring
 from .contents import HERE, Contents, Item
-from .copying import Between, GivenUpError, RewrittenError, at_once, copy, hold
+from .copying import Between, GivenUpError, RewrittenError, at_once, copy
 from .launch import Launch
+from .messages import Follow, Lead, Listening, Secret
 from .node import Entry, Inventory, Source, StageNode, Wanted
+from .one_node import OneNode
+from .peers import Call, LocalNode, Peer
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
 
+if TYPE_CHECKING:
+    from .mesh import Mesh
+
 TICK = 0.1  # seconds between two looks at the copies of other nodes
-AT_ONCE = 2  # orders to this node itself that are carried out at the same time
 T = TypeVar("T")
+Failures = dict[int, OSError | GivenUpError]  # by node
 
 
-class Call(Protocol):
-    """A copy to storage by another node: a future with its progress."""
-
-    done_bytes: int
-    is_urgent: bool  # it makes no pauses
-
-    def add_done_callback(self, function: Callable[[Any], object], /) -> None: ...
-    def done(self) -> bool: ...
-    def result(self) -> None: ...
-    def cancel(self) -> bool: ...
-
-
-class Peer(Source, Protocol):
-    """Another node. Its methods are those of `StageNode`, but return futures."""
-
-    def inventory(self) -> Future[Inventory]: ...
-    def copy(
-        self,
-        entries: Sequence[Entry],
-        essential: Collection[str],
-        drafted: str,
-        *,
-        in_memory: bool = False,
-    ) -> Call: ...
-    def fetch(self, wanted: Sequence[Wanted], generation: str) -> Future[None]: ...
-    def keep(self, manifest: Manifest) -> Future[None]: ...
-    def drop(self, generation: str) -> Future[None]: ...
-    def delete(self, entries: Sequence[Entry]) -> Future[None]: ...
-    def settle(self, settled: Settled) -> Future[None]: ...
-    def note(self, record: str) -> Future[None]: ...
-
-
-class LocalNode:
-    """This node, with futures as other nodes have them."""
-
-    def __init__(self, node: StageNode, sources: Callable[[], Mapping[int, Source]]) -> None:
-        self._node, self._sources = node, sources
-        self._pool = ThreadPoolExecutor(AT_ONCE)
-        self.read = node.read
-
-    def inventory(self) -> Future[Inventory]:
-        return self._pool.submit(self._node.inventory)
-
-    def fetch(self, wanted: Sequence[Wanted], generation: str) -> Future[None]:
-        return self._pool.submit(self._node.fetch, wanted, generation, self._sources())
-
-    def keep(self, manifest: Manifest) -> Future[None]:
-        return self._pool.submit(self._node.keep, manifest)
-
-    def drop(self, generation: str) -> Future[None]:
-        return self._pool.submit(self._node.drop, generation)
-
-    def delete(self, entries: Sequence[Entry]) -> Future[None]:
-        return self._pool.submit(self._node.delete, entries)
-
-    def settle(self, settled: Settled) -> Future[None]:
-        return self._pool.submit(self._node.settle, settled)
-
-
-class Nodes:
+class Nodes(OneNode):
     """The nodes that this stager leads, by index, itself among them. `holdings` and the view are
-    as of the last `refresh`. A launch on one node has neither.
+    as of the last `refresh`.
     """
 
     def __init__(self, launch: Launch, requests: Requests) -> None:
-        self._launch, self._requests = launch, requests
-        self.leads = not launch.has_several_nodes
+        super().__init__(launch)
+        self._requests = requests
+        self._view: View | None = None  # once it leads
+        self._leads = False
         self.index = 0
         self.hosts: dict[int, str] = {}
         self.peers: Mapping[int, Peer] = {}  # without itself
@@ -101,23 +55,39 @@ class Nodes:
         self.own = StageNode(launch.stage, launch.storage)
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
-        self._view: View | None = None
+        self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
+        self._mesh: Mesh | None = None
+        requests.on_peers = self.take
+        self._caring = Caring(self)
 
     @property
-    def are_several(self) -> bool:
-        """Return whether there is a view."""
-        return self._view is not None
+    def leads(self) -> bool:
+        return self._leads
+
+    def take(self, request: Secret | Lead | Follow) -> None:
+        """Take a request at once, also in the middle of a copy from a node that is lost."""
+        match request:
+            case Secret(key=key):
+                from .mesh import Mesh  # tests lead nodes without it
+
+                self._mesh = Mesh(bytes.fromhex(key), self.own)
+                self._requests.send(Listening(self._mesh.port))
+            case Lead(term=term, index=index, peers=peers) if self._mesh is not None:
+                self._mesh.lead(term, index, peers)
+                self.lead(index, self._mesh.peers, {each.index: each.host for each in peers})
+            case Follow() if self._mesh is not None:
+                self._mesh.follow()
+                self._leads, self.peers = False, {}
 
     def lead(self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str]) -> None:
         """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
-        self.leads, self.index, self.peers = True, index, dict(peers)
+        if not self._leads:
+            self.launch.record.load()  # as the last leader has left it
+        self._leads, self.index, self.peers = True, index, dict(peers)
         self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
         if self._view is None:
-            self._view = View(self._launch.stage)
-            self._launch.look_into(self._view.root)
-
-    def follow(self) -> None:
-        self.leads, self.peers = False, {}
+            self._view = View(self.launch.stage)
+            self.launch.look_into(self._view.root)
 
     def sources(self) -> dict[int, Source]:
         return {**self.peers, self.index: self.own}
@@ -131,9 +101,7 @@ class Nodes:
     # What they have
 
     def refresh(self) -> None:
-        """Have all nodes say what they have. Those that do not answer count as lost. Raises OSError
-        and GivenUpError.
-        """
+        """Have all nodes say what they have. Those that do not answer count as lost."""
         if self._view is None:
             return
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
@@ -155,13 +123,19 @@ class Nodes:
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
 
-    def wait(self, calls: Mapping[int, Future[T]]) -> dict[int, OSError | GivenUpError]:
+    def wait(self, calls: Mapping[int, Future[T]]) -> Failures:
         """Wait for one call of each node, and serve requests meanwhile. Return the failures."""
         for call in calls.values():
             call.add_done_callback(lambda _: self._requests.wake())
         while any(not call.done() and node in self for node, call in calls.items()):
-            self._requests.serve(TICK)
+            self._pause()
         return {n: why for n, call in calls.items() if (why := self._failure(call)) is not None}
+
+    def _pause(self) -> None:
+        """Serve requests for a moment; less if a call ends."""
+        if self._requests.is_gone:
+            time.sleep(TICK)
+        self._requests.serve(TICK)
 
     def _failure(self, call: Future[Any]) -> OSError | GivenUpError | None:
         if not call.done():
@@ -182,17 +156,24 @@ class Nodes:
         return StagedFile(entry.name, entry.size, entry.time, entry.mode, node, entry.target)
 
     def is_here(self, each: Item) -> bool:
-        """Return whether this node has an item of the view."""
         return self._owner(each) == self.index
 
-    def lack(self, contents: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return why another checkpoint like this does not fit, and on which host; ("", "") if it
-        does. Each node needs room for its own files and for those of its buddy. `older` may make
-        room.
-        """
+    def manifests(self, complete: Iterable[tuple[ExaminedCheckpoint, Contents]]) -> list[Manifest]:
+        """Return the manifests of complete checkpoints."""
+        return self._caring.manifests(complete)
+
+    def care(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        self._caring.look(complete)
+
+    def deleted(self, vanished: set[str]) -> set[str]:
+        self.by_script &= vanished
+        return set(self.by_script)
+
+    def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
+        """As for one node. Each needs room for its own files and for those of its buddy."""
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
-        for each, sizes in ((contents, needed), *((c, freed) for c in older)):
+        for each, sizes in ((newest, needed), *((c, freed) for c in older)):
             for file in (i for i in each.items if i.is_file):
                 sizes[owner := self._owner(file)] += file.stat.st_size
                 if sizes is needed and owner in buddy:
@@ -221,12 +202,9 @@ class Nodes:
         essential: Collection[str] = frozenset(),
         in_memory: bool = False,
     ) -> None:
-        """Copy items into a draft on storage: each node its own, this one those below `source`.
-        Raises OSError, GivenUpError, and what `between` raises.
-        """
         elsewhere = self._elsewhere(items)
         if not elsewhere:
-            copy(items, source, drafted, self._launch.root, between)
+            copy(items, source, drafted, self.launch.root, between)
             return
         names = {entry.name for entries in elsewhere.values() for entry in entries}
         mine = sum(i.stat.st_size for i in items if i.is_file and i.name not in names)
@@ -237,7 +215,7 @@ class Nodes:
         }
         try:
             here = [each for each in items if each.name not in names and not each.is_folder]
-            copy(here, source, drafted, self._launch.root, self._with(calls, between))
+            copy(here, source, drafted, self.launch.root, self._with(calls, between))
             self._await(calls, drafted, mine, between)
         finally:
             for call in calls.values():
@@ -245,7 +223,7 @@ class Nodes:
         if calls.keys() != elsewhere.keys():
             raise GivenUpError("a node is lost")
         folders = [each for each in items if each.is_folder]
-        copy(folders, source, drafted, self._launch.root, at_once)
+        copy(folders, source, drafted, self.launch.root, at_once)
 
     def _elsewhere(self, items: Iterable[Item]) -> dict[int, list[Entry]]:
         """Return the files that other nodes have to copy. A small one is whole in the view."""
@@ -259,13 +237,6 @@ class Nodes:
             if each.is_file and node != self.index and not is_whole:
                 found.setdefault(node, []).append(entry)
         return found
-
-    def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
-        """Keep what this node copies by hard links in `held`, or its own files by copies."""
-        own = [each for each in contents.items if in_memory and self.is_here(each)]
-        copy(own, self._launch.root, held, self._launch.root, at_once)
-        names = {each.name for each in own}
-        hold([i for i in contents.items if i.name not in names], self._launch.root, held)
 
     def _with(self, calls: Mapping[int, Call], between: Between) -> Between:
         """Return what to do between two pieces while others copy, too."""
@@ -287,7 +258,7 @@ class Nodes:
                 raise GivenUpError("a node is lost")
             os.utime(drafted)  # else another launch would take it for abandoned
             both(mine, TICK)
-            self._requests.serve(TICK)
+            self._pause()
         for call in calls.values():
             try:
                 call.result()
@@ -296,49 +267,31 @@ class Nodes:
             except GivenUpError as e:
                 raise RewrittenError(str(e)) from e
 
-    def fetch(
-        self, wanted: Mapping[int, Sequence[Wanted]], generation: str = ""
-    ) -> dict[int, OSError | GivenUpError]:
+    def fetch(self, wanted: Mapping[int, Sequence[Wanted]], generation: str = "") -> Failures:
         """Have nodes fetch files, as in `StageNode.fetch`, and wait. Return the failures."""
         living = {n: some for n, some in wanted.items() if n in self}
         return self.wait({n: self[n].fetch(some, generation) for n, some in living.items()})
 
-    def delete(self, entries: Mapping[int, Iterable[Entry]]) -> None:
+    def delete_at(self, entries: Mapping[int, Iterable[Entry]]) -> None:
         """Have nodes delete files, and directories that are empty then."""
         self.wait(
             {n: self[n].delete(with_folders(some)) for n, some in entries.items() if n in self}
         )
 
-    def note(self, record: str) -> None:
-        """Have the other nodes keep the record, in case one of them leads next."""
-        if record != self._noted:
-            self._noted = record
-            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
-
-    def delete_all(self, contents: Contents) -> None:
-        """Have all nodes delete their files of a checkpoint."""
-        assert self._view is not None, "there are several nodes"
+    def delete(self, contents: Contents) -> None:
+        assert self._view is not None, "it was found in the view"
         shown = (self._view.shown(each).entry for each in contents.items if not each.is_folder)
         identities = {entry.name: entry.identity for entry in shown}
-        self.delete(
-            {
-                node: [e for e in found.entries if identities.get(e.name) == e.identity]
-                for node, found in self.inventories.items()
-            }
-        )
+        for node, found in self.inventories.items():
+            entries = [e for e in found.entries if identities.get(e.name) == e.identity]
+            self.delete_at({node: entries})
+            free = found.free.free + sum(each.size for each in entries)  # so far
+            self.inventories[node] = found._replace(free=found.free._replace(free=free))
 
-
-def wanted(fetches: Iterable[Fetch], manifest: Manifest) -> dict[int, list[Wanted]]:
-    """Return what each node fetches, the decisive file last."""
-    found: dict[int, list[Wanted]] = {}
-    for each in sorted(fetches, key=lambda each: each.file.name == manifest.decisive):
-        kept = manifest.generation if each.is_kept else ""
-        found.setdefault(each.node, []).append(Wanted(entry_of(each.file), each.source, kept))
-    return found
-
-
-def entry_of(file: StagedFile) -> Entry:
-    return Entry(file.name, file.mode, file.size, file.time, 0, file.target)
+    def share(self) -> None:
+        if (record := self.launch.record.text) != self._noted:
+            self._noted = record
+            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
 
 
 def with_folders(entries: Iterable[Entry]) -> list[Entry]:

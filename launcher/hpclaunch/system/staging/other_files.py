@@ -21,7 +21,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
 from .copying import Between, at_once, copy, make_parents
 from .launch import Launch
-from .nodes import Nodes
+from .one_node import OneNode
 from .publishing import draft, draft_beside, is_copied, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
@@ -30,7 +30,7 @@ RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that a
 class OtherFiles:
     """The files below both roots that belong to no checkpoint."""
 
-    def __init__(self, launch: Launch, nodes: Nodes) -> None:
+    def __init__(self, launch: Launch, nodes: OneNode) -> None:
         self._nodes = nodes
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager

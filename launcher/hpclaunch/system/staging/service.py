@@ -3,7 +3,7 @@
 It looks into the staging directory once a second, and copies ("drains") the newest complete
 checkpoint that is not on storage yet. It serves requests (`messages.py`) also between two pieces of
 a copy. If its agent dies without having closed its client, it drains what is left, removes the
-staging directory, and ends. Standard library only.
+staging directory, and ends. With one node, it needs the standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING
 
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
@@ -20,23 +19,17 @@ from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
 from . import messages, stage_directory
-from .caring import Caring
 from .contents import Contents
 from .copying import GivenUpError
-from .deletion import Deletion
 from .draining import HELD, Draining
-from .gathering import Gathering
 from .launch import Launch
 from .looking import PERIOD, Looking
-from .nodes import Nodes
+from .one_node import OneNode
 from .other_files import OtherFiles
 from .publishing import same, sweep
 from .removal import rmtree
 from .requests import Requests
 from .restoring import Restoring
-
-if TYPE_CHECKING:
-    from .mesh import Mesh
 
 GRACE = 0.5  # seconds for workers to die with their agent
 NICE = 10
@@ -49,15 +42,10 @@ class Stager:
         self._launch = launch
         self._lock = stage_directory.hold(launch.own)
         self.requests = requests = Requests(channel)
-        self.nodes = nodes = Nodes(launch, requests)
+        self.nodes = nodes = _nodes(launch, requests)
         self.looking = looking = Looking(launch, requests, nodes)
-        self.others = others = OtherFiles(launch, nodes)
-        self.caring = caring = Caring(launch, nodes, Deletion(launch, nodes))
-        self.draining = Draining(launch, requests, nodes, looking, others, caring)
-        self._gathering = Gathering(launch, nodes, looking, self.draining, others, caring)
-
-        requests.on_peers = self._note_peers
-        self._mesh: Mesh | None = None
+        self.others = OtherFiles(launch, nodes)
+        self.draining = Draining(launch, requests, nodes, looking, self.others)
         rmtree(os.path.join(launch.own, HELD))
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
@@ -95,22 +83,6 @@ class Stager:
                 case messages.Flush(id=number):
                     send(self.flush(number))
 
-    def _note_peers(self, request: messages.Secret | messages.Lead | messages.Follow) -> None:
-        match request:
-            case messages.Secret(key=key):
-                from .mesh import Mesh  # needed only with several nodes
-
-                self._mesh = Mesh(bytes.fromhex(key), self.nodes.own)
-                self.requests.send(messages.Listening(self._mesh.port))
-            case messages.Lead(term=term, index=index, peers=peers) if self._mesh is not None:
-                if not self.nodes.leads:
-                    self._launch.record.load()  # as the last leader has left it
-                self._mesh.lead(term, index, peers)
-                self.nodes.lead(index, self._mesh.peers, {p.index: p.host for p in peers})
-            case messages.Follow() if self._mesh is not None:
-                self._mesh.follow()
-                self.nodes.follow()
-
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
         if self.nodes.leads and os.path.isdir(self._launch.stage):
@@ -122,9 +94,12 @@ class Stager:
 
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint into the staging directory, with the small files of the script."""
-        if self.nodes.are_several:
-            return self._gathering.run(request, lambda: self._restore(request))
-        return self._restore(request)[0]
+        if not self._launch.has_several_nodes:
+            return self._restore(request)[0]
+        from .gathering import Gathering  # as in _nodes
+
+        gathering = Gathering(self._launch, self.nodes, self.looking, self.draining, self.others)
+        return gathering.run(request, lambda: self._restore(request))
 
     def _restore(
         self, request: messages.Restore
@@ -176,7 +151,7 @@ class Stager:
         found = self.looking.look()
         complete = list(self.looking.complete(found))
         draining.check_room(complete)
-        self.caring.look(complete)
+        self.nodes.care(complete)
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
@@ -189,6 +164,7 @@ class Stager:
                 break
         draining.rotate()
         draining.make_room([c for _, c in complete])
+        self.nodes.share()
 
     # The end
 
@@ -226,8 +202,17 @@ class Stager:
                     newest = path if contents is complete[0][1] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
         draining.rotate()
+        self.nodes.share()
         missing += (on_storage(name) for name, _ in failed)
         return missing, first or next((why for _, why in failed), ""), newest
+
+
+def _nodes(launch: Launch, requests: Requests) -> OneNode:
+    if not launch.has_several_nodes:
+        return OneNode(launch)
+    from .nodes import Nodes  # it needs libraries
+
+    return Nodes(launch, requests)
 
 
 def main(fd: str, _blocked: str, settings: str) -> None:
