@@ -210,6 +210,23 @@ class Channel(ABC):
             self.context.term()
 
 
+def new_authenticator(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
+    """Return the socket that gets the keys of all who connect to this context's sockets."""
+    zap: zmq.Socket[bytes] = context.socket(zmq.REP)
+    zap.linger = 0
+    zap.bind(_ZAP)
+    return zap
+
+
+def authenticate(zap: zmq.Socket[bytes], keys: Keys) -> None:
+    """Accept only the job's own member key: ZAP (rfc.zeromq.org/spec/27)."""
+    while zap.poll(0):
+        version, request, _domain, _address, _id, mechanism, *theirs = zap.recv_multipart()
+        known = mechanism == b"CURVE" and theirs == [z85.decode(keys.member_public)]
+        status = [b"200", b"OK"] if known else [b"400", b"not of this job"]
+        zap.send_multipart([version, request, *status, b"", b""])
+
+
 class HeadChannel(Channel):
     """The end to which others report, of agent number `me`."""
 
@@ -229,9 +246,7 @@ class HeadChannel(Channel):
         # Agent -> routing id of its last message. If the agent has just dropped that connection,
         # messages to it are lost until it reports again.
         self._heard_on: dict[int, bytes] = {}
-        self.zap = self.context.socket(zmq.REP)
-        self.zap.linger = 0
-        self.zap.bind(_ZAP)
+        self.zap = new_authenticator(self.context)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_secretkey = keys.head_secret
@@ -254,16 +269,8 @@ class HeadChannel(Channel):
 
     def receive(self, ready: Container[object]) -> list[Item]:
         if self.zap in ready:
-            self._authenticate()
+            authenticate(self.zap, self.keys)
         return super().receive(ready)
-
-    def _authenticate(self) -> None:
-        """ZAP (rfc.zeromq.org/spec/27): only the job's own member key is accepted."""
-        while self.zap.poll(0):
-            version, request, _domain, _address, _id, mechanism, *keys = self.zap.recv_multipart()
-            known = mechanism == b"CURVE" and keys == [z85.decode(self.keys.member_public)]
-            status = [b"200", b"OK"] if known else [b"400", b"not of this job"]
-            self.zap.send_multipart([version, request, *status, b"", b""])
 
     def _read(self, frames: list[zmq.Frame]) -> list[Item]:
         routing_id = frames[0].bytes

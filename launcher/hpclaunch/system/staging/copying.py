@@ -29,6 +29,10 @@ class GivenUpError(Exception):
     """A copy is not worth finishing, or not possible. The text says why."""
 
 
+class RewrittenError(GivenUpError):
+    """The script has written the files again while they were copied."""
+
+
 def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Between) -> None:
     """Copy items from the directory `source` into `draft`, with their modes and times, and have
     them written to the disk. Links to paths below `root` become relative. Raises OSError.
@@ -37,7 +41,7 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
         target = os.path.join(draft, each.name)
         os.makedirs(target if each.is_folder else os.path.dirname(target), exist_ok=True)
         if each.is_link:
-            os.symlink(_target(source, each.name, root), target)
+            os.symlink(relative_target(source, each.name, root), target)
     files = [each for each in items if each.is_file]
     spans, done, took = _spans(files), 0, 0.0
     with ThreadPoolExecutor(THREADS) as pool:
@@ -66,7 +70,8 @@ def make_parents(name: str, source: str, root: str) -> None:
             os.chmod(path, mode | os.stat(path).st_mode & 0o7000)
 
 
-def _target(source: str, name: str, root: str) -> str:
+def relative_target(source: str, name: str, root: str) -> str:
+    """Return what a link points to; a path below `root` becomes relative. Raises OSError."""
     target = os.readlink(os.path.join(source, name))
     for base in (root, os.path.realpath(root)):
         if os.path.isabs(target) and os.path.commonpath((base, target)) == base:
@@ -130,11 +135,11 @@ def sync(path: str) -> None:
         os.close(fd)
 
 
-def hold(contents: Contents, root: str, held: str) -> None:
+def hold(items: Iterable[Item], root: str, held: str) -> None:
     """Keep the files of a checkpoint by hard links in `held`, so that the script may delete it
     while it is copied. Raises OSError.
     """
-    for each in contents.items:
+    for each in items:
         path, kept = os.path.join(root, each.name), os.path.join(held, each.name)
         os.makedirs(kept if each.is_folder else os.path.dirname(kept), exist_ok=True)
         if each.is_link:

@@ -9,19 +9,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from hpclaunch.system.checkpoints.messages import RoundTimes
-from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, Contents
-from .publishing import draft, place, remove
-from .record import Record
-from .room import room
+from .launch import Launch
+from .one_node import OneNode
+from .publishing import remove
 
 
 class Deletion:
     """The deletions of one launch."""
 
-    def __init__(self, stage: str, storage: str, there: CheckpointService, record: Record) -> None:
-        self._stage, self._storage, self._there, self._record = stage, storage, there, record
+    def __init__(self, launch: Launch, nodes: OneNode) -> None:
+        self._launch, self._nodes = launch, nodes
+        self._storage, self._record = launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
 
     def note_drained(self) -> None:
@@ -32,10 +32,11 @@ class Deletion:
         """Delete on storage what the script has deleted, if storage has a later checkpoint of this
         launch that is complete. Yield the keys of what is deleted.
         """
-        if not os.path.isdir(self._stage):  # somebody has deleted all of it
+        if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
-        deleted = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        vanished = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        deleted = self._nodes.deleted(vanished)
         if deleted <= self._kept:
             return
         self._kept = deleted
@@ -43,22 +44,22 @@ class Deletion:
         with contextlib.suppress(OSError):  # tried again after the next drain
             found = [
                 (owners.get(name := os.path.relpath(f.candidate.path, self._storage), name), f)
-                for f in self._there.examine(rounds)
+                for f in self._launch.there.examine(rounds)
             ]
             staying = moved.keys() - deleted
             times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
             latest = max(times, default=0)  # steps may begin again
             for key, each in found:
                 if key in deleted and each.candidate.time < latest:
-                    for name in moved[key]:
+                    for path in (os.path.join(self._storage, name) for name in moved[key]):
                         with contextlib.suppress(FileNotFoundError):
-                            remove(os.path.join(self._storage, name), self._storage, self._stage)
+                            remove(path, self._storage, self._launch.name)
                     self._record.forget(key)
                     deleted.remove(key)
                     yield key
 
     def _is_here(self, names: Sequence[str]) -> bool:
-        return any(os.path.lexists(os.path.join(self._stage, name)) for name in names)
+        return any(os.path.lexists(os.path.join(self._launch.root, name)) for name in names)
 
     def make_room(
         self, complete: Sequence[Contents], is_on_storage: Callable[[Contents], bool]
@@ -68,15 +69,9 @@ class Deletion:
         OSError.
         """
         for contents in reversed(complete[1:]):
-            if not room(self._stage).lack(complete[0].size, 1):
+            if not self._nodes.lack(complete[0])[0]:
                 return
             if is_on_storage(contents) and contents.key != HERE:
                 self._record.add_others(set(contents.moved))  # a new one of its name replaces it
                 self._record.forget(contents.key)
-                folder = os.path.dirname(os.path.join(self._stage, contents.key))
-                before = os.stat(folder)
-                with draft(os.path.dirname(self._stage), self._stage) as trash:
-                    for name in contents.moved:
-                        place(os.path.join(self._stage, name), os.path.join(trash, name))
-                # For the search, the script has deleted nothing (formats/accelerate.py).
-                os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+                self._nodes.delete(contents)

@@ -1,0 +1,204 @@
+"""The care for generations while workers run: the newest is made safe, what is not needed any more
+is dropped, and what the script deletes on one node is deleted on all.
+
+The stager that leads has one `Care`, and gives it each new look at the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+from ..protocol.values import field, value
+from .choice import choice, known_generations
+from .copies import Fetch, is_kept, is_safe, keeping
+from .generations import Holding, Manifest, Settled, StagedFile
+
+# Events
+
+
+@value()
+class View:
+    """A look at all living nodes, and the complete checkpoints there, the newest first."""
+
+    found: Sequence[Manifest]
+    holdings: Sequence[Holding]
+
+
+@value(frozen=True)
+class KeepEnded:
+    """The end of what `Keep` had ordered."""
+
+    node: int
+    is_done: bool  # False: a copy failed, or the node is lost
+
+
+# Effects
+
+
+@value(frozen=True)
+class Keep:
+    """Have a node record the manifest, and fetch these files for it. Answer with KeepEnded."""
+
+    node: int
+    manifest: Manifest
+    fetches: tuple[Fetch, ...]
+
+
+@value(frozen=True)
+class Drop:
+    """Have a node remove a generation that it keeps."""
+
+    node: int
+    generation: str
+
+
+@value(frozen=True)
+class DropFetched:
+    """Have a node remove copies from its staging directory that came from other nodes."""
+
+    node: int
+    names: frozenset[str]
+
+
+@value(frozen=True)
+class Delete:
+    """Delete what is left of a checkpoint that the script has deleted, if it is unchanged: first in
+    these staging directories, then on storage, once storage has a newer one.
+    """
+
+    manifest: Manifest
+    left: dict[int, tuple[StagedFile, ...]]  # by node
+
+
+Event: TypeAlias = View | KeepEnded
+Effect: TypeAlias = Keep | Drop | DropFetched | Delete
+
+
+@value()
+class LastLook:
+    """The decisive files of one node at the last look."""
+
+    settled: Settled
+    decisive: dict[str, Manifest] = field(default_factory=dict)  # by name
+
+
+class Care:
+    def __init__(self, leader: int) -> None:
+        """`leader` is the node of this stager."""
+        self._leader = leader
+        self._making_safe: Manifest | None = None  # finished before a newer one is begun
+        self._keeping: set[int] = set()  # nodes that have not answered a Keep
+        self._last: dict[int, LastLook] = {}  # by node
+        self._deleted: dict[str, Manifest] = {}  # by the script; some files are left
+        self._dropped: set[tuple[int, str]] = set()  # fetched copies, by node and name
+
+    def handle(self, event: Event) -> list[Effect]:
+        if isinstance(event, KeepEnded):
+            self._keeping.discard(event.node)
+            if not event.is_done:
+                self._making_safe = None
+            return []
+        found, holdings = event.found, event.holdings
+        self._keeping &= {h.node for h in holdings}
+        effects = self._delete(found, holdings)
+        self._making_safe = newest = self._next(found, holdings)
+        if newest is not None:
+            effects += self._drop(newest, found, holdings)
+            effects += self._keep(newest, holdings, {e.node for e in effects if type(e) is Drop})
+        return effects
+
+    # What is kept
+
+    def _next(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> Manifest | None:
+        """Return the generation to make safe: the one that was begun, however often the script
+        saves; once that is safe or cannot be, the newest.
+        """
+        if self._making_safe is not None:
+            begun = known_generations(found, holdings).get(self._making_safe.generation)
+            if begun and not is_safe(begun, holdings) and keeping(begun, holdings):
+                return begun
+        return choice(found, holdings)
+
+    def _drop(
+        self, newest: Manifest, found: Sequence[Manifest], holdings: Sequence[Holding]
+    ) -> list[Effect]:
+        """Keep two generations at most: the one that is made safe, and until it is, the newest that
+        needs no staging directory.
+        """
+        retained = {newest.generation}
+        effects: list[Effect] = []
+        if is_safe(newest, holdings):
+            effects += self._drop_fetched(newest, holdings)
+        else:
+            known = known_generations(found, holdings)
+            kept = {name for name, m in known.items() if is_kept(m, holdings)}
+            retained.add(max(kept - retained, default=""))
+        effects += (
+            Drop(h.node, kept.manifest.generation)
+            for h in holdings
+            if h.node not in self._keeping
+            for kept in h.kept
+            if kept.manifest.generation not in retained
+        )
+        return effects
+
+    def _keep(
+        self, newest: Manifest, holdings: Sequence[Holding], dropping: Collection[int]
+    ) -> list[Effect]:
+        """Have the buddies keep a generation. A node that drops another one does that first."""
+        fetches: dict[int, list[Fetch]] = {}
+        for fetch in keeping(newest, holdings):
+            if fetch.node not in self._keeping and fetch.node not in dropping:
+                fetches.setdefault(fetch.node, []).append(fetch)
+        self._keeping |= fetches.keys()
+        return [Keep(node, newest, tuple(some)) for node, some in fetches.items()]
+
+    # What is in the staging directories
+
+    def _drop_fetched(self, newest: Manifest, holdings: Sequence[Holding]) -> list[Effect]:
+        """Drop what was restored, except where scripts look for it: at the first rank, which has
+        saved the decisive file, and at the leader, whose agent searches for checkpoints.
+        """
+        users = {self._leader, newest.decisive_file.owner}
+        effects: list[Effect] = []
+        for h in holdings:
+            names = h.fetched - {f.name for f in newest.files if h.has(f)}
+            if names and h.node not in users and newest.generation > h.settled.generation:
+                self._dropped |= {(h.node, name) for name in names}
+                effects.append(DropFetched(h.node, names))
+        return effects
+
+    def _delete(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
+        """Delete what the script has deleted: the decisive file has vanished from a node that has
+        restored nothing since the last look. A lost node has deleted nothing.
+        """
+        for h in holdings:
+            last = self._last.get(h.node)
+            if last is None:
+                continue
+            if last.settled != h.settled:
+                self._deleted = {}  # may just have been restored
+                self._dropped = {each for each in self._dropped if each[0] != h.node}
+                continue
+            for name, manifest in last.decisive.items():
+                if name not in h.files and (h.node, name) not in self._dropped:
+                    self._deleted[manifest.generation] = manifest
+        self._last = {
+            h.node: LastLook(h.settled, {m.decisive: m for m in found if h.has(m.decisive_file)})
+            for h in holdings
+        }
+        others = {
+            (f.name, f.identity)
+            for m in found
+            if m.generation not in self._deleted
+            for f in m.files
+        }
+        effects: list[Effect] = []
+        for name, manifest in list(self._deleted.items()):
+            files = [f for f in manifest.files if (f.name, f.identity) not in others]
+            left = {h.node: tuple(f for f in files if h.has(f)) for h in holdings}
+            effects.append(Delete(manifest, {node: some for node, some in left.items() if some}))
+            if not any(left.values()):
+                del self._deleted[name]
+        return effects

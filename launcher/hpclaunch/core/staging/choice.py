@@ -1,0 +1,88 @@
+"""The choice of the generation that the next round resumes from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from .generations import Holding, Manifest
+
+
+def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
+    """Return which node shows its file in the view, by the name of the file.
+
+    Nodes that took part in the last restore show the files that were saved since, then those that
+    they have from the restore. Other nodes show the files whose names nobody else has: they may
+    have been cut off from the job, and return with old ones.
+    """
+
+    def rank(holding: Holding, name: str) -> tuple[int, bool, int, int]:
+        is_new, time = name not in holding.old, holding.files[name][1]
+        return holding.settled.number, is_new, time, -holding.node
+
+    view: dict[str, Holding] = {}
+    for holding in holdings:
+        for name in holding.files:
+            if name not in view or rank(holding, name) > rank(view[name], name):
+                view[name] = holding
+    return view
+
+
+def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Manifest]:
+    """Return the checkpoints of the view that may have files of several saves.
+
+    If a node of the round is lost, the newer file of a name may be lost with it, and another node
+    shows an older one. So a checkpoint with older files counts only if it is known to be one: it
+    was restored, or is kept.
+    """
+    last = max((h.settled for h in holdings), key=lambda s: s.number, default=None)
+    if last is None or last.nodes <= {h.node for h in holdings if h.settled == last}:
+        return []
+    known = {h.settled.generation for h in holdings}
+    known |= {k.manifest.generation for h in holdings for k in h.kept}
+    view = shown(holdings)
+
+    def is_old(name: str) -> bool:
+        return name not in view or name in view[name].old or view[name].settled != last
+
+    return [m for m in found if m.generation not in known and any(is_old(f.name) for f in m.needed)]
+
+
+def is_available(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
+    """Return whether each needed file has a living holder."""
+    keeping = [(h, h.keeps(manifest)) for h in holdings]
+    return all(any(f.name in names or h.has(f) for h, names in keeping) for f in manifest.needed)
+
+
+def known_generations(
+    found: Sequence[Manifest], holdings: Sequence[Holding]
+) -> dict[str, Manifest]:
+    """Return the generations of the view, as the view shows them, and those that are kept."""
+    mixed = mixtures(found, holdings)
+    known = {k.manifest.generation: k.manifest for h in holdings for k in h.kept}
+    return known | {m.generation: m for m in found if m not in mixed}
+
+
+def choice(
+    found: Sequence[Manifest],
+    holdings: Sequence[Holding],
+    *,
+    stored: int = 0,
+    avoid: Collection[str] = (),
+) -> Manifest | None:
+    """Return the newest generation that all nodes can have from memory. None: restore the newest
+    one from storage.
+
+    `found` are the complete checkpoints of the view, the newest first. `stored` is the time of the
+    newest one on storage, or 0. `avoid` has keys of checkpoints with which the job has failed.
+    """
+    known = known_generations(found, holdings)
+    in_view = [m for m in found if m.generation in known and m.key not in avoid]
+    others = known.keys() - {m.generation for m in found}
+    candidates = in_view[:1]  # the search knows more of their order than their times
+    candidates += [
+        known[name]
+        for name in others
+        if known[name].key not in avoid and is_available(known[name], holdings)
+    ]
+    newest = max(candidates, key=lambda m: m.generation, default=None)
+    return None if newest is None or newest.time < stored else newest

@@ -1,0 +1,137 @@
+"""The copies of files between nodes: which node fetches which file from which other one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from ..protocol.values import value
+from .generations import Holding, Manifest, StagedFile
+
+GIVES = 2  # times the size of the generation that a node gives away in one wave
+
+
+@value(frozen=True)
+class Fetch:
+    """The copy of a file from another node. If a node is its own source, it copies what it keeps to
+    its staging directory, or the other way round. A hard link will not do: the script may write to
+    the file.
+    """
+
+    node: int  # which node fetches
+    file: StagedFile
+    source: int  # from which node
+    is_kept: bool  # whether the source keeps it, or has it in its staging directory
+
+
+def buddies(hosts: Mapping[int, str]) -> dict[int, int]:
+    """Return the buddy of each node: the next one in the ring of indices on another host. A node
+    without one is left out. `hosts` has the living nodes.
+    """
+    ring = sorted(hosts)
+    found = {}
+    for at, node in enumerate(ring):
+        others = (n for n in (*ring[at + 1 :], *ring[:at]) if hosts[n] != hosts[node])
+        if (buddy := next(others, None)) is not None:
+            found[node] = buddy
+    return found
+
+
+def restoring(
+    manifest: Manifest, holdings: Sequence[Holding], nodes: Collection[int]
+) -> list[Fetch]:
+    """Return the next wave of copies after which `nodes` have the generation in their staging
+    directories. Call this again after the wave, with new holdings, until there is none left; then
+    all have all that is held.
+
+    A node gives away only so much in one wave. The rest is fetched in the next wave, from all that
+    have it by then.
+    """
+    lacking = {
+        f: [h.node for h in holdings if h.node in nodes and not h.has(f)] for f in manifest.files
+    }
+    most = GIVES * sum(f.size for f in manifest.files)
+    sources = _Sources(manifest, holdings)
+    fetches = []
+    ordered = sorted(manifest.files, key=lambda f: (-f.size, f.name))
+    for turn in range(len(nodes)):  # each file goes to one node before any goes to a second one
+        for at, file in enumerate(ordered):
+            waiting = lacking[file]
+            if turn < len(waiting):
+                node = waiting[(at + turn) % len(waiting)]
+                if (fetch := sources.fetch(file, node, most)) is not None:
+                    fetches.append(fetch)
+    return fetches
+
+
+def keeping(manifest: Manifest, holdings: Sequence[Holding]) -> list[Fetch]:
+    """Return the copies after which the generation is safe, and copies of its other files.
+
+    The buddy of a file's owner keeps it, unless a node on another host than the owner's does. If
+    the owner is lost, another holder counts as the owner.
+    """
+    buddy_of = buddies({h.node: h.host for h in holdings})
+    sources = _Sources(manifest, holdings)
+    fetches = []
+    for file in sorted(manifest.files, key=lambda f: (-f.size, f.name)):
+        if not sources.keep_safe(file):
+            buddy = buddy_of.get(sources.owner(file))
+            if buddy is not None and (fetch := sources.fetch(file, buddy)) is not None:
+                fetches.append(fetch)
+    return fetches
+
+
+def is_safe(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
+    """Return whether nodes on other hosts than the owners' keep all needed files."""
+    sources = _Sources(manifest, holdings)
+    return all(sources.keep_safe(file) for file in manifest.needed)
+
+
+def is_kept(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
+    """Return whether each needed file is kept by some node, whatever becomes of the staging
+    directories.
+    """
+    names = frozenset[str]().union(*(h.keeps(manifest) for h in holdings))
+    return manifest.essential <= names
+
+
+class _Sources:
+    """The holders of a generation, and how many bytes each is to give away."""
+
+    def __init__(self, manifest: Manifest, holdings: Sequence[Holding]) -> None:
+        self._holdings = [(h, h.keeps(manifest)) for h in holdings]
+        self._hosts = {h.node: h.host for h in holdings}
+        self._given: dict[int, int] = defaultdict(int)
+
+    def holders(self, file: StagedFile) -> dict[int, bool]:
+        """Return the nodes that have the file, and whether they only keep it."""
+        return {
+            h.node: not h.has(file)
+            for h, names in self._holdings
+            if file.name in names or h.has(file)
+        }
+
+    def owner(self, file: StagedFile) -> int:
+        """Return the owner of the file, or if that is lost, another holder."""
+        if file.owner in self._hosts:
+            return file.owner
+        return min(self.holders(file), default=file.owner)
+
+    def keep_safe(self, file: StagedFile) -> bool:
+        """Return whether a node on another host than the owner's keeps the file."""
+        host = self._hosts.get(file.owner)
+        return any(file.name in names and h.host != host for h, names in self._holdings)
+
+    def fetch(self, file: StagedFile, node: int, most: float = math.inf) -> Fetch | None:
+        """Return the copy from the holder that gives away least; None if there is none that may
+        give away this file. A node that has the file already copies its own.
+        """
+        holders = self.holders(file)
+        if node in holders:
+            return Fetch(node, file, node, holders[node])
+        source = min(holders, key=lambda n: (self._given[n], n), default=None)
+        if source is None or self._given[source] + file.size > most:
+            return None
+        self._given[source] += file.size
+        return Fetch(node, file, source, holders[source])

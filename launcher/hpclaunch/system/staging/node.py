@@ -1,0 +1,399 @@
+"""The files of one node: its staging directory, and the copies that it keeps for other nodes.
+
+Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`):
+- `kept/GENERATION/manifest` and `kept/GENERATION/files`: files of one complete checkpoint in one
+  state, of this node or of others;
+- `fetched`: which files of the staging directory are copies of other nodes' files;
+- `settled`: the last restore, and which files the staging directory had then.
+
+A file is known by its name, size and time: with another size or time it is another file. Other
+nodes ask for files by name, so names that leave the directory are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, zip_longest
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled
+from hpclaunch.system.shared import packing
+
+from . import copying
+from .contents import HERE, item, tree
+from .copying import Between, GivenUpError, at_once, hold, relative_target
+from .publishing import draft_beside, place, remove
+from .record import RECORD
+from .room import Room, room
+
+KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
+STREAMS = 4  # pieces that a node fetches at the same time
+PIECE = 4 << 20  # bytes
+END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
+Data: TypeAlias = bytes | memoryview
+Marks: TypeAlias = dict[str, Identity]  # of files, by name
+T = TypeVar("T")
+Span: TypeAlias = tuple[int, int]  # offset and length
+Progress: TypeAlias = Callable[[int], None]  # called with the bytes so far; may raise GivenUpError
+
+
+class Entry(NamedTuple):
+    """A file, link or directory of a staging directory, by its relative name."""
+
+    name: str
+    mode: int  # st_mode
+    size: int
+    time: int  # st_mtime_ns
+    inode: int
+    target: str = ""  # of a link; relative if it lies in the staging directory
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    @property
+    def identity(self) -> Identity:
+        return self.size, self.time
+
+
+class Inventory(NamedTuple):
+    """All that a node has."""
+
+    entries: tuple[Entry, ...]  # of the staging directory; directories before what they contain
+    fetched: frozenset[str]  # those that are copies of other nodes' files
+    kept: tuple[Kept, ...]
+    free: Room
+    settled: Settled = Settled()
+    old: frozenset[str] = frozenset()  # those that are unchanged since then
+
+
+class Wanted(NamedTuple):
+    """A file, link or directory that another node has."""
+
+    entry: Entry
+    source: int  # the index of that node
+    kept: str = ""  # the generation in which the node keeps it; "": it is in its staging directory
+
+
+class Source(Protocol):
+    """A node from which files are fetched."""
+
+    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
+        """Return bytes of a file. Raises OSError, and GivenUpError if it is another file now."""
+
+
+class StageNode:
+    """The files of this node. Every method may be called by any thread, and raises OSError."""
+
+    def __init__(self, stage: str, storage: str) -> None:
+        self.stage, self.storage = stage, storage
+        self._own = os.path.dirname(stage)
+        self._kept = os.path.join(self._own, KEPT)
+        self._marks = os.path.join(self._own, FETCHED)
+        self._settled = os.path.join(self._own, SETTLED)
+
+    def inventory(self) -> Inventory:
+        """List all that this node has."""
+        entries = tuple(self._entries())
+        marks = self._load(self._marks, Marks) or {}
+        settled, had = self._load(self._settled, tuple[Settled, Marks]) or (Settled(), {})
+        fetched, old = (
+            frozenset(e.name for e in entries if known.get(e.name) == e.identity)
+            for known in (marks, had)
+        )
+        kept = tuple(self._generations())
+        return Inventory(entries, fetched, kept, room(self.stage), settled, old)
+
+    def _entries(self) -> Iterator[Entry]:
+        for each in tree(self.stage, HERE):
+            if each.name != HERE and (each.is_file or each.is_folder or each.is_link):
+                with contextlib.suppress(FileNotFoundError):  # a link that is deleted just now
+                    is_link, name, found = each.is_link, each.name, each.stat
+                    target = relative_target(self.stage, name, self.stage) if is_link else ""
+                    size = len(os.fsencode(target)) if is_link else found.st_size
+                    time = found.st_mtime_ns
+                    yield Entry(name, found.st_mode, size, time, found.st_ino, target)
+
+    def _generations(self) -> Iterator[Kept]:
+        for name in sorted(os.listdir(self._kept)) if os.path.isdir(self._kept) else ():
+            root = self._root(name)
+            with contextlib.suppress(FileNotFoundError):  # just dropped
+                with open(os.path.join(self._kept, name, MANIFEST), "rb") as file:
+                    manifest = packing.unpack(file.read(), Manifest)
+                names = (f.name for f in manifest.files if _has(root, f.name, f.identity))
+                yield Kept(manifest, frozenset(names))
+
+    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
+        """Return bytes of a file: of a generation, or of the staging directory if `kept` is "".
+        Raises GivenUpError if it has another identity.
+        """
+        _refuse_links(root := self._root(kept), name)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(os.path.join(root, name), flags)
+        try:
+            data = os.pread(fd, min(length, PIECE), offset)
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+        is_same = (found.st_size, found.st_mtime_ns) == identity and stat.S_ISREG(found.st_mode)
+        if not is_same or len(data) != length:
+            raise GivenUpError("it is being written again")
+        return data
+
+    def copy(
+        self,
+        entries: Sequence[Entry],
+        essential: Collection[str],
+        drafted: str,
+        between: Between,
+        *,
+        in_memory: bool = False,
+    ) -> None:
+        """Copy entries of the staging directory into a draft on storage, and make sure that the
+        `essential` files do not change meanwhile. The script may delete files: they are held by
+        hard links. It may also write them again if they are copied `in_memory` before. Raises
+        GivenUpError if an essential file has changed.
+
+        If several nodes copy into one draft, let one copy the directories after all files: they
+        get their modes and times then.
+        """
+        items = [item(self.stage, _safe(each.name)) for each in entries]
+        checked = [each for each in entries if each.is_file and each.name in essential]
+        with draft_beside(self.stage) as held:
+            if in_memory:
+                copying.copy(items, self.stage, held, self.stage, at_once)
+            else:
+                hold(items, self.stage, held)
+            _check(checked, self.stage if in_memory else held)
+            os.stat(drafted)  # else `copy` would make it again after its owner has given it up
+            copying.copy(items, held, drafted, self.stage, between)
+            if not in_memory:
+                _check(checked, held)
+
+    def fetch(
+        self,
+        wanted: Sequence[Wanted],
+        generation: str,
+        sources: Mapping[int, Source],
+        progress: Progress = lambda _: None,
+    ) -> None:
+        """Fetch files of other nodes: into a generation that is kept, or into the staging directory
+        if `generation` is "". They are placed in their order once all are there. `sources` may have
+        this node itself, under its index. Raises GivenUpError.
+        """
+        with draft_beside(self.stage) as drafted:
+            _receive(wanted, sources, drafted, progress, _pieces)
+            if not generation:
+                self._mark(each.entry for each in wanted)
+            _place(wanted, drafted, self._root(generation))
+
+    def keep(self, manifest: Manifest, own: Iterable[Entry] = ()) -> None:
+        """Keep a generation from now on. Its files are added by `fetch`; `own` are files of the
+        staging directory that belong to it, which are kept by hard links.
+        """
+        root = self._root(manifest.generation)
+        os.makedirs(root, exist_ok=True)
+        _write(os.path.join(os.path.dirname(root), MANIFEST), packing.pack(manifest))
+        hold([item(self.stage, _safe(each.name)) for each in own], self.stage, root)
+
+    def drop(self, generation: str) -> None:
+        """Keep a generation no longer."""
+        with contextlib.suppress(FileNotFoundError):
+            remove(os.path.dirname(self._root(generation)), self._own, os.path.basename(self._own))
+
+    def delete(self, entries: Iterable[Entry]) -> None:
+        """Delete files of the staging directory that are still the same, links, and directories
+        that are empty then. The time of the staging directory itself stays: for the search, the
+        script has deleted nothing (formats/accelerate.py).
+        """
+        before = os.stat(self.stage)
+        for each in sorted(entries, key=lambda each: each.name, reverse=True):
+            _refuse_links(self.stage, each.name)
+            path = os.path.join(self.stage, each.name)
+            with contextlib.suppress(FileNotFoundError):
+                if each.is_folder:
+                    with contextlib.suppress(OSError):  # not empty
+                        os.rmdir(path)
+                elif each.is_link or _has(self.stage, each.name, each.identity):
+                    os.unlink(path)
+        os.utime(self.stage, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def settle(self, settled: Settled) -> None:
+        """Record that a restore is complete on all nodes, and which files there are now."""
+        files = {each.name: each.identity for each in self._entries() if not each.is_folder}
+        _write(self._settled, packing.pack((settled, files)))
+
+    def note(self, record: str) -> None:
+        """Keep the record of the stager that leads (`record.py`)."""
+        _write(os.path.join(self._own, RECORD), record.encode(errors="surrogateescape"))
+
+    def _root(self, generation: str) -> str:
+        """Return the directory with the files of a generation that is kept; of "", the staging
+        directory.
+        """
+        if not generation:
+            return self.stage
+        if os.sep in _safe(generation):
+            raise PermissionError(errno.EPERM, "not the name of a generation", generation)
+        return os.path.join(self._kept, generation, FILES)
+
+    def _load(self, path: str, kind: type[T]) -> T | None:
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            return packing.unpack(file.read(), kind)
+        return None
+
+    def _mark(self, fetched: Iterable[Entry]) -> None:
+        """Record that these files are copies of other nodes' files."""
+        marks = self._load(self._marks, Marks) or {}
+        old = {n: known for n, known in marks.items() if _has(self.stage, n, known)}
+        new = {each.name: each.identity for each in fetched if each.is_file}
+        _write(self._marks, packing.pack(old | new))
+
+
+def fetch_ends(
+    wanted: Sequence[Wanted], sources: Mapping[int, Source], root: str, stage: str
+) -> None:
+    """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
+    but of a large file only the two ends. Each has another inode than what was there. `root` lies
+    in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
+    """
+    with draft_beside(stage) as drafted:
+        _receive(wanted, sources, drafted, lambda _: None, _ends)
+        _place(wanted, drafted, root)
+
+
+def _receive(
+    wanted: Sequence[Wanted],
+    sources: Mapping[int, Source],
+    drafted: str,
+    progress: Progress,
+    spans: Callable[[int], Iterable[Span]],
+) -> None:
+    """Fetch some spans of each file into a draft, from several nodes at once."""
+    if {each.source for each in wanted} - sources.keys():
+        raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
+    pieces: dict[int, list[tuple[Wanted, Span]]] = {}
+    for each in wanted:
+        _make(each.entry, drafted)
+        if each.entry.is_file:
+            spans_of = ((each, span) for span in spans(each.entry.size))
+            pieces.setdefault(each.source, []).extend(spans_of)
+    done, pending = 0, deque[Future[int]]()
+    pool = ThreadPoolExecutor(STREAMS)
+    try:
+        for piece in filter(None, chain(*zip_longest(*pieces.values()))):
+            if len(pending) == 2 * STREAMS:
+                progress(done := done + pending.popleft().result())
+            pending.append(pool.submit(_fetch_piece, sources, drafted, *piece))
+        while pending:
+            progress(done := done + pending.popleft().result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for each in wanted:
+        if not each.entry.is_folder:
+            _finish(os.path.join(drafted, each.entry.name), each.entry)
+
+
+def _make(entry: Entry, root: str) -> None:
+    """Make a directory, a link, or a file of this size with nothing in it."""
+    _refuse_links(root, entry.name)
+    path = os.path.join(root, entry.name)
+    os.makedirs(path if entry.is_folder else os.path.dirname(path), exist_ok=True)
+    if entry.is_link:
+        os.symlink(entry.target, path)
+    elif entry.is_file:
+        with open(path, "xb") as file:
+            file.truncate(entry.size)
+
+
+def _fetch_piece(sources: Mapping[int, Source], drafted: str, wanted: Wanted, span: Span) -> int:
+    entry, (offset, length) = wanted.entry, span
+    source = sources[wanted.source]
+    view = memoryview(source.read(entry.name, wanted.kept, entry.identity, offset, length))
+    if len(view) != length:
+        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", entry.name)
+    fd = os.open(os.path.join(drafted, entry.name), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(fd)
+    return length
+
+
+def _place(wanted: Sequence[Wanted], drafted: str, root: str) -> None:
+    """Move what is in a draft to its final names below `root`, one after the other."""
+    for name, entry in ((each.entry.name, each.entry) for each in wanted):
+        _refuse_links(root, name)
+        final = os.path.join(root, name)
+        if not entry.is_folder:
+            place(os.path.join(drafted, name), final)
+        elif not os.path.isdir(final) or os.path.islink(final):
+            place(tempfile.mkdtemp(dir=drafted), final)
+    for each in reversed([each.entry for each in wanted if each.entry.is_folder]):
+        _finish(os.path.join(root, each.name), each)
+
+
+def _finish(path: str, entry: Entry) -> None:
+    if not entry.is_link:
+        os.chmod(path, entry.mode & 0o777)
+    os.utime(path, ns=(entry.time, entry.time), follow_symlinks=False)
+
+
+def _pieces(size: int) -> Iterable[Span]:
+    return ((start, min(PIECE, size - start)) for start in range(0, size, PIECE))
+
+
+def _ends(size: int) -> Iterable[Span]:
+    return _pieces(size) if size <= 2 * END else ((0, END), (size - END, END))
+
+
+def _has(root: str, name: str, identity: Identity) -> bool:
+    """Return whether there is this file."""
+    try:
+        return item(root, _safe(name)).identity[1:] == identity
+    except OSError:
+        return False
+
+
+def _check(entries: Iterable[Entry], root: str) -> None:
+    for each in entries:
+        if item(root, each.name).identity != (each.inode, *each.identity):
+            raise GivenUpError("it is being written again")
+
+
+def _safe(name: str) -> str:
+    """Return a relative name. Raises PermissionError if it leaves the directory."""
+    is_path = name == os.path.normpath(name) and not os.path.isabs(name) and "\0" not in name
+    if not is_path or name.split(os.sep)[0] in (os.curdir, os.pardir):
+        raise PermissionError(errno.EPERM, "not a name in the staging directory", name)
+    return name
+
+
+def _refuse_links(root: str, name: str) -> None:
+    """Raise PermissionError if a name leads through a link, which may leave the directory."""
+    parent = os.path.dirname(os.path.join(os.path.realpath(root), _safe(name)))
+    if os.path.realpath(parent) != parent:
+        raise PermissionError(errno.EPERM, "a name that leads through a link", name)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(new := f"{path}.new", "wb") as file:
+        file.write(data)
+    os.replace(new, path)

@@ -1,0 +1,83 @@
+"""The requests of the agent to the stager, and the replies to it (`messages.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode
+
+from . import messages
+
+
+class Requests:
+    """The channel to the agent. Requests to restore or to flush are `pending` until the stager has
+    time for them.
+    """
+
+    def __init__(self, channel: AgentChannel) -> None:
+        self._channel = channel
+        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
+        self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
+        self.rounds: RoundTimes = ()
+        self.is_hurried = False
+        self.is_gone = False  # the agent
+
+    @property
+    def has_pauses(self) -> bool:
+        """Return whether copies should leave time to the workers, as far as the agent says."""
+        is_urgent = self.is_hurried or self.is_gone
+        return not is_urgent and not any(isinstance(r, messages.Flush) for r in self.pending)
+
+    def serve(self, seconds: float) -> None:
+        """Read requests for some time; less if there is work to do or a copy becomes urgent."""
+        until = time.monotonic() + seconds
+        while not self.is_gone:
+            left = max(0.0, until - time.monotonic())
+            ready = select.select([self._channel.fileno(), self._woken], [], [], left)[0]
+            if self._woken in ready:
+                os.read(self._woken, 1 << 16)
+            if self._channel.fileno() not in ready:
+                return
+            had_pauses = self.has_pauses
+            try:
+                for request in self._channel.read():
+                    self.take(decode(messages.REQUESTS, request))
+            except AgentGoneError:
+                self.is_gone = True
+            if self.pending or had_pauses > self.has_pauses:
+                until = 0.0
+
+    def wake(self) -> None:
+        """End `serve` early. Any thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # it has many reasons to wake up already
+            os.write(self._waking, b"1")
+
+    def close(self) -> None:
+        os.close(self._woken)
+        os.close(self._waking)
+
+    def take(self, request: messages.Request) -> None:
+        match request:
+            case messages.Rounds(rounds=rounds):
+                self.rounds = rounds
+            case messages.Hurry(on=on):
+                self.is_hurried = on
+            case messages.Restore() | messages.Search() | messages.Flush():
+                self.pending.append(request)
+            case _:  # at once, also in the middle of a copy from a node that is lost
+                self.on_peers(request)
+
+    def send(self, reply: messages.Reply) -> None:
+        if not self.is_gone:
+            try:
+                self._channel.send(reply.encoded())
+            except AgentGoneError:
+                self.is_gone = True
