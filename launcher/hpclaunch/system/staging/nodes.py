@@ -83,6 +83,7 @@ class Nodes(OneNode):
         """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
         if not self._leads:
             self.launch.record.load()  # as the last leader has left it
+            self._caring = Caring(self)
         self._leads, self.index, self.peers = True, index, dict(peers)
         self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
         if self._view is None:
@@ -104,6 +105,7 @@ class Nodes(OneNode):
         """Have all nodes say what they have. Those that do not answer count as lost."""
         if self._view is None:
             return
+        self._caring.note_ended()
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         if self.index in failed:
