@@ -84,6 +84,9 @@ class Crew:
         self.saved_at: float | None = None  # when the newest checkpoint was
         self.save_took = 0.0  # seconds
         self.flush_until: list[float] = []  # the ends of waits for copies from memory
+        self.searched: list[effects.ChooseCheckpoint] = []  # every search
+        self.without_stager: set[int] = set()  # agents whose stager does not listen yet
+        self.led: list[tuple[int, effects.LeadStagers]] = []  # the stagers, and by which agent
         self._questions: defaultdict[int, Questions] = defaultdict(Questions)
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
@@ -114,6 +117,8 @@ class Crew:
                 AgentStart(self.job, *own, port=7000 + i, claim="host", anew=first)
             )
             self.feed(i, events.Started())
+            if self.job.stages_together and i not in self.without_stager:
+                self.feed(i, events.StagerFound(6000 + i))
 
     def come(self, *hosts: str) -> None:
         """Start agents that get their places from the first head; until then, their indices are
@@ -202,6 +207,7 @@ class Crew:
                 self._todo.append((i, events.StoreListening(4000 + i)))
             case effects.ChooseCheckpoint(number=number) if self.checkpoint is not None:
                 self.searches += 1
+                self.searched.append(effect)
                 not_to = dict(effect.avoid)
                 there = (path for path in (self.checkpoint, *self.older) if path)
                 newest = next((path for path in there if checksum(path) not in not_to), "")
@@ -211,7 +217,10 @@ class Crew:
                 choice = events.CheckpointChosen(newest, passed_over, step=step, number=number)
                 age = None if self.saved_at is None else self.now - self.saved_at
                 more = {"is_read": not self.reads, "age": age, "took": self.save_took}
+                more["staged"] = effect.stages
                 self._todo.append((i, replace(choice, **more)))
+            case effects.LeadStagers():
+                self.led.append((i, effect))
             case effects.FlushStage(until=until):
                 self.flush_until.append(until)
             case effects.LookAt(look=look) if look is not None and i not in self.silent:

@@ -26,6 +26,7 @@ from saving_scripts import ROOT, SCRIPTS, digest, picture  # noqa: E402
 
 from hpclaunch.system.checkpoints import pickles  # noqa: E402
 from hpclaunch.system.staging import copying, messages, publishing  # noqa: E402
+from hpclaunch.system.staging.launch import Launch  # noqa: E402
 from hpclaunch.system.staging.service import Stager  # noqa: E402
 from hpclaunch.worker.messages import decode  # noqa: E402
 
@@ -65,12 +66,12 @@ class Node:
     def stager(self, **more: str) -> Stager:
         settings = {"pattern": "", "exclude": (), "complete": "", "verify": "auto", **more}
         self.channel = Channel()
-        made = Stager(self.channel, str(self.storage), str(self.stage), **settings)
-        made._is_hurried = True
+        made = Stager(self.channel, Launch(str(self.storage), str(self.stage), **settings))
+        made.requests.is_hurried = True
         return made
 
     def close(self, stager: Stager) -> None:
-        os.close(stager._lock)
+        stager.close()
         self.channel.close()
 
 
@@ -138,7 +139,7 @@ def kill_at(script: str, point: int, *, exchanges: bool = True) -> bool:
         node.close(stager)
         check_whole(node.storage, old, new)
         stager = node.stager()
-        stager.sweep()
+        stager.draining.sweep()
         check_whole(node.storage, old, new)
         stager.work()
         flushed = stager.flush(1)
@@ -166,7 +167,7 @@ def kill_restore_at(script: str, point: int) -> bool:
             stager.restore(messages.Restore(1))
         node.close(stager)
         stager = node.stager()
-        stager.sweep()
+        stager.draining.sweep()
         restored = stager.restore(messages.Restore(2))
         assert isinstance(restored, messages.Restored), restored
         assert restored.path, restored

@@ -16,11 +16,11 @@ from test_golden import TREES, tree
 from hpclaunch.system.staging import (
     copying,
     deletion,
+    draining,
     messages,
     other_files,
     publishing,
     room,
-    service,
 )
 from hpclaunch.system.staging import restoring as restoring_module
 from hpclaunch.system.staging.removal import rmtree
@@ -140,8 +140,8 @@ def test_directories_keep_their_modes(node, stager):
 def test_pauses_take_as_long_as_copying(node, monkeypatch):
     pauses = []
     stager = node.stager()
-    stager._is_hurried = False
-    monkeypatch.setattr(stager, "_serve", lambda s: time.sleep(20 * s) or pauses.append(s))
+    stager.requests.is_hurried = False
+    monkeypatch.setattr(stager.requests, "serve", lambda s: time.sleep(20 * s) or pauses.append(s))
     monkeypatch.setattr(copying, "SPAN", 100_000)
     copied = copying._copy_span
     monkeypatch.setattr(copying, "_copy_span", lambda *a: time.sleep(0.05) or copied(*a))
@@ -196,7 +196,7 @@ def test_one_that_is_rewritten_in_place_during_the_drain_does_not_appear(
     interrupt(monkeypatch, rewrite)
     stager.work()
     assert names(node.storage) == []
-    assert not stager._has_pauses
+    assert not stager.draining.has_pauses
     expected = picture(node.stage)
     copied, seen = copying._copy_span, []
 
@@ -219,14 +219,14 @@ def test_one_that_is_overtaken_is_given_up_only_once(node, stager, monkeypatch):
     """However often the script saves, at least every other drain is finished."""
     monkeypatch.setattr(copying, "SPAN", 20_000)
     monkeypatch.setattr(copying, "THREADS", 1)
-    monkeypatch.setattr(service, "THREADS", 1)
+    monkeypatch.setattr(draining, "THREADS", 1)
     for step in (1, 2, 3, 4):
         write(node.stage / f"step-{step}.pt", step)
-        stager._look_due = float("inf")
+        stager.looking.due = float("inf")
 
         def save_next(step=step):
             write(node.stage / f"step-{step + 1}.pt", step + 1)
-            stager._look_due = 0.0
+            stager.looking.due = 0.0
 
         interrupt(monkeypatch, save_next)
         stager.work()
@@ -358,11 +358,11 @@ def test_a_first_save_by_accelerate_at_the_very_end_is_not_lost(tmp_path):
     """While the round runs, it is not certain that it is complete; once it has ended, it is."""
     node = Node(tmp_path)
     stager = node.stager()
-    stager._rounds = ((time.time_ns() - 60 * SECOND, None, 1),)
+    stager.requests.rounds = ((time.time_ns() - 60 * SECOND, None, 1),)
     SCRIPTS["accelerate"](node.stage, 1)
     stager.work()
     assert names(node.storage) == []
-    stager._rounds = ((stager._rounds[0][0], time.time_ns(), 1),)
+    stager.requests.rounds = ((stager.requests.rounds[0][0], time.time_ns(), 1),)
     assert stager.flush(1).missing == ()
     node.close(stager)
     assert picture(node.storage) == picture(node.stage)
@@ -391,7 +391,7 @@ def test_a_tracker_that_is_rewritten_while_it_is_copied_waits(node, stager, monk
 
     with monkeypatch.context() as rewriting:
         rewriting.setattr(copying, "_copy_span", copy_span)
-        rewriting.setattr(stager._others, "drain", lambda *_: None)
+        rewriting.setattr(stager.others, "drain", lambda *_: None)
         stager.work()
     assert "latest" not in names(node.storage)
     SCRIPTS["deepspeed"](node.stage, 2)
@@ -518,7 +518,7 @@ def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
     other = node.stager()
     other.work()
     assert "step-1.pt" not in names(node.storage)
-    os.close(other._lock)
+    other.close()
 
 
 def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node, stager):
@@ -528,7 +528,7 @@ def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node,
     os.utime(node.stage / "config.json", (5, 5))  # else it would be newer than .complete
     other = node.stager()
     assert other.flush(1).missing == ()
-    os.close(other._lock)
+    other.close()
     assert picture(node.storage) == picture(node.stage)
 
 
@@ -545,7 +545,7 @@ def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypat
     SCRIPTS["ranks"](node.stage, 2)
     other = node.stager()
     other.work()
-    os.close(other._lock)
+    other.close()
     assert picture(node.storage) == picture(node.stage)
 
 
@@ -572,7 +572,7 @@ def test_another_launch_leaves_a_draft_that_is_in_use(node, other, stager, monke
         if start == 0:
             os.utime(drafted, (5, 5))
         elif start == copying.THREADS * copying.SPAN:
-            second.sweep()
+            second.draining.sweep()
         return done
 
     monkeypatch.setattr(copying, "_copy_span", copy_span)
@@ -585,7 +585,7 @@ def test_another_launch_leaves_a_draft_that_is_in_use(node, other, stager, monke
 def test_an_abandoned_draft_is_removed_once_it_is_old(node, stager):
     left = node.storage / f"{publishing.DRAFT}5f3a9c1e-x"
     left.mkdir()
-    stager.sweep()
+    stager.draining.sweep()
     assert left.exists()
     now = left.stat().st_mtime
     os.utime(left, (now, now - publishing.ABANDONED - 1))
@@ -620,7 +620,7 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     write(node.stage / "step-2.pt", 2)
     stager.work()
     assert names(node.storage) == ["step-2.pt"]
-    stager._failed = (*stager._failed[:2], 0.0)
+    stager.draining.failed = (*stager.draining.failed[:2], 0.0)
     stager.work()
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
@@ -849,7 +849,7 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
         file.write("by the script")
     assert stager.flush(2).missing == ()
     assert (node.storage / "runs.csv").read_text().endswith("by the script")
-    os.close(stager._lock)
+    stager.close()
 
 
 def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
@@ -898,7 +898,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (service, deletion, restoring_module):
+    for module in (draining, deletion, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 
@@ -948,18 +948,18 @@ def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, m
 
 
 def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeypatch):
-    stager._is_hurried = False
+    stager.requests.is_hurried = False
     limit(monkeypatch, 3 * SIZE)
     with monkeypatch.context() as failing:
         failing.setattr(copying, "_copy_span", fail(errno.EIO))
         write(node.stage / "step-1.pt", 1)
         stager.work()
-        assert stager._has_pauses
+        assert stager.draining.has_pauses
         write(node.stage / "step-2.pt", 2)
         stager.work()
-    assert not stager._has_pauses
+    assert not stager.draining.has_pauses
     assert names(node.stage) == ["step-1.pt", "step-2.pt"]
-    stager._failed = (*stager._failed[:2], 0.0)
+    stager.draining.failed = (*stager.draining.failed[:2], 0.0)
     stager.work()
     (refused,) = sent(node, messages.Refused)
     assert "another checkpoint of 158 KiB" in refused.why
@@ -972,24 +972,24 @@ def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, m
 
     def delete():
         (node.stage / "step-1.pt").unlink()
-        stager._look_due = 0.0
+        stager.looking.due = 0.0
         limit(monkeypatch, SIZE // 2)
 
     monkeypatch.setattr(copying, "SPAN", 50_000)
-    monkeypatch.setattr(service, "THREADS", 1)
-    stager._look_due = float("inf")
+    monkeypatch.setattr(draining, "THREADS", 1)
+    stager.looking.due = float("inf")
     interrupt(monkeypatch, delete)
     stager.work()
     assert os.listdir(node.storage) == []
-    assert not stager._has_pauses
+    assert not stager.draining.has_pauses
 
 
 def test_a_flush_makes_a_running_drain_urgent(node):
     stager = node.stager()
-    stager._is_hurried = False
-    assert stager._has_pauses
-    stager._take(messages.Flush(1))
-    assert not stager._has_pauses
+    stager.requests.is_hurried = False
+    assert stager.draining.has_pauses
+    stager.requests.take(messages.Flush(1))
+    assert not stager.draining.has_pauses
     node.close(stager)
 
 

@@ -23,6 +23,7 @@ from .orders import Orders
 from .restarts import Budget
 from .roster import Peer, Roster
 from .round import Round
+from .stagers import Stagers
 from .stages.rendezvous import Rendezvous
 from .takeover import Takeover
 from .viewers import Viewers
@@ -61,6 +62,7 @@ class HeadState:
         self.end = JobEnd(job, self.budget, self.numbers)
         self.viewers = Viewers(self.numbers)
         self.unfit = UnfitNodes(job)
+        self.stagers = Stagers(self)
 
     @property
     def current_round(self) -> Round:

@@ -29,6 +29,7 @@ def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> R
         number=state.round,
         restarts=state.budget.total,
         checkpoint=checkpoint.path,
+        stages=checkpoint.staged,
     )
     for peer in state.roster:
         peer.assignment = assigned.get(peer.place.index)

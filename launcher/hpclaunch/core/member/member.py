@@ -328,6 +328,8 @@ class Member:
             task=self.own.task,
             start=follower.start,
             claim=self.own.claim,
+            stager=work.readiness.stager.port,
+            stage_refused=work.readiness.stager.refused,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

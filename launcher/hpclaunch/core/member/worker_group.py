@@ -35,6 +35,7 @@ from ..protocol.events import (
     NoticeOffered,
     NoticeTaken,
     NoticeUnheard,
+    StagerFound,
     StoreEnded,
     StoreListening,
     WorkerExited,
@@ -156,6 +157,11 @@ class WorkerGroup:
                 self.readiness.health_checked(unfit)
                 self._check_ready()
                 return self.stop(now, lost=True) if unfit else []
+            case StagerFound():
+                self.readiness.stager = event
+                if not self.readiness.is_complete and self.phase is Phase.IDLE:
+                    self._enter(Phase.PREPARING)
+                self._check_ready()
             case GpusReady(round=number) if self._waits_for_gpus and number == self.round:
                 assert self.part is not None, "an order to run came with it"
                 self._waits_for_gpus = False
@@ -370,8 +376,8 @@ class WorkerGroup:
 
 
 class Readiness:
-    """The readiness of a node for workers: a socket for a store is open, and its health was checked
-    since the last round.
+    """The readiness of a node for workers: a socket for a store is open, its health was checked
+    since the last round and, if it has a stager that serves others, that one listens.
     """
 
     def __init__(self, job: Job) -> None:
@@ -380,10 +386,12 @@ class Readiness:
         self.unfit = ""  # why no workers may run here; never reset, since they would fail again
         self._listening = False  # the socket at `store_port` is open
         self._health_checked = False
+        self.stager = StagerFound()
 
     @property
     def is_complete(self) -> bool:
-        return self._listening and self._health_checked
+        waits = self.job.stages_together and not (self.stager.port or self.stager.refused)
+        return self._listening and self._health_checked and not waits
 
     def begin(self) -> list[Effect]:
         self._health_checked = not self.job.health

@@ -48,8 +48,10 @@ def assign(
     number: int,
     restarts: int,
     checkpoint: str,
+    stages: bool = False,
 ) -> dict[int, Assignment]:
     """Return the assignments of these agents, by index. The one with rank 0 hosts the store.
+    `stages`: their workers save in memory.
 
     `groups` are their nodes in the order of ranks, and `number` is the number of the round. The
     ranks are 0..n-1, those of a node are contiguous, and so are its local ranks.
@@ -58,7 +60,7 @@ def assign(
     for agent in sorted(reports):
         of_node[job.places[agent].node].append(agent)
     store = of_node[groups[0]][0]
-    store_address = _address(store, job, reports)
+    store_address = address_of(store, job, reports)
     networks = tuple(sorted({each for report in reports.values() for each in report.networks}))
     workers = [sum(reports[agent].nproc for agent in agents) for agents in of_node.values()]
     world_size, layout = sum(workers), _layout(workers)
@@ -81,7 +83,7 @@ def assign(
                 group_rank=group,
                 group_world_size=len(groups),
                 layout=layout,
-                address=_address(agent, job, reports),
+                address=address_of(agent, job, reports),
                 store_address=store_address,
                 store_port=reports[store].store_port,
                 hosts_store=agent == store,
@@ -89,6 +91,7 @@ def assign(
                 shares=share,
                 peers=networks if agent == store else (),
                 hosts=hosts,
+                stages=stages,
             )
             first_local_rank += reports[agent].nproc
         first_rank += workers[group]
@@ -101,7 +104,7 @@ def _layout(workers: Iterable[int]) -> str:
     return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
 
 
-def _address(agent: int, job: Job, reports: Mapping[int, Report]) -> str:
+def address_of(agent: int, job: Job, reports: Mapping[int, Report]) -> str:
     """Return the address at which the other nodes reach this agent's node.
 
     An agent that does not know its address is on the head's node, so its address is the one at

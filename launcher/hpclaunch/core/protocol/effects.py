@@ -9,7 +9,7 @@ import signal
 
 from .facts import Fact
 from .messages import Message
-from .model import Assignment, Look, Query, StepNotice, Verdict
+from .model import Assignment, Look, Query, StagerPlace, StepNotice, Verdict
 from .values import value
 
 
@@ -78,6 +78,18 @@ class ChooseCheckpoint:
     ended_well: bool = False  # all workers exited with 0, so none of their saves is unfinished
     is_last: bool = False  # the job may end, and then no round begins with what is found
     number: int = 0
+    # With --stage on several nodes: the agents that need the checkpoint in memory, and whether the
+    # next round can save there. If not, all that was saved there has to reach storage before.
+    agents: tuple[int, ...] = ()
+    stages: bool = False
+
+
+@value(frozen=True)
+class LeadStagers:
+    """Let the stager of this agent lead those of the other agents."""
+
+    term: int  # a stager obeys the leader of the highest term
+    others: tuple[StagerPlace, ...]
 
 
 @value(frozen=True)
@@ -229,6 +241,7 @@ Effect = (
     | CheckHealth
     | PrepareGpus
     | ChooseCheckpoint
+    | LeadStagers
     | FlushStage
     | LookAt
     | Diagnose

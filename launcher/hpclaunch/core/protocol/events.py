@@ -118,6 +118,7 @@ class CheckpointChosen:
     age: float | None = None  # seconds since it was saved; None if not known
     took: float = 0.0  # seconds that the save took at least
     number: int = 0
+    staged: bool = False  # the search looked in memory, and the next round saves there
 
     @property
     def mark(self) -> str:
@@ -130,6 +131,16 @@ class CheckpointDrained:
     """A checkpoint that was saved in memory has been copied to storage."""
 
     seconds: float  # that the copy took
+
+
+@value(frozen=True)
+class StagerFound:
+    """The stager of this agent listens for others, has ended, or cannot work: with --stage on
+    several nodes.
+    """
+
+    port: int = 0  # where it listens; 0 if it does not
+    refused: str = ""  # why no script can save in the memory of this node; "" if it can
 
 
 @value(frozen=True)
@@ -312,6 +323,7 @@ Event = (
     | GpusReady
     | CheckpointChosen
     | CheckpointDrained
+    | StagerFound
     | StageFlushed
     | CheckpointSeen
     | SearchFailed

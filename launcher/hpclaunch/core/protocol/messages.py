@@ -74,6 +74,8 @@ class Report:
     start: str = ""  # the incarnation of the head that it follows; "" before the first order
     # Two starts of this agent with the same claim cannot live at the same time; "" if not known.
     claim: str = ""
+    stager: int = 0  # the port where its stager listens; 0 if it does not
+    stage_refused: str = ""  # why no script can save in the memory of its node; "" if it can
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -94,6 +96,8 @@ class Report:
             self.notice,
             self.warned,
             self.passed,
+            self.stager,
+            self.stage_refused,
         )
 
     def answer(self, body: type[B], query: Query | None = None) -> B | None:

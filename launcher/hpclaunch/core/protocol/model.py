@@ -213,9 +213,25 @@ class Job:
         return len(self.places) == 1
 
     @property
+    def stages_together(self) -> bool:
+        """Whether the script saves in the memory of several nodes."""
+        return self.stages and not self.alone
+
+    @property
     def may_end(self) -> bool:
         """Whether Slurm may end the job, and the workers are to get notice of that."""
         return bool(self.slurm_id and self.timing.notice)
+
+
+@value(frozen=True)
+class StagerPlace:
+    """Where the stager of an agent (`system/staging`) is reached."""
+
+    index: int  # of the agent
+    host: str
+    address: str  # at which the other nodes reach its node
+    port: int
+    head_address: str  # at which it reaches the head's node
 
 
 @value(frozen=True)
@@ -260,6 +276,7 @@ class Assignment:
     shares: Shares = NO_SHARES
     peers: tuple[str, ...] = ()  # for the host of the store: the networks of the round's nodes
     hosts: str = ""  # all hosts of the round by rank, in Slurm's form: "n3,n[1-2]"
+    stages: bool = False  # its workers save in memory
 
 
 # (begun, ended or None, number of ranks) of each round; times are wall clock, in ns
@@ -277,6 +294,7 @@ class Look:
     time: int  # when it was saved: the time of its decisive file, in ns
     share: tuple[int, int] = (0, 0)  # (k, n): read the k-th of n shares of its bytes; n = 0: none
     rounds: Rounds = ()  # the rounds in which it was saved, as the head knows them
+    staged: bool = False  # each agent looks at its own copy in memory
 
     def is_answered(self, seen: Seen) -> bool:
         """Return whether `seen` is the answer. A restarted head counts from 1 again."""

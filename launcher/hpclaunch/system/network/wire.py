@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, PlaceGiven, R
 
 from ..shared import packing
 
-VERSION = 21
+VERSION = 22
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint", "place"]

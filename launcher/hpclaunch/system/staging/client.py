@@ -20,6 +20,7 @@ from .messages import (
     Reply,
     Restore,
     Rounds,
+    Search,
     Secret,
 )
 
@@ -68,6 +69,9 @@ class StagingClient(Helper):
         self, number: int, avoid: tuple[str, ...] = (), nodes: tuple[int, ...] = ()
     ) -> None:
         self.send(Restore(number, avoid, nodes))
+
+    def search(self, number: int) -> None:
+        self.send(Search(number))
 
     def rounds(self, rounds: RoundTimes) -> None:
         self.send(Rounds(rounds))

@@ -9,19 +9,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from hpclaunch.system.checkpoints.messages import RoundTimes
-from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, Contents
-from .publishing import draft, place, remove
-from .record import Record
+from .launch import Launch
+from .publishing import draft_beside, place, remove
 from .room import room
 
 
 class Deletion:
     """The deletions of one launch."""
 
-    def __init__(self, stage: str, storage: str, there: CheckpointService, record: Record) -> None:
-        self._stage, self._storage, self._there, self._record = stage, storage, there, record
+    def __init__(self, launch: Launch) -> None:
+        self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
 
     def note_drained(self) -> None:
@@ -32,7 +31,7 @@ class Deletion:
         """Delete on storage what the script has deleted, if storage has a later checkpoint of this
         launch that is complete. Yield the keys of what is deleted.
         """
-        if not os.path.isdir(self._stage):  # somebody has deleted all of it
+        if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
         deleted = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
@@ -43,7 +42,7 @@ class Deletion:
         with contextlib.suppress(OSError):  # tried again after the next drain
             found = [
                 (owners.get(name := os.path.relpath(f.candidate.path, self._storage), name), f)
-                for f in self._there.examine(rounds)
+                for f in self._launch.there.examine(rounds)
             ]
             staying = moved.keys() - deleted
             times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
@@ -52,13 +51,15 @@ class Deletion:
                 if key in deleted and each.candidate.time < latest:
                     for name in moved[key]:
                         with contextlib.suppress(FileNotFoundError):
-                            remove(os.path.join(self._storage, name), self._storage, self._stage)
+                            remove(
+                                os.path.join(self._storage, name), self._storage, self._launch.name
+                            )
                     self._record.forget(key)
                     deleted.remove(key)
                     yield key
 
     def _is_here(self, names: Sequence[str]) -> bool:
-        return any(os.path.lexists(os.path.join(self._stage, name)) for name in names)
+        return any(os.path.lexists(os.path.join(self._launch.root, name)) for name in names)
 
     def make_room(
         self, complete: Sequence[Contents], is_on_storage: Callable[[Contents], bool]
@@ -68,15 +69,15 @@ class Deletion:
         OSError.
         """
         for contents in reversed(complete[1:]):
-            if not room(self._stage).lack(complete[0].size, 1):
+            if not room(self._launch.stage).lack(complete[0].size, 1):
                 return
             if is_on_storage(contents) and contents.key != HERE:
                 self._record.add_others(set(contents.moved))  # a new one of its name replaces it
                 self._record.forget(contents.key)
-                folder = os.path.dirname(os.path.join(self._stage, contents.key))
+                folder = os.path.dirname(os.path.join(self._launch.stage, contents.key))
                 before = os.stat(folder)
-                with draft(os.path.dirname(self._stage), self._stage) as trash:
+                with draft_beside(self._launch.stage) as trash:
                     for name in contents.moved:
-                        place(os.path.join(self._stage, name), os.path.join(trash, name))
+                        place(os.path.join(self._launch.stage, name), os.path.join(trash, name))
                 # For the search, the script has deleted nothing (formats/accelerate.py).
                 os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))

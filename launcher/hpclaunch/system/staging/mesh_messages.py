@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hpclaunch.core.protocol.values import value, variant
+from hpclaunch.core.staging.generations import Identity, Manifest, Settled
 
-from .node import Entry, Identity, Inventory, Manifest, Wanted
+from .node import Entry, Inventory, Wanted
 
 Address: TypeAlias = tuple[str, int]  # with the port
 
@@ -52,7 +53,6 @@ class Keep:
     """Keep a generation."""
 
     manifest: Manifest
-    own: tuple[Entry, ...]
 
 
 @variant(frozen=True)
@@ -70,6 +70,13 @@ class Delete:
 
 
 @variant(frozen=True)
+class Settle:
+    """Record that a restore is complete."""
+
+    settled: Settled
+
+
+@variant(frozen=True)
 class Hurry:
     """Serve the request of this connection without pauses, or with pauses again."""
 
@@ -81,7 +88,7 @@ class Cancel:
     """Give up the request of this connection. That is answered all the same."""
 
 
-Request: TypeAlias = Look | Read | Copy | Fetch | Keep | Drop | Delete | Hurry | Cancel
+Request: TypeAlias = Look | Read | Copy | Fetch | Keep | Drop | Delete | Settle | Hurry | Cancel
 
 
 @value(frozen=True)

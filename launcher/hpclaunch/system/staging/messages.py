@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
-from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.system.checkpoints.messages import FoundCheckpoint, RoundTimes
 from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
@@ -63,6 +63,14 @@ class Restore(Message):
     nodes: tuple[int, ...] = ()  # with several: the agents of the next round, by index
 
 
+class Search(Message):
+    """Find the newest complete checkpoint in the memory of all nodes, as it is now. Answered by
+    Searched. Sent only to the leader of several, between two restores: no node has all files then.
+    """
+
+    id: int
+
+
 class Rounds(Message):
     """The rounds of this job, by which the search judges checkpoints."""
 
@@ -96,6 +104,15 @@ class Restored(Message):
     seconds: float
     skipped: tuple[str, ...] = ()  # newer ones that cannot be used, each as "name: why"
     fetched: int = 0  # bytes that nodes have fetched from each other
+
+
+class Searched(Message):
+    """The checkpoints in memory, the newest first, up to the first that is complete. Their paths
+    are those on storage.
+    """
+
+    id: int
+    found: tuple[FoundCheckpoint, ...]
 
 
 class Refused(Message):
@@ -154,9 +171,9 @@ class Flushed(Message):
     checkpoint: str = ""  # the newest complete checkpoint, if it is among the missing
 
 
-Request: TypeAlias = Secret | Lead | Follow | Restore | Rounds | Hurry | Flush
+Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Hurry | Flush
 Reply: TypeAlias = (
-    Listening | Restored | Refused | Draining | Drained | DrainFailed | Deleted | Flushed
+    Listening | Restored | Searched | Refused | Draining | Drained | DrainFailed | Deleted | Flushed
 )
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

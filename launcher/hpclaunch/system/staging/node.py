@@ -3,7 +3,8 @@
 Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`):
 - `kept/GENERATION/manifest` and `kept/GENERATION/files`: files of one complete checkpoint in one
   state, of this node or of others;
-- `fetched`: which files of the staging directory are copies of other nodes' files.
+- `fetched`: which files of the staging directory are copies of other nodes' files;
+- `settled`: the last restore, and which files the staging directory had then.
 
 A file is known by its name, size and time: with another size or time it is another file. Other
 nodes ask for files by name, so names that leave the directory are refused.
@@ -20,23 +21,24 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from hpclaunch.core.protocol.values import value
+from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled
 from hpclaunch.system.shared import packing
 
 from . import copying
 from .contents import HERE, item, tree
 from .copying import Between, GivenUpError, at_once, hold, relative_target
-from .publishing import draft, place, remove
+from .publishing import draft_beside, place, remove
 from .room import Room, room
 
-KEPT, MANIFEST, FILES, FETCHED = "kept", "manifest", "files", "fetched"
+KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
 STREAMS = 4  # pieces that a node fetches at the same time
-PIECE = 4 << 20  # bytes
+PIECE = 1 << 20  # bytes
 END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
 Data: TypeAlias = bytes | memoryview
-Identity: TypeAlias = tuple[int, int]  # size and time of a file
+Marks: TypeAlias = dict[str, Identity]  # of files, by name
+T = TypeVar("T")
 Span: TypeAlias = tuple[int, int]  # offset and length
 Progress: TypeAlias = Callable[[int], None]  # called with the bytes so far; may raise GivenUpError
 
@@ -68,28 +70,6 @@ class Entry(NamedTuple):
         return self.size, self.time
 
 
-@value(frozen=True)
-class KeptFile:
-    name: str
-    size: int
-    time: int
-
-
-@value(frozen=True)
-class Manifest:
-    """The files of a complete checkpoint in one state."""
-
-    generation: str
-    files: tuple[KeptFile, ...]
-
-
-class Kept(NamedTuple):
-    """A generation of which this node keeps some files."""
-
-    manifest: Manifest
-    names: frozenset[str]  # those that it has as the manifest says
-
-
 class Inventory(NamedTuple):
     """All that a node has."""
 
@@ -97,6 +77,8 @@ class Inventory(NamedTuple):
     fetched: frozenset[str]  # those that are copies of other nodes' files
     kept: tuple[Kept, ...]
     free: Room
+    settled: Settled = Settled()
+    old: frozenset[str] = frozenset()  # those that are unchanged since then
 
 
 class Wanted(NamedTuple):
@@ -122,12 +104,19 @@ class StageNode:
         self._own = os.path.dirname(stage)
         self._kept = os.path.join(self._own, KEPT)
         self._marks = os.path.join(self._own, FETCHED)
+        self._settled = os.path.join(self._own, SETTLED)
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
-        entries, marks = tuple(self._entries()), self._read_marks()
-        fetched = frozenset(e.name for e in entries if marks.get(e.name) == e.identity)
-        return Inventory(entries, fetched, tuple(self._generations()), room(self.stage))
+        entries = tuple(self._entries())
+        marks = self._load(self._marks, Marks) or {}
+        settled, had = self._load(self._settled, tuple[Settled, Marks]) or (Settled(), {})
+        fetched, old = (
+            frozenset(e.name for e in entries if known.get(e.name) == e.identity)
+            for known in (marks, had)
+        )
+        kept = tuple(self._generations())
+        return Inventory(entries, fetched, kept, room(self.stage), settled, old)
 
     def _entries(self) -> Iterator[Entry]:
         for each in tree(self.stage, HERE):
@@ -135,7 +124,8 @@ class StageNode:
                 with contextlib.suppress(FileNotFoundError):  # a link that is deleted just now
                     is_link, name, found = each.is_link, each.name, each.stat
                     target = relative_target(self.stage, name, self.stage) if is_link else ""
-                    size, time = found.st_size, found.st_mtime_ns
+                    size = len(os.fsencode(target)) if is_link else found.st_size
+                    time = found.st_mtime_ns
                     yield Entry(name, found.st_mode, size, time, found.st_ino, target)
 
     def _generations(self) -> Iterator[Kept]:
@@ -144,7 +134,7 @@ class StageNode:
             with contextlib.suppress(FileNotFoundError):  # just dropped
                 with open(os.path.join(self._kept, name, MANIFEST), "rb") as file:
                     manifest = packing.unpack(file.read(), Manifest)
-                names = (f.name for f in manifest.files if _has(root, f.name, (f.size, f.time)))
+                names = (f.name for f in manifest.files if _has(root, f.name, f.identity))
                 yield Kept(manifest, frozenset(names))
 
     def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
@@ -183,7 +173,7 @@ class StageNode:
         """
         items = [item(self.stage, _safe(each.name)) for each in entries]
         checked = [each for each in entries if each.is_file and each.name in essential]
-        with draft(self._own, self.stage) as held:
+        with draft_beside(self.stage) as held:
             if in_memory:
                 copying.copy(items, self.stage, held, self.stage, at_once)
             else:
@@ -205,25 +195,22 @@ class StageNode:
         if `generation` is "". They are placed in their order once all are there. `sources` may have
         this node itself, under its index. Raises GivenUpError.
         """
-        with draft(self._own, self.stage) as drafted:
+        with draft_beside(self.stage) as drafted:
             _receive(wanted, sources, drafted, progress, _pieces)
             if not generation:
                 self._mark(each.entry for each in wanted)
             _place(wanted, drafted, self._root(generation))
 
-    def keep(self, manifest: Manifest, own: Iterable[Entry] = ()) -> None:
-        """Keep a generation from now on. Its files are added by `fetch`; `own` are files of the
-        staging directory that belong to it, which are kept by hard links.
-        """
+    def keep(self, manifest: Manifest) -> None:
+        """Keep a generation from now on. Its files are added by `fetch`."""
         root = self._root(manifest.generation)
         os.makedirs(root, exist_ok=True)
         _write(os.path.join(os.path.dirname(root), MANIFEST), packing.pack(manifest))
-        hold([item(self.stage, _safe(each.name)) for each in own], self.stage, root)
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
         with contextlib.suppress(FileNotFoundError):
-            remove(os.path.dirname(self._root(generation)), self._own, self.stage)
+            remove(os.path.dirname(self._root(generation)), self._own, os.path.basename(self._own))
 
     def delete(self, entries: Iterable[Entry]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
@@ -239,6 +226,11 @@ class StageNode:
                 elif each.is_link or _has(self.stage, each.name, each.identity):
                     os.unlink(path)
 
+    def settle(self, settled: Settled) -> None:
+        """Record that a restore is complete on all nodes, and which files there are now."""
+        files = {each.name: each.identity for each in self._entries() if not each.is_folder}
+        _write(self._settled, packing.pack((settled, files)))
+
     def _root(self, generation: str) -> str:
         """Return the directory with the files of a generation that is kept; of "", the staging
         directory.
@@ -249,14 +241,15 @@ class StageNode:
             raise PermissionError(errno.EPERM, "not the name of a generation", generation)
         return os.path.join(self._kept, generation, FILES)
 
-    def _read_marks(self) -> dict[str, Identity]:
-        with contextlib.suppress(FileNotFoundError), open(self._marks, "rb") as file:
-            return packing.unpack(file.read(), dict[str, Identity])
-        return {}
+    def _load(self, path: str, kind: type[T]) -> T | None:
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            return packing.unpack(file.read(), kind)
+        return None
 
     def _mark(self, fetched: Iterable[Entry]) -> None:
         """Record that these files are copies of other nodes' files."""
-        old = {n: known for n, known in self._read_marks().items() if _has(self.stage, n, known)}
+        marks = self._load(self._marks, Marks) or {}
+        old = {n: known for n, known in marks.items() if _has(self.stage, n, known)}
         new = {each.name: each.identity for each in fetched if each.is_file}
         _write(self._marks, packing.pack(old | new))
 
@@ -268,7 +261,7 @@ def fetch_ends(
     but of a large file only the two ends. Each has another inode than what was there. `root` lies
     in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
     """
-    with draft(os.path.dirname(stage), stage) as drafted:
+    with draft_beside(stage) as drafted:
         _receive(wanted, sources, drafted, lambda _: None, _ends)
         _place(wanted, drafted, root)
 

@@ -17,12 +17,11 @@ from hpclaunch.system.checkpoints.formats import UNKNOWN
 from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
 from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
-from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
 from .copying import Between, at_once, copy, make_parents
-from .publishing import draft, is_copied, place
-from .record import Record
+from .launch import Launch
+from .publishing import draft, draft_beside, is_copied, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 
@@ -30,8 +29,8 @@ RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that a
 class OtherFiles:
     """The files below both roots that belong to no checkpoint."""
 
-    def __init__(self, stage: str, storage: str, here: CheckpointService, record: Record) -> None:
-        self._stage, self._storage, self._here, self._record = stage, storage, here, record
+    def __init__(self, launch: Launch) -> None:
+        self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
         self._changed: set[str] = set()  # since they were copied, without another time
 
@@ -39,17 +38,18 @@ class OtherFiles:
         """Copy small files to the staging directory, since the script may append to them. Call this
         before the script runs.
         """
+        stage, here = self._launch.stage, self._launch.here
         restored: list[Item] = []
         left, names = RESTORED, set()
         with (
             contextlib.suppress(OSError),
-            draft(os.path.dirname(self._stage), self._stage) as drafted,
+            draft_beside(self._launch.stage) as drafted,
         ):
-            where = self._storage + self._here.where.removeprefix(self._stage)
-            known = [*candidates(where, self._here.facts(()))]
+            where = self._storage + here.where.removeprefix(stage)
+            known = [*candidates(where, here.facts(()))]
             skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
             for each in self._below(self._storage, skipped):
-                if os.path.lexists(os.path.join(self._stage, each.name)):
+                if os.path.lexists(os.path.join(stage, each.name)):
                     if each.stat.st_size <= NOTE:  # restored beside the checkpoint
                         names.add(each.name)
                     continue
@@ -57,9 +57,9 @@ class OtherFiles:
                     continue
                 with contextlib.suppress(OSError):  # unreadable: it stays as it is on storage
                     copy([each], self._storage, drafted, self._storage, at_once)
-                    place(os.path.join(drafted, each.name), os.path.join(self._stage, each.name))
+                    place(os.path.join(drafted, each.name), os.path.join(stage, each.name))
                     left -= each.stat.st_size
-                    restored.append(item(self._stage, each.name))
+                    restored.append(item(stage, each.name))
                 if len(names) + len(restored) >= MOST_RESTORED:
                     break
         self._record.add_others(names)
@@ -80,13 +80,13 @@ class OtherFiles:
         """
         skipped = {self._key(f) for f in found}
         saved = max((f.candidate.time for f in found if self._key(f) not in absent), default=0)
-        facts = self._here.facts(())
+        facts = self._launch.seen.facts(())
         items = [
             each
             for each in self._beside(found, skipped)
             if not each.name.endswith(SAVED)
             and not facts.excludes(
-                os.path.basename(each.name), os.path.join(self._stage, each.name)
+                os.path.basename(each.name), os.path.join(self._launch.root, each.name)
             )
         ]
         new = {f for f in {os.path.dirname(i.name) for i in items} if self._is_new(f, saved)}
@@ -98,9 +98,9 @@ class OtherFiles:
         if os.path.isdir(os.path.join(self._storage, folder)):
             return False
         with contextlib.suppress(FileNotFoundError):
-            inside = os.listdir(os.path.join(self._stage, folder))
+            inside = os.listdir(os.path.join(self._launch.root, folder))
             names = (folder, *(os.path.join(folder, name) for name in inside))
-            return all(item(self._stage, name).stat.st_mtime_ns >= saved for name in names)
+            return all(item(self._launch.root, name).stat.st_mtime_ns >= saved for name in names)
         return True  # it is being deleted
 
     def flush(
@@ -115,7 +115,7 @@ class OtherFiles:
         try:
             items = self._beside(found, skipped)
         except OSError as e:
-            return [(os.path.relpath(e.filename, self._stage), e.strerror or str(e))]
+            return [(os.path.relpath(e.filename, self._launch.root), e.strerror or str(e))]
         self._changed = {each.name for each in items if self._is_changed(each)}
         return self._copy(items, found, between, absent)
 
@@ -123,7 +123,9 @@ class OtherFiles:
         """Return whether a copy with the size and the time of its original has other bytes."""
         if each.name not in self._copied or not is_copied(each, self._storage):
             return False
-        stage, storage = (os.path.join(root, each.name) for root in (self._stage, self._storage))
+        stage, storage = (
+            os.path.join(root, each.name) for root in (self._launch.root, self._storage)
+        )
         try:
             return not filecmp.cmp(stage, storage, shallow=False)
         except OSError:  # of storage: copying it again says why
@@ -141,20 +143,20 @@ class OtherFiles:
         moved = (names for key, names in self._record.moved.items() if key != HERE)
         drained = {name for names in moved for name in names}  # if it is not complete now, it stays
         drained -= {self._key(f) for f in found if f.quiet}
-        items = self._below(self._stage, frozenset({*skipped, *drained}))
+        items = self._below(self._launch.root, frozenset({*skipped, *drained}))
         root = next((f for f in found if self._key(f) == HERE), None)
         if root is not None and root.quiet:  # an exported model beside checkpoints
             return list(items)
         names = set(self._record.moved.get(HERE, ()))
         if root is not None:
             paths = (root.candidate.decides.path, *(part.entry.path for part in root.parts))
-            names.update(os.path.relpath(path, self._stage) for path in paths)
+            names.update(os.path.relpath(path, self._launch.root) for path in paths)
         is_half = bool(names) and (root is None or root.lacks is not None)
         saved = SAVED if is_half else ()
         return [each for each in items if each.name not in names and not each.name.endswith(saved)]
 
     def _key(self, found: ExaminedCheckpoint) -> str:
-        return os.path.relpath(found.candidate.path, self._stage)
+        return os.path.relpath(found.candidate.path, self._launch.root)
 
     def _is_half(self, found: ExaminedCheckpoint) -> bool:
         """Return whether a checkpoint that lacks something is one that was not saved to its end. It
@@ -165,7 +167,10 @@ class OtherFiles:
             return False
         if found.quiet:  # the search has not examined it
             again = look_at(
-                self._here.where, candidate.path, self._here.facts(()), self._here.memory
+                self._launch.seen.where,
+                candidate.path,
+                self._launch.seen.facts(()),
+                self._launch.seen.memory,
             )
             lacks = again.lacks if again else None
         entry = candidate.place.entry
@@ -191,13 +196,13 @@ class OtherFiles:
         if not new:
             return failed
         try:
-            with draft(self._storage, self._stage) as drafted:
+            with draft(self._storage, self._launch.name) as drafted:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
                         if self._copy_one(each, drafted, between, missing):
                             copied.append(each)
                     except OSError as e:
-                        if os.path.lexists(os.path.join(self._stage, each.name)):
+                        if os.path.lexists(os.path.join(self._launch.root, each.name)):
                             failed.append((each.name, e.strerror or str(e)))
         except OSError as e:  # no draft can be made
             failed = [(each.name, e.strerror or str(e)) for each in new]
@@ -211,9 +216,9 @@ class OtherFiles:
         """Copy a file. Return whether it is on storage now: a link has to wait for its target, and
         a tracker for the checkpoint that it names.
         """
-        path, final = (os.path.join(root, each.name) for root in (self._stage, self._storage))
+        path, final = (os.path.join(root, each.name) for root in (self._launch.root, self._storage))
         if each.is_link:
-            target = target_of(self._stage, each.name)
+            target = target_of(self._launch.root, each.name)
             is_inside = not target.startswith(os.pardir)
             if is_inside and not os.path.lexists(os.path.join(self._storage, target)):
                 return False
@@ -225,8 +230,8 @@ class OtherFiles:
             return True
         if os.path.lexists(final) and not self._is_own(each.name):
             keep(final)
-        copy([each], self._stage, drafted, self._stage, between)
-        make_parents(each.name, self._stage, self._storage)
+        copy([each], self._launch.root, drafted, self._launch.root, between)
+        make_parents(each.name, self._launch.root, self._storage)
         place(os.path.join(drafted, each.name), final)
         return True
 

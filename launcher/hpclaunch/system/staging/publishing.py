@@ -37,20 +37,26 @@ NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def draft(root: str, stage: str) -> Iterator[str]:
+def draft(root: str, launch: str) -> Iterator[str]:
     """Return a directory for what is not finished, on the same file system as `root`. In the end it
-    is removed, with what is in it. `stage` is the staging directory of this launch.
+    is removed, with what is in it. `launch` is the name of this launch in the draft's.
     """
     os.makedirs(root, exist_ok=True)
-    path = tempfile.mkdtemp(prefix=_prefix(stage), dir=root)
+    path = tempfile.mkdtemp(prefix=_prefix(launch), dir=root)
     try:
         yield path
     finally:
         rmtree(path)
 
 
-def _prefix(stage: str) -> str:
-    return f"{DRAFT}{os.path.basename(os.path.dirname(stage))}-"
+def draft_beside(stage: str) -> contextlib.AbstractContextManager[str]:
+    """Return a draft in the directory RANDOM of a staging directory."""
+    own = os.path.dirname(stage)
+    return draft(own, os.path.basename(own))
+
+
+def _prefix(launch: str) -> str:
+    return f"{DRAFT}{launch}-"
 
 
 def publish(
@@ -58,7 +64,7 @@ def publish(
     notes: Iterable[Item],
     drafted: str,
     root: str,
-    stage: str,
+    launch: str,
     *,
     is_there: bool,
 ) -> None:
@@ -67,7 +73,7 @@ def publish(
         pass
     elif contents.key == HERE:
         place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
-        _settle(newest, root, contents.decisive, stage)
+        _settle(newest, root, contents.decisive, launch)
     else:
         for name in contents.moved:
             place(os.path.join(drafted, name), os.path.join(root, name))
@@ -124,7 +130,7 @@ def _rename_exchange(one: str, other: str) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
 
 
-def _settle(newest: str, root: str, decisive: str, stage: str) -> None:
+def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
     """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
     The decisive file is removed first and comes back last, so that a mixture is not complete.
     """
@@ -133,7 +139,7 @@ def _settle(newest: str, root: str, decisive: str, stage: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(root, decisive))
     items = [each for each in tree(newest, HERE) if each.name != HERE]
-    with draft(root, stage) as drafted:
+    with draft(root, launch) as drafted:
         for each in sorted(items, key=lambda each: each.name == decisive):
             path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
@@ -143,7 +149,7 @@ def _settle(newest: str, root: str, decisive: str, stage: str) -> None:
                 os.makedirs(os.path.dirname(new), exist_ok=True)
                 _link_or_copy(path, new)
                 place(new, final)
-    remove(newest, root, stage)
+    remove(newest, root, launch)
 
 
 def _is_same(path: str, other: str) -> bool:
@@ -163,15 +169,15 @@ def _link_or_copy(path: str, new: str) -> None:
             sync(new)
 
 
-def remove(path: str, root: str, stage: str) -> None:
+def remove(path: str, root: str, launch: str) -> None:
     """Delete a file or directory: first its name, in one step. Raises OSError."""
-    with draft(root, stage) as drafted:
+    with draft(root, launch) as drafted:
         with _writable(path, old := os.path.join(drafted, "old")):
             os.rename(path, old)
         sync(os.path.dirname(path))
 
 
-def sweep(places: Iterable[str], decisive_of: Callable[[str], str], stage: str) -> bool:
+def sweep(places: Iterable[str], decisive_of: Callable[[str], str], launch: str) -> bool:
     """Remove drafts that a killed stager has left in these directories, and finish what needed
     more than one step. `decisive_of` returns the decisive file of a complete checkpoint, or "".
     Return False if there are drafts that other launches may still need.
@@ -180,30 +186,30 @@ def sweep(places: Iterable[str], decisive_of: Callable[[str], str], stage: str) 
     for place_ in places:
         for name in os.listdir(place_) if os.path.isdir(place_) else ():
             path = os.path.join(place_, name)
-            if name.startswith(_prefix(stage)):
+            if name.startswith(_prefix(launch)):
                 with contextlib.suppress(FileNotFoundError):
-                    remove(path, place_, stage)
+                    remove(path, place_, launch)
             elif name.startswith(DRAFT):
-                is_swept &= _remove_abandoned(path, place_, stage)
+                is_swept &= _remove_abandoned(path, place_, launch)
             elif name.endswith(OLD):
                 if os.path.lexists(final := path.removesuffix(OLD)):
-                    remove(path, place_, stage)
+                    remove(path, place_, launch)
                 else:
                     os.rename(path, final)
             elif name.startswith(NEWEST) and (decisive := decisive_of(path)):
-                _settle(path, place_, decisive, stage)
+                _settle(path, place_, decisive, launch)
     return is_swept
 
 
-def _remove_abandoned(path: str, root: str, stage: str) -> bool:
+def _remove_abandoned(path: str, root: str, launch: str) -> bool:
     """Remove another launch's draft if nobody writes to it any more. Return whether it is gone. Its
     time is compared with that of a new draft, since the clock of storage may differ.
     """
     with contextlib.suppress(OSError):  # just removed, or another user's
-        with draft(root, stage) as new:
+        with draft(root, launch) as new:
             idle = os.stat(new).st_mtime - os.stat(path).st_mtime
         if idle > ABANDONED:
-            remove(path, root, stage)
+            remove(path, root, launch)
     return not os.path.lexists(path)
 
 

@@ -10,12 +10,12 @@ import time
 from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
-from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .contents import HERE, Contents, Item, contents_of, item, notes
 from .copying import at_once, copy, is_unchanged
+from .launch import Launch
 from .messages import Refused, Restore, Restored
-from .publishing import draft, place
+from .publishing import draft_beside, place
 from .removal import rmtree
 from .room import room
 
@@ -27,16 +27,10 @@ class Restoring:
     as they are in the staging directory.
     """
 
-    def __init__(
-        self,
-        storage: str,
-        stage: str,
-        there: CheckpointService,
-        here: CheckpointService,
-        rounds: RoundTimes,
-    ) -> None:
-        self._storage, self._stage, self._there, self._here = storage, stage, there, here
-        self._rounds = rounds
+    def __init__(self, launch: Launch, rounds: RoundTimes) -> None:
+        self._launch, self._rounds = launch, rounds
+        self._storage, self._stage = launch.storage, launch.stage
+        self._there, self._here = launch.there, launch.here
         self.restored: Contents | None = None
         self.beside: list[Item] = []
 
@@ -109,7 +103,7 @@ class Restoring:
         ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
-        with draft(os.path.dirname(self._stage), self._stage) as drafted:
+        with draft_beside(self._launch.stage) as drafted:
             copy(items, self._storage, drafted, self._storage, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")

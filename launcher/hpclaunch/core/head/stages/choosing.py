@@ -58,6 +58,9 @@ class Choosing(JobStage):
         super().__init__(state)
         self.job, self.budget = state.job, state.budget
         self._search_number = 0  # of the last search
+        self._stagers: tuple[int, ...] = ()  # the agents that it has let have it in memory
+        self._can_stage = False
+        self._is_restored_again = False  # into memory, since an agent has not got it
         self._choice: CheckpointChosen | None = None  # what the last search found
         self._chosen_at = 0.0
         self._look: CommonLook | None = None  # at the choice
@@ -77,7 +80,12 @@ class Choosing(JobStage):
         self._choice = self._look = None
         avoid = (*passed_over(sorted(self._failed)), *self._avoid.items())
         self._search_number = next(self.state.numbers)
-        return [ChooseCheckpoint(avoid, number=self._search_number)]
+        stagers = self.state.stagers
+        self._stagers, self._can_stage = stagers.agents, stagers.can_stage
+        search = ChooseCheckpoint(
+            avoid, number=self._search_number, agents=self._stagers, stages=self._can_stage
+        )
+        return [*stagers.lead(), search]
 
     def event(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, CheckpointChosen) and event.number == self._search_number:
@@ -151,8 +159,10 @@ class Choosing(JobStage):
         """Take the next step with the choice. Return None once a round can begin with it, or there
         is a verdict; else the effects, which are [] while the agents look at it.
         """
+        if choice.staged and self._has_other_stagers:
+            return self._search()
         if not choice.path:
-            return self._none_found()
+            return self._none_found(choice)
         if not self._accepts_rejected and self.budget.rejects(choice):
             self._tally_before = self.budget.tally
             self.budget.avoid(choice)
@@ -171,7 +181,14 @@ class Choosing(JobStage):
         self._avoid[checksum(choice.mark)] = why
         return self._search()
 
-    def _none_found(self) -> list[Effect] | None:
+    @property
+    def _has_other_stagers(self) -> bool:
+        """Whether an agent has come, or can no longer save in memory, since the search began."""
+        stagers = self.state.stagers
+        came = set(stagers.agents) - set(self._stagers)
+        return bool(came) or (self._can_stage and not stagers.can_stage)
+
+    def _none_found(self, choice: CheckpointChosen) -> list[Effect] | None:
         if not self._accepts_rejected and self._failed:
             # A rejected checkpoint is better than none. A rejection in this stage is undone.
             self._accepts_rejected = True
@@ -179,8 +196,10 @@ class Choosing(JobStage):
             self._failed = set()
             return self._search()
         if self._unseen and not self.job.local:
-            reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
-            reason += "that all nodes share? (--checkpoint-local is for one on each node)"
+            reason = f"{self._unseen}, and there is no other"
+            if not choice.staged:
+                reason += ": are the checkpoints in a directory that all nodes share? "
+                reason += "(--checkpoint-local is for one on each node)"
             self.state.end.note(verdict(Origin.TROUBLE, reason))
         return None
 
@@ -192,14 +211,15 @@ class Choosing(JobStage):
         readers = present if self.job.local or not choice.is_read else []
         shares = {peer.place.index: (k, len(readers)) for k, peer in enumerate(readers)}
         what = (choice.path, choice.mark, choice.size, choice.time)
-        look = Look(next(self.state.numbers), *what, rounds=choice.rounds)
+        look = Look(next(self.state.numbers), *what, rounds=choice.rounds, staged=choice.staged)
         if (last := self._look) is not None:
             return CommonLook(look, shares, last.asked_at, last.give_up_at)
         timing = self.job.timing
         self._notice_at = now + timing.next_notice
         limit = timing.older if self._unseen else timing.visible
         # No other node writes into a node's own directory: what is missing will not appear.
-        return CommonLook(look, shares, now, math.inf if self.job.local else now + limit)
+        is_own = self.job.local or choice.staged
+        return CommonLook(look, shares, now, math.inf if is_own else now + limit)
 
     def _check_answers(self, choice: CheckpointChosen, look: CommonLook) -> list[Effect] | None:
         is_late = look.give_up_at == math.inf  # an agent that does not see it by now never will
@@ -219,6 +239,9 @@ class Choosing(JobStage):
             if seen is not None and seen.damage:
                 return self._pass_over(choice, seen.damage)
             if seen is not None and seen.missing:
+                if choice.staged and not self._is_restored_again:
+                    self._is_restored_again = True
+                    return self._search()
                 unseen = f"{peer.host} does not see {choice.path}: {seen.missing}"
                 self._unseen = self._unseen or unseen
                 return self._pass_over(choice, f"{peer.host} does not see it: {seen.missing}")

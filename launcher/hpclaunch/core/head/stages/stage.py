@@ -114,8 +114,8 @@ class JobStage:
     def end(self, now: float) -> Step:
         """End the job once the verdict is final."""
         asked = self.state.end.advance(now)
-        if asked is not None:
-            return Step(asked)
+        if asked is not None:  # perhaps to copy what is in the memory of all nodes
+            return Step([*self.state.stagers.lead(), *asked] if asked else [])
         facts = [Record(self.state.current_round.ended(now))] if self.kind in IN_ROUND else []
         return Step(facts, Stage.ENDING)
 

@@ -1,0 +1,269 @@
+"""The copy of a checkpoint to storage ("drain"): a draft there, which gets its final name at once.
+
+Between two pieces of a copy, requests are served, and a newer checkpoint is looked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
+
+from . import messages
+from .contents import HERE, Contents, is_same, notes
+from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged, make_parents
+from .deletion import Deletion
+from .launch import Launch
+from .looking import Looking
+from .other_files import OtherFiles, keep
+from .publishing import draft, is_copied, publish, same, sweep
+from .removal import rmtree
+from .requests import Requests
+from .room import room
+
+SAY = 1.0  # seconds between two reports of progress
+AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
+
+
+class Draining:
+    """The drains of one stager."""
+
+    def __init__(
+        self, launch: Launch, requests: Requests, looking: Looking, others: OtherFiles
+    ) -> None:
+        self._launch, self._requests, self._looking = launch, requests, looking
+        self._storage, self._record = launch.storage, launch.record
+        self._others = others
+        self._deletion = Deletion(launch)
+        self._held = os.path.join(launch.own, "held")  # the checkpoint that is being copied
+        self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
+        self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
+        self.is_swept = False
+        self._is_late = False  # the script deletes or rewrites what is not on storage yet
+        self._is_rewritten = False  # in place
+        self._finishes = False  # the last drain was given up, so the next one is finished
+        self._sized: object = None  # the identity of the newest checkpoint, once room was checked
+        self._refusal = ""
+        self._say_due = 0.0
+        self._paused = 0.0  # seconds of this drain
+
+    @property
+    def has_pauses(self) -> bool:
+        is_urgent = self._is_late or self._looking.has_ended
+        return not is_urgent and self._requests.has_pauses
+
+    def sweep(self) -> None:
+        """Remove what a killed stager has left unfinished. Raises OSError."""
+
+        def decisive(path: str) -> str:
+            where = os.path.dirname(path)
+            found = look_at(where, path, self._launch.there.facts(()), self._launch.there.memory)
+            if found is None or found.lacks is not None:
+                return ""
+            return os.path.relpath(found.candidate.decides.path, path)
+
+        rmtree(self._held)
+        places = {self._launch.own, self._storage, *roots(self._launch.there.where)}
+        self.is_swept = sweep(places, decisive, self._launch.name)
+
+    def is_on_storage(self, contents: Contents) -> bool:
+        """Return whether it was drained. In the end, look whether somebody has deleted it there."""
+        is_drained = self._drained.get(contents.key) == contents.identity
+        if is_drained and self._looking.has_ended:
+            return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
+        return is_drained
+
+    def is_waiting(self, contents: Contents) -> bool:
+        """Return whether the drain of this has failed, and is tried again only later."""
+        key, identity, again = self.failed
+        is_failed = (key, identity) == (contents.key, contents.identity)
+        return is_failed and time.monotonic() < again
+
+    def note_drained(self, contents: Contents) -> None:
+        self._drained[contents.key] = contents.identity
+
+    def absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
+        keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
+        return keys - self._drained.keys()
+
+    def drain(
+        self, found: ExaminedCheckpoint, contents: Contents, all_found: Sequence[ExaminedCheckpoint]
+    ) -> str:
+        """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
+        began, step = time.monotonic(), found.candidate.step
+        self._paused = 0.0
+        path = self._launch.on_storage(contents.key)
+        try:
+            is_new = self._copy(found, contents, all_found)
+        except GivenUpError as e:
+            self._finishes = True
+            return str(e)
+        except OSError as e:
+            why = e.strerror or str(e)
+            is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
+            if not (is_deleted and str(e.filename).startswith(self._launch.own)):
+                self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
+                self.is_swept = False  # the draft may be left, if storage is away
+                self._requests.send(messages.DrainFailed(path, why))
+            return why
+        finally:
+            rmtree(self._held)
+        self.note_drained(contents)
+        self._finishes = self._is_late = False
+        self._deletion.note_drained()
+        if is_new:
+            number = None if step is None else step.value
+            seconds = time.monotonic() - began - self._paused
+            self._requests.send(messages.Drained(path, number, contents.size, seconds))
+        if self._refusal:
+            self._requests.send(messages.Refused(0, self._refusal))
+            self._refusal = ""
+        return ""
+
+    def _copy(
+        self,
+        found: ExaminedCheckpoint,
+        contents: Contents,
+        all_found: Sequence[ExaminedCheckpoint],
+    ) -> bool:
+        """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
+        drained by a stager that was killed. Raises OSError and GivenUpError.
+        """
+        if not self.is_swept:
+            self.sweep()
+        is_there = same(contents, self._storage)
+        with draft(self._storage, self._launch.name) as drafted:
+            candidates = [f.candidate for f in all_found]
+            beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
+            beside = [
+                each
+                for each in beside
+                if not self._record.has(each) and not is_copied(each, self._storage)
+            ]
+            # Trackers are rewritten in place, so they are copied at once.
+            copy(beside, self._launch.root, drafted, self._launch.root, at_once)
+            beside = [each for each in beside if is_same(each, self._launch.root)]
+            if not is_there:
+                self._hold(contents)
+            self._looking.check(found, contents)
+            if not is_there:
+                copy(contents.items, self._held, drafted, self._launch.root, self.between(contents))
+                if not self._is_rewritten and not is_unchanged(contents, self._held):
+                    self._is_rewritten = self._is_late = True
+                    raise GivenUpError("it is being written again")
+            if not is_there and contents.key != HERE:
+                self._keep_others(contents)
+            for name in (*contents.moved, *(each.name for each in beside)):
+                make_parents(name, self._launch.root, self._storage)
+            self._record.add(contents)  # before, so that the next stager knows it in any case
+            others = [*contents.items, *beside] if contents.key == HERE else beside
+            self._record.add_others({each.name for each in others})
+            publish(
+                contents,
+                beside,
+                drafted,
+                self._storage,
+                self._launch.name,
+                is_there=is_there,
+            )
+        self._others.note_copied(beside if is_there else others)
+        return not is_there
+
+    def _keep_others(self, contents: Contents) -> None:
+        """Rename checkpoints of an earlier launch that have the names of a new one: only the newest
+        was restored, so the script cannot know that the names of the others are in use.
+        """
+        own = {
+            *self._record.others,
+            *(n for names in self._record.moved.values() for n in names),
+        }
+        for name in contents.moved:
+            if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
+                keep(path)
+
+    def _hold(self, contents: Contents) -> None:
+        """Keep the files while they are copied, by hard links. If the script has rewritten files in
+        place while the last checkpoint was copied, and there is room, by a copy in memory.
+        """
+        if self._is_rewritten and room(self._launch.root).lack(contents.size, 1):
+            self._is_rewritten = False
+        if self._is_rewritten:
+            copy(contents.items, self._launch.root, self._held, self._launch.root, at_once)
+        else:
+            hold(contents.items, self._launch.root, self._held)
+
+    def between(self, contents: Contents | None) -> Between:
+        """Return what to do between two pieces of a copy. None: of other files than checkpoints,
+        which have to wait for the next checkpoint.
+        """
+
+        def between(done: int, took: float) -> int:
+            now = time.monotonic()
+            if contents is not None and now >= self._say_due:
+                self._say_due = now + SAY
+                path = self._launch.on_storage(contents.key)
+                self._requests.send(messages.Draining(path, done, contents.size))
+            self._requests.serve(took if self.has_pauses else 0.0)
+            self._paused += time.monotonic() - now
+            if not self._looking.has_ended and time.monotonic() >= self._looking.due:
+                self._check_worth(contents, done)
+            return 1 if self.has_pauses else THREADS
+
+        return between
+
+    def _check_worth(self, contents: Contents | None, done: int) -> None:
+        """Raise GivenUpError if a newer checkpoint should be drained instead. At least every other
+        drain is finished, however often the script saves.
+        """
+        complete = list(self._looking.complete(self._looking.look()))
+        self.check_room(complete)
+        newest = complete[0][1] if complete else None
+        is_newest = newest is None or self.is_on_storage(newest)
+        if contents is None:
+            if not is_newest:
+                raise GivenUpError("there is a new checkpoint")
+            return
+        if newest is not None and (newest.key, newest.identity) == (
+            contents.key,
+            contents.identity,
+        ):
+            return
+        if not is_newest and not self._finishes and 2 * done < contents.size:
+            raise GivenUpError("there is a newer checkpoint")
+        is_deleted = all(
+            (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
+        )
+        if is_deleted and room(self._launch.root).lack(contents.size, 1):
+            self._is_late = True
+            raise GivenUpError("the script has deleted it, and its memory is needed")
+
+    def rotate(self) -> None:
+        """Delete on storage what the script has deleted, if it is not needed any more."""
+        for key in self._deletion.rotate(self._requests.rounds):
+            self._drained.pop(key, None)
+            self._requests.send(messages.Deleted(self._launch.on_storage(key)))
+
+    def make_room(self, complete: Sequence[Contents]) -> None:
+        """Delete in memory what is on storage, if there is no room for the next checkpoint."""
+        with contextlib.suppress(OSError):
+            self._deletion.make_room(complete, self.is_on_storage)
+
+    def check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        """Check once for each new checkpoint that the next one will fit, if those that are on
+        storage make room for it. Do this before the next save begins, which takes room itself.
+        """
+        if not complete or complete[0][1].identity == self._sized:
+            return
+        newest = complete[0][1]
+        self._sized = newest.identity
+        with contextlib.suppress(OSError):
+            left = room(self._launch.root)
+            older = sum(c.size for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c))
+            self._refusal = left._replace(free=left.free + older).lack(newest.size, 1)
+            self._is_late |= bool(self._refusal)
+            if self._refusal and self.is_on_storage(newest):
+                self._requests.send(messages.Refused(0, self._refusal))
+                self._refusal = ""

@@ -1,0 +1,48 @@
+"""The directories of a launch, and the searches for checkpoints in them."""
+
+from __future__ import annotations
+
+import os
+
+from hpclaunch.system.checkpoints.service import CheckpointService
+
+from .record import Record
+
+
+class Launch:
+    """The settings of a stager: `here` searches in the staging directory, and `there` on storage.
+
+    Its checkpoints are looked for in the directory `root`, by `seen`. With one node, that is the
+    staging directory; with several, a view of all of them (`view.py`).
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        stage: str,
+        pattern: str,
+        exclude: tuple[str, ...],
+        complete: str,
+        verify: str,
+        launch: str = "",
+    ) -> None:
+        self.storage, self.stage = os.path.abspath(storage), os.path.abspath(stage)
+        self.own = os.path.dirname(self.stage)  # RANDOM: see stage_directory.py
+        self.has_several_nodes = bool(launch)
+        self.name = launch or os.path.basename(self.own)  # of its drafts
+        self._search = pattern, (exclude, complete, verify)
+        self.here, self.there = self._searching(self.stage), self._searching(self.storage)
+        self.root, self.seen = self.stage, self.here
+        self.record = Record(os.path.join(self.own, "record"))
+
+    def look_into(self, root: str) -> None:
+        """Look for checkpoints in this directory from now on."""
+        if root != self.root:
+            self.root, self.seen = root, self._searching(root)
+
+    def _searching(self, root: str) -> CheckpointService:
+        pattern, more = self._search
+        return CheckpointService(os.path.normpath(os.path.join(root, pattern)), *more)
+
+    def on_storage(self, key: str) -> str:
+        return os.path.normpath(os.path.join(self.storage, key))

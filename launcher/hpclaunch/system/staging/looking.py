@@ -1,0 +1,75 @@
+"""The look for checkpoints in memory: which there are, and which are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpclaunch.system.checkpoints.candidates import SETTLED
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
+
+from .contents import HERE, Contents, contents_of
+from .copying import GivenUpError
+from .launch import Launch
+from .requests import Requests
+
+PERIOD = 1.0  # least seconds between two looks
+SHARE = 0.02  # largest share of the time that looks take
+
+
+class Looking:
+    """The looks of one stager. The next one is `due` at that time."""
+
+    def __init__(self, launch: Launch, requests: Requests) -> None:
+        self._launch, self._requests = launch, requests
+        self.has_ended = False  # no worker runs any more, so what was written is all
+        self.due = 0.0
+
+    def look(self) -> list[ExaminedCheckpoint]:
+        """Return the checkpoints in memory, the newest first."""
+        rounds, began = self._requests.rounds, time.monotonic()
+        if self.has_ended and rounds:
+            begun, _, *world = rounds[-1]
+            rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
+        try:
+            return list(self._launch.seen.examine(rounds))
+        except OSError:
+            return []
+        finally:
+            took = time.monotonic() - began
+            self.due = began + max(PERIOD, took / SHARE)
+
+    def complete(
+        self, found: Sequence[ExaminedCheckpoint]
+    ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
+        """Yield the complete checkpoints. Left out are those of which another rank's file is not
+        whole, and files inside of another one: they count only together.
+        """
+        root, moved = self._launch.root, self._launch.record.moved
+        torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
+        drained = moved.keys() - {HERE}
+        seen: set[str] = set(moved.get(HERE, ()))
+        for each in found:
+            name = os.path.relpath(each.candidate.path, root)
+            is_part = name in seen or any(str(parent) in drained for parent in Path(name).parents)
+            if each.lacks is None and not is_part:
+                with contextlib.suppress(OSError):  # being deleted
+                    contents = contents_of(root, each)
+                    seen.update(contents.moved)
+                    if torn.isdisjoint(os.path.join(root, n) for n in contents.moved):
+                        yield each, contents
+
+    def check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
+        """Raise GivenUpError unless the checkpoint is still complete, and the same."""
+        seen, path = self._launch.seen, found.candidate.path
+        facts = seen.facts(self._requests.rounds)
+        again = look_at(seen.where, path, facts, seen.memory, opens=seen.opens)
+        is_complete = again is not None and (again.lacks is None or self.has_ended)
+        if again is None or not is_complete or self._identity(again) != contents.identity:
+            raise GivenUpError("it is being written again")
+
+    def _identity(self, found: ExaminedCheckpoint) -> object:
+        return contents_of(self._launch.root, found).identity

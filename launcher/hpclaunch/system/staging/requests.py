@@ -1,0 +1,64 @@
+"""The requests of the agent to the stager, and the replies to it (`messages.py`)."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+
+from hpclaunch.system.checkpoints.messages import RoundTimes
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.messages import decode
+
+from . import messages
+
+
+class Requests:
+    """The channel to the agent. Requests to restore or to flush are `pending` until the stager has
+    time for them.
+    """
+
+    def __init__(self, channel: AgentChannel) -> None:
+        self._channel = channel
+        self.pending: deque[messages.Restore | messages.Flush] = deque()
+        self.rounds: RoundTimes = ()
+        self.is_hurried = False
+        self.is_gone = False  # the agent
+
+    @property
+    def has_pauses(self) -> bool:
+        """Return whether copies should leave time to the workers, as far as the agent says."""
+        is_urgent = self.is_hurried or self.is_gone
+        return not is_urgent and not any(isinstance(r, messages.Flush) for r in self.pending)
+
+    def serve(self, seconds: float) -> None:
+        """Read requests for some time; less if there is work to do or a copy becomes urgent."""
+        until = time.monotonic() + seconds
+        while not self.is_gone:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([self._channel], [], [], left)[0]:
+                return
+            had_pauses = self.has_pauses
+            try:
+                for request in self._channel.read():
+                    self.take(decode(messages.REQUESTS, request))
+            except AgentGoneError:
+                self.is_gone = True
+            if self.pending or had_pauses > self.has_pauses:
+                until = 0.0
+
+    def take(self, request: messages.Request) -> None:
+        match request:
+            case messages.Rounds(rounds=rounds):
+                self.rounds = rounds
+            case messages.Hurry(on=on):
+                self.is_hurried = on
+            case messages.Restore() | messages.Flush():
+                self.pending.append(request)
+
+    def send(self, reply: messages.Reply) -> None:
+        if not self.is_gone:
+            try:
+                self._channel.send(reply.encoded())
+            except AgentGoneError:
+                self.is_gone = True

@@ -1,0 +1,169 @@
+"""A job that saves in the memory of several nodes: who leads the stagers, and where a round saves."""
+
+from __future__ import annotations
+
+from crew import Crew
+
+from hpclaunch.core.head.stages import choosing
+from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.model import EXIT_LOST, StagerPlace
+
+FULL = "no room"
+
+
+def a_crew(hosts="n0 n1 n2", **settings):
+    crew = Crew(hosts, saves=True, stages=True, fewest=1, **settings)
+    crew.checkpoint = "/c/2.pt"
+    crew.start(*range(len(hosts.split())))
+    return crew
+
+
+def stages(crew):
+    """Return for each round whether each agent's workers save in memory."""
+    return [{i: part.stages for i, part in parts.items()} for parts in crew.parts.values()]
+
+
+def fail(crew, agent=1):
+    rank = crew.parts[max(crew.parts)][agent].first_rank
+    crew.feed(agent, events.WorkerExited(rank, 1, 0))
+    crew.until(crew.now + 5.0)
+
+
+def others(*numbers, head=0):
+    """Return where the stagers of these agents are."""
+    to_head = f"10.0.0.{head + 1}"
+    return tuple(
+        StagerPlace(i, f"n{i}", f"10.0.0.{i + 1}", 6000 + i, to_head) for i in sorted(numbers)
+    )
+
+
+def test_a_round_begins_once_all_stagers_listen():
+    crew = Crew("n0 n1", saves=True, stages=True)
+    crew.without_stager = {1}
+    crew.start(0, 1)
+    assert crew.searched == []
+    crew.feed(1, events.StagerFound(6001))
+    assert stages(crew) == [{0: True, 1: True}]
+
+
+def test_the_heads_stager_leads_before_the_search():
+    crew = a_crew()
+    assert crew.led[-1][0] == 0
+    assert crew.led[-1][1].others == others(1, 2)
+    (search,) = crew.searched
+    assert (search.agents, search.stages) == ((0, 1, 2), True)
+    (look,) = set(crew.asked)
+    assert look.staged
+
+
+def test_a_stager_that_is_started_again_is_found_again():
+    crew = a_crew()
+    crew.feed(1, events.StagerFound())
+    crew.feed(1, events.StagerFound(6500))
+    crew.until(crew.now + 6.0)
+    assert [place.port for place in crew.led[-1][1].others] == [6500, 6002]
+    assert len(crew.parts) == 1
+
+
+def test_a_lost_agent_is_left_out_and_another_head_leads_in_its_own_term():
+    crew = a_crew()
+    crew.kill(2)
+    crew.until(crew.now + 10.0)
+    agent, led = crew.led[-1]
+    assert (agent, led.others) == (0, others(1))
+    assert stages(crew)[-1] == {0: True, 1: True}
+
+
+def test_another_head_leads_them_in_its_own_term():
+    crew = a_crew()
+    before = crew.led[-1][1].term
+    crew.kill(0)
+    crew.until(crew.now + 10.0)
+    agent, led = crew.led[-1]
+    assert agent == 1
+    assert led.term > before
+    assert led.others == others(2, head=1)
+    assert crew.searched[-1].agents == (1, 2)
+    assert stages(crew)[-1] == {1: True, 2: True}
+
+
+def test_no_round_begins_while_a_stager_is_being_replaced():
+    crew = a_crew()
+    crew.feed(1, events.StagerFound())
+    fail(crew, 2)
+    assert len(crew.parts) == 1
+    crew.feed(1, events.StagerFound(6500))
+    crew.until(crew.now + 1.0)
+    assert len(crew.parts) == 2
+
+
+def test_one_node_that_cannot_stage_moves_all_to_storage_from_the_next_round_on():
+    crew = a_crew()
+    crew.feed(2, events.StagerFound(6002, FULL))
+    crew.until(crew.now + 5.0)
+    assert len(crew.parts) == 1
+    fail(crew)
+    assert stages(crew) == [{0: True, 1: True, 2: True}, {0: False, 1: False, 2: False}]
+    assert crew.searched[-1].agents == (0, 1, 2)
+    assert not crew.asked[-1].staged
+
+
+def test_a_node_that_takes_no_part_does_not_count():
+    crew = a_crew(most=2)
+    crew.feed(2, events.StagerFound(0, FULL))
+    fail(crew)
+    assert stages(crew)[-1] == {0: True, 1: True}
+
+
+def test_a_refusal_while_the_agents_look_begins_another_search():
+    crew = Crew("n0 n1", saves=True, stages=True)
+    crew.checkpoint, crew.silent = "/c/2.pt", {1}
+    crew.start(0, 1)
+    assert crew.parts == {}
+    crew.silent = set()
+    crew.feed(1, events.StagerFound(6001, FULL))
+    assert [search.stages for search in crew.searched] == [True, False]
+    assert stages(crew) == [{0: False, 1: False}]
+
+
+def test_an_agent_that_has_not_got_it_gets_it_again():
+    crew = a_crew()
+    crew.unseen = {2: "/c/2.pt"}
+    searches = crew.searches
+    fail(crew)
+    assert crew.searches > searches
+    again = crew.searched[searches : searches + 2]
+    assert [search.avoid for search in again] == [(), ()]
+
+
+def test_then_an_older_one_is_taken_at_once():
+    crew = Crew("n0 n1", saves=True, stages=True)
+    crew.checkpoint, crew.older, crew.unseen = "/c/2.pt", ["/c/1.pt"], {1: "/c/2.pt"}
+    crew.start(0, 1)
+    assert {part.checkpoint for part in crew.parts[0].values()} == {"/c/1.pt"}
+    assert [len(search.avoid) for search in crew.searched] == [0, 0, 1]
+
+
+def test_if_there_is_no_other_the_job_ends_and_does_not_begin_again():
+    crew = Crew("n0 n1", saves=True, stages=True)
+    crew.checkpoint, crew.unseen = "/c/2.pt", {1: "/c/2.pt"}
+    crew.start(0, 1)
+    crew.feed(0, events.StageFlushed())
+    assert crew.verdicts[0].code == EXIT_LOST
+    assert crew.verdicts[0].reason == (
+        "n1 does not see /c/2.pt: there is no such file, and there is no other"
+    )
+
+
+def test_its_name_needs_no_step():
+    crew = Crew("n0 n1", saves=True, stages=True)
+    crew.checkpoint = "/c/last.pt"
+    crew.start(0, 1)
+    assert {part.checkpoint for part in crew.parts[0].values()} == {"/c/last.pt"}
+    assert not [line for line in crew.said if choosing.NO_STEP_IN_NAME in line]
+
+
+def test_nothing_of_it_happens_on_one_node():
+    crew = Crew("n0", saves=True, stages=True)
+    crew.start(0)
+    assert (crew.led, crew.searched[0].agents) == ([], ())
