@@ -35,7 +35,7 @@ from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
 STREAMS = 4  # pieces that a node fetches at the same time
-PIECE = 4 << 20  # bytes
+PIECE = 1 << 20  # bytes
 END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
 Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
@@ -172,7 +172,9 @@ class StageNode:
         If several nodes copy into one draft, let one copy the directories after all files: they
         get their modes and times then.
         """
-        items = [item(self.stage, _safe(each.name)) for each in entries]
+        for each in entries:
+            _refuse_links(self.stage, each.name)
+        items = [item(self.stage, each.name) for each in entries]
         checked = [each for each in entries if each.is_file and each.name in essential]
         with draft_beside(self.stage) as held:
             if in_memory:
@@ -202,19 +204,16 @@ class StageNode:
                 self._mark(each.entry for each in wanted)
             _place(wanted, drafted, self._root(generation))
 
-    def keep(self, manifest: Manifest, own: Iterable[Entry] = ()) -> None:
-        """Keep a generation from now on. Its files are added by `fetch`; `own` are files of the
-        staging directory that belong to it, which are kept by hard links.
-        """
-        root = self._root(manifest.generation)
-        os.makedirs(root, exist_ok=True)
-        _write(os.path.join(os.path.dirname(root), MANIFEST), packing.pack(manifest))
-        hold([item(self.stage, _safe(each.name)) for each in own], self.stage, root)
+    def keep(self, manifest: Manifest) -> None:
+        """Keep a generation from now on. Its files are added by `fetch`."""
+        folder = self._folder(manifest.generation)
+        os.makedirs(os.path.join(folder, FILES), exist_ok=True)
+        _write(os.path.join(folder, MANIFEST), packing.pack(manifest))
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
         with contextlib.suppress(FileNotFoundError):
-            remove(os.path.dirname(self._root(generation)), self._own, os.path.basename(self._own))
+            remove(self._folder(generation), self._own, os.path.basename(self._own))
 
     def delete(self, entries: Iterable[Entry]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
@@ -242,15 +241,15 @@ class StageNode:
         """Keep the record of the stager that leads (`record.py`)."""
         _write(os.path.join(self._own, RECORD), record.encode(errors="surrogateescape"))
 
-    def _root(self, generation: str) -> str:
-        """Return the directory with the files of a generation that is kept; of "", the staging
-        directory.
-        """
-        if not generation:
-            return self.stage
+    def _folder(self, generation: str) -> str:
+        """Return the directory of a generation that is kept."""
         if os.sep in _safe(generation):
             raise PermissionError(errno.EPERM, "not the name of a generation", generation)
-        return os.path.join(self._kept, generation, FILES)
+        return os.path.join(self._kept, generation)
+
+    def _root(self, generation: str) -> str:
+        """Return the directory with its files; for "", the staging directory."""
+        return os.path.join(self._folder(generation), FILES) if generation else self.stage
 
     def _load(self, path: str, kind: type[T]) -> T | None:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
