@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
@@ -47,10 +47,12 @@ class Draining:
         nodes: OneNode,
         looking: Looking,
         others: OtherFiles,
+        answer: Callable[[], None],
     ) -> None:
+        """`answer` answers requests that do not wait for the end of a drain."""
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._nodes, self._others = nodes, others
+        self._nodes, self._others, self._answer = nodes, others, answer
         self._deletion = Deletion(launch, nodes)
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
@@ -233,6 +235,7 @@ class Draining:
                 path = self._launch.on_storage(contents.key)
                 self._requests.send(messages.Draining(path, done, contents.size))
             self._requests.serve(took if self.has_pauses else 0.0)
+            self._answer()
             self._paused += time.monotonic() - now
             if not self._looking.has_ended and time.monotonic() >= self._looking.due:
                 self._check_worth(contents, done)

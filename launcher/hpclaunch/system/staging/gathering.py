@@ -29,7 +29,7 @@ from .peers import wanted
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
 
-class GatheringError(Exception):
+class GatheringError(GivenUpError):
     """A node cannot have the checkpoint."""
 
     def __init__(self, why: str, host: str) -> None:
@@ -82,6 +82,17 @@ class Gathering:
         return Restored(
             request.id, reply.path, size, time.monotonic() - began, reply.skipped, fetched
         )
+
+    def collect(self) -> None:
+        """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
+        nodes keep it, but those that had saved it are lost. Raises OSError and GivenUpError.
+        """
+        self._nodes.refresh()
+        request = Restore(0, (), (self._nodes.index,))
+        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
+        chosen = choice(found, self._nodes.holdings, stored=self._stored(request))
+        if chosen is not None and all(m.generation != chosen.generation for m in found):
+            self._gather(chosen, request)
 
     def _chosen(self, request: Restore) -> Manifest | None:
         storage = self._launch.storage
