@@ -123,6 +123,14 @@ class LedNodes:
         wanted = tuple(sorted(nodes or self.living))
         return stager.restore(messages.Restore(1, avoid, wanted))
 
+    def care(self, stager: Stager) -> None:
+        """Copy the newest checkpoint to other nodes, but not to storage."""
+        assert isinstance(stager.nodes, Nodes)
+        for _ in range(3):
+            found = stager.looking.look()
+            stager.nodes.care(list(stager.looking.complete(found)))
+            wait(stager.nodes._caring._keeping.values())
+
     def work(self, stager: Stager) -> None:
         """Work until all is copied and drained."""
         assert isinstance(stager.nodes, Nodes)
