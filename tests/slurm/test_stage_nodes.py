@@ -9,12 +9,12 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Job, JobResult, eventually
+from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, SCRIPTS, WORKER, Launch
 from .scripts import resume
 
@@ -81,7 +81,8 @@ def kill_node(cluster: Cluster, node: str) -> None:
     """Kill everything of the launch on a node, so that nobody can confirm or copy anything."""
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for process in cluster.processes(OWN, host=node):
-            process.kill(signum)
+            with suppress(ProcessLookupError):  # killed with its parent
+                process.kill(signum)
 
 
 def until_resumed(job: Job, ranks: int) -> None:
@@ -91,13 +92,16 @@ def until_resumed(job: Job, ranks: int) -> None:
     eventually("workers that resume from step 3", resumed, timeout=90)
 
 
-def require_all_on_storage(ended: JobResult, job: Job) -> None:
-    assert ended.code == 0, str(ended)
+def require_all_on_storage(job: Job, *tasks: int) -> str:
+    """Wait for the end of the job. These agents have ended well. Return the output."""
+    ended = job.wait()
+    assert {job.codes[task] for task in tasks} == {0}, str(ended)
     saved = {path.name for path in (job.directory / "saved").iterdir()}
     assert f"step-{LAST}.pt" in saved
     assert resume.load_checkpoint(str(job.directory / "saved" / f"step-{LAST}.pt"), "") == LAST
     assert f"resuming from {job.directory}/saved/step-3.pt" in ended.output
     assert "in memory" in ended.output
+    return ended.output
 
 
 def require_no_memory_used(cluster: Cluster, *nodes: str) -> None:
@@ -117,10 +121,9 @@ def test_the_node_of_rank_0_is_lost(
         kill_node(cluster, "n1")
         (tmp_path / "go").touch()
         until_resumed(job, 2)
-    ended = job.wait()
-    require_all_on_storage(ended, job)
-    assert "without n1" in ended.output
-    assert "--stage: nodes have fetched" in ended.output
+    output = require_all_on_storage(job, 1, 2)
+    assert "without n1" in output
+    assert "--stage: nodes have fetched" in output
     require_no_memory_used(cluster, "n2", "n3")
 
 
@@ -134,8 +137,7 @@ def test_the_agent_of_rank_0_is_killed(
         agent.kill()
         (tmp_path / "go").touch()
         until_resumed(job, 1)
-    ended = job.wait()
-    require_all_on_storage(ended, job)
+    require_all_on_storage(job, 1)
     require_no_memory_used(cluster, "n1", "n2")
 
 
@@ -144,12 +146,12 @@ def test_a_killed_worker(cluster: Cluster, launch: Launch, script: Path, tmp_pat
     with read_only(cluster, tmp_path / "saved", "n1", "n2"):
         job = launch(*OPTIONS, script, "saved", nodes=2)
         until_saved(cluster, "n1")
+        job.says("rank 1 on n2 begins")
         (worker,) = cluster.processes(WORKER, host="n2")
         worker.kill()
         (tmp_path / "go").touch()
         until_resumed(job, 2)
-    ended = job.wait()
-    require_all_on_storage(ended, job)
+    require_all_on_storage(job, 0, 1)
     (facts,) = tmp_path.glob("hpclaunch-logs/*/facts.jsonl")
     began = [json.loads(line) for line in facts.read_text().splitlines() if "StageBegan" in line]
     assert len(began) == 1
