@@ -66,6 +66,7 @@ class Caring:
                     if deleted.key in nodes.launch.record.moved:
                         nodes.by_script.add(deleted.key)
                 case DropFetched(node=node, names=names):
+                    names &= nodes.restored  # the script may append to others
                     entries = nodes.inventories[node].entries
                     nodes.delete_at({node: [e for e in entries if e.name in names]})
 

@@ -124,12 +124,18 @@ class Gathering:
     def _gather(self, chosen: Manifest | None, request: Restore) -> int:
         """Have the nodes fetch what they lack. Return the bytes."""
         nodes, fetched, failures = self._nodes, 0, 0
+        for node in request.nodes if chosen is None else ():
+            new = nodes.inventories.get(node)
+            if new is not None and not new.settled.number and (why := new.free.lack_of_any()):
+                raise GatheringError(why, nodes.hosts.get(node, ""))
         while chosen and (fetches := restoring(chosen, nodes.holdings, request.nodes)):
             lacking: dict[int, int] = defaultdict(int)
             for each in fetches:
                 lacking[each.node] += each.file.size
             for node, size in lacking.items():
-                if why := nodes.inventories[node].free.lack(size, 1):
+                found = nodes.inventories[node]
+                # Before its first round, a node needs as much again for the next save.
+                if why := found.free.lack(size, 1 if found.settled.number else 2):
                     raise GatheringError(why, nodes.hosts.get(node, ""))
             failed = nodes.fetch(wanted(fetches, chosen))
             failures = failures + 1 if failed else 0
@@ -162,5 +168,6 @@ class Gathering:
         nodes = self._nodes
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
+        nodes.restored |= chosen.essential if chosen else frozenset()
         settled = Settled(number, frozenset(request.nodes), generation)
         nodes.wait({n: nodes[n].settle(settled) for n in request.nodes if n in nodes})

@@ -80,6 +80,7 @@ class Inventory(NamedTuple):
     free: Room
     settled: Settled = Settled()
     old: frozenset[str] = frozenset()  # those that are unchanged since then
+    time: int = 0  # of the staging directory itself
 
 
 class Wanted(NamedTuple):
@@ -109,7 +110,7 @@ class StageNode:
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
-        entries = tuple(self._entries())
+        time, entries = os.stat(self.stage).st_mtime_ns, tuple(self._entries())
         marks = self._load(self._marks, Marks) or {}
         settled, had = self._load(self._settled, tuple[Settled, Marks]) or (Settled(), {})
         fetched, old = (
@@ -117,7 +118,7 @@ class StageNode:
             for known in (marks, had)
         )
         kept = tuple(self._generations())
-        return Inventory(entries, fetched, kept, room(self.stage), settled, old)
+        return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
 
     def _entries(self) -> Iterator[Entry]:
         for each in tree(self.stage, HERE):
@@ -215,12 +216,13 @@ class StageNode:
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 
-    def delete(self, entries: Iterable[Entry]) -> None:
+    def delete(self, entries: Sequence[Entry]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
-        that are empty then. The time of the staging directory itself stays: for the search, the
-        script has deleted nothing (formats/accelerate.py).
+        that are empty then. Other directories keep their times: for the search, the script has
+        deleted nothing (formats/accelerate.py).
         """
-        before = os.stat(self.stage)
+        parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
+        times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
             _refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
@@ -230,7 +232,9 @@ class StageNode:
                         os.rmdir(path)
                 elif each.is_link or _has(self.stage, each.name, each.identity):
                     os.unlink(path)
-        os.utime(self.stage, ns=(before.st_atime_ns, before.st_mtime_ns))
+        for path, before in times.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def settle(self, settled: Settled) -> None:
         """Record that a restore is complete on all nodes, and which files there are now."""

@@ -204,9 +204,8 @@ class Stager:
 
     def _flush_once(self) -> tuple[list[str], str, str]:
         draining, on_storage = self.draining, self._launch.on_storage
-        if not draining.is_swept:
-            with contextlib.suppress(OSError):
-                draining.sweep()
+        with contextlib.suppress(OSError):
+            draining.sweep_again()
         missing, first, newest = [], "", ""
         found = self.looking.look()
         complete = list(self.looking.complete(found))
