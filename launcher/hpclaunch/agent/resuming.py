@@ -80,6 +80,7 @@ class Resuming(Adapter):
         self._host = context.host
         self._number = 0  # of the newest request
         self._search_number = 0  # of the pending search, or 0
+        self._stager_number = 0  # of the search that the stager does instead, or 0
         self._question = 0  # the core's number for that search
         self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
         self._ended_well = False  # the workers of the last round have finished all saves
@@ -137,7 +138,10 @@ class Resuming(Adapter):
         if reply.id == self._newest_number:
             self._newest_number = 0
             self._note_newest(reply.found)
-        return [self._chosen(reply.found)] if reply.id == self._search_number else []
+        if reply.id != self._stager_number:
+            return []
+        self._stager_number = 0
+        return [self._chosen(reply.found)]
 
     def hurry(self) -> None:
         """Copy checkpoints from memory at full speed until the next round."""
@@ -192,14 +196,17 @@ class Resuming(Adapter):
         search = partial(self._choose, effect)
         if self._staging is None:
             return search()
-        with contextlib.suppress(OSError):
-            self._served()  # the process starts while the search waits
+        self._search_number = self._stager_number = 0
         if self._is_spread and not effect.agents:
             self._note_question(effect)
+            if effect.ended_well:
+                self._staging.note_rounds(self._rounds_to_judge, hurry=True)
             self._number += 1
-            self._search_number, self._newest_number = self._number, 0
+            self._stager_number, self._newest_number = self._number, 0
             self._staging.search(self._number)
             return []
+        with contextlib.suppress(OSError):
+            self._served()  # the process starts while the search waits
         return self._staging.before_search(search, effect)
 
     def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
@@ -210,6 +217,15 @@ class Resuming(Adapter):
         self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
         self._question, self._ended_well = effect.number, effect.ended_well
         self._is_last = effect.is_last
+
+    @property
+    def _rounds_to_judge(self) -> Rounds:
+        """The rounds so far. If the last one has ended well, none of its saves is unfinished."""
+        rounds = self._rounds
+        if self._ended_well and rounds:
+            begun, _, world = rounds[-1]
+            rounds = (*rounds[:-1], (begun, SETTLED, world))
+        return rounds
 
     def _suggest(self) -> None:
         """Suggest a --checkpoint-dir, at the first restart without one. Nothing waits for it."""
@@ -228,11 +244,7 @@ class Resuming(Adapter):
             return [self._failed(str(e))]
         self._number += 1
         self._search_number, self._newest_number = self._number, 0
-        rounds = self._rounds
-        if self._ended_well and rounds:
-            begun, _, world = rounds[-1]
-            rounds = (*rounds[:-1], (begun, SETTLED, world))
-        service.search(self._number, rounds, self._avoid)
+        service.search(self._number, self._rounds_to_judge, self._avoid)
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:
