@@ -30,19 +30,25 @@ class Caring:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._care: Care | None = None
+        self._ended: list[KeepEnded] = []
         self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
+
+    def note_ended(self) -> None:
+        """Note which copies have ended. Call this before a look, which then shows them."""
+        for node, call in list(self._keeping.items()):
+            if call.done() or node not in self._nodes:
+                del self._keeping[node]
+                is_done = call.done() and call.exception() is None
+                self._ended.append(KeepEnded(node, is_done))
 
     def look(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Give the orders that follow from a look at the nodes."""
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
-        for node, call in list(self._keeping.items()):
-            if call.done() or node not in nodes:
-                del self._keeping[node]
-                is_done = call.done() and call.exception() is None
-                self._care.handle(KeepEnded(node, is_done))
-        # What is deleted or dropped is so before anything else takes its room.
+        while self._ended:
+            self._care.handle(self._ended.pop())
+        # What is dropped makes room for what is kept.
         effects = self._care.handle(View(self.manifests(complete), nodes.holdings))
         nodes.wait({e.node: nodes[e.node].drop(e.generation) for e in effects if type(e) is Drop})
         keeps = [e for e in effects if type(e) is Keep]
@@ -60,6 +66,7 @@ class Caring:
                     if deleted.key in nodes.launch.record.moved:
                         nodes.by_script.add(deleted.key)
                 case DropFetched(node=node, names=names):
+                    names &= nodes.restored  # the script may append to others
                     entries = nodes.inventories[node].entries
                     nodes.delete_at({node: [e for e in entries if e.name in names]})
 

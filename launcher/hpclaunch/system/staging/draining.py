@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
@@ -47,16 +47,19 @@ class Draining:
         nodes: OneNode,
         looking: Looking,
         others: OtherFiles,
+        answer: Callable[[], None],
     ) -> None:
+        """`answer` answers requests that do not wait for the end of a drain."""
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._nodes, self._others = nodes, others
+        self._nodes, self._others, self._answer = nodes, others, answer
         self._deletion = Deletion(launch, nodes)
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
-        self.is_swept = False
+        self._is_swept = False
+        self._term = 0  # then
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
         self._is_rewritten = False  # in place
         self._finishes = False  # the last drain was given up, so the next one is finished
@@ -82,7 +85,13 @@ class Draining:
 
         rmtree(self._held)
         places = {self._storage, *roots(self._launch.there.where)}
-        self.is_swept = sweep(places, decisive, self._launch.name)
+        self._is_swept = sweep(places, decisive, self._launch.name)
+        self._term = self._nodes.term
+
+    def sweep_again(self) -> None:
+        """Sweep if something may be left, also by another node that has led. Raises OSError."""
+        if not self._is_swept or self._term != self._nodes.term:
+            self.sweep()
 
     def is_on_storage(self, contents: Contents) -> bool:
         """Return whether it was drained. In the end, look whether somebody has deleted it there."""
@@ -122,7 +131,7 @@ class Draining:
             is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
             if not (is_deleted and str(e.filename).startswith(self._launch.own)):
                 self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
-                self.is_swept = False  # the draft may be left, if storage is away
+                self._is_swept = False  # the draft may be left, if storage is away
                 self._requests.send(messages.DrainFailed(path, why))
             return why
         finally:
@@ -146,8 +155,7 @@ class Draining:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
-        if not self.is_swept:
-            self.sweep()
+        self.sweep_again()
         is_there = same(contents, self._storage)
         with draft(self._storage, self._launch.name) as drafted:
             candidates = [f.candidate for f in all_found]
@@ -233,6 +241,7 @@ class Draining:
                 path = self._launch.on_storage(contents.key)
                 self._requests.send(messages.Draining(path, done, contents.size))
             self._requests.serve(took if self.has_pauses else 0.0)
+            self._answer()
             self._paused += time.monotonic() - now
             if not self._looking.has_ended and time.monotonic() >= self._looking.due:
                 self._check_worth(contents, done)

@@ -29,7 +29,7 @@ from .peers import wanted
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
 
-class GatheringError(Exception):
+class GatheringError(GivenUpError):
     """A node cannot have the checkpoint."""
 
     def __init__(self, why: str, host: str) -> None:
@@ -83,6 +83,17 @@ class Gathering:
             request.id, reply.path, size, time.monotonic() - began, reply.skipped, fetched
         )
 
+    def collect(self) -> None:
+        """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
+        nodes keep it, but those that had saved it are lost. Raises OSError and GivenUpError.
+        """
+        self._nodes.refresh()
+        request = Restore(0, (), (self._nodes.index,))
+        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
+        chosen = choice(found, self._nodes.holdings, stored=self._stored(request))
+        if chosen is not None and all(m.generation != chosen.generation for m in found):
+            self._gather(chosen, request)
+
     def _chosen(self, request: Restore) -> Manifest | None:
         storage = self._launch.storage
         found = self._nodes.manifests(self._looking.complete(self._looking.found()))
@@ -113,12 +124,18 @@ class Gathering:
     def _gather(self, chosen: Manifest | None, request: Restore) -> int:
         """Have the nodes fetch what they lack. Return the bytes."""
         nodes, fetched, failures = self._nodes, 0, 0
+        for node in request.nodes if chosen is None else ():
+            new = nodes.inventories.get(node)
+            if new is not None and not new.settled.number and (why := new.free.lack_of_any()):
+                raise GatheringError(why, nodes.hosts.get(node, ""))
         while chosen and (fetches := restoring(chosen, nodes.holdings, request.nodes)):
             lacking: dict[int, int] = defaultdict(int)
             for each in fetches:
                 lacking[each.node] += each.file.size
             for node, size in lacking.items():
-                if why := nodes.inventories[node].free.lack(size, 1):
+                found = nodes.inventories[node]
+                # Before its first round, a node needs as much again for the next save.
+                if why := found.free.lack(size, 1 if found.settled.number else 2):
                     raise GatheringError(why, nodes.hosts.get(node, ""))
             failed = nodes.fetch(wanted(fetches, chosen))
             failures = failures + 1 if failed else 0
@@ -151,5 +168,6 @@ class Gathering:
         nodes = self._nodes
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
+        nodes.restored |= chosen.essential if chosen else frozenset()
         settled = Settled(number, frozenset(request.nodes), generation)
         nodes.wait({n: nodes[n].settle(settled) for n in request.nodes if n in nodes})

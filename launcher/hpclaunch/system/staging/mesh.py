@@ -73,10 +73,10 @@ class Call(Future[T]):
     silent or lost.
     """
 
-    def __init__(self, *, is_urgent: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.done_bytes = 0
-        self.is_urgent = is_urgent  # the peer copies without pauses
+        self.is_urgent = False  # the peer copies without pauses
         self.is_given_up = False
 
     def cancel(self) -> bool:
@@ -97,7 +97,7 @@ class RemoteNode:
         return self._request(Call(), Read(name, kept, identity, offset, length))[1]
 
     def inventory(self) -> Call[Inventory]:
-        return self._begin(Look(), result=lambda reply: reply.inventory)
+        return self._begin(Look(), lambda reply: reply.inventory)
 
     def copy(
         self,
@@ -106,11 +106,9 @@ class RemoteNode:
         drafted: str,
         *,
         in_memory: bool = False,
-        is_urgent: bool = False,
     ) -> Call[None]:
         name = os.path.basename(drafted)
-        request = Copy(tuple(entries), tuple(essential), name, in_memory)
-        return self._begin(request, Call(is_urgent=is_urgent))
+        return self._begin(Copy(tuple(entries), tuple(essential), name, in_memory))
 
     def fetch(self, wanted: Sequence[Wanted], generation: str) -> Call[None]:
         places = self._mesh.places(self._leader)
@@ -118,8 +116,8 @@ class RemoteNode:
         others = {index: places[index] for index in sources}
         return self._begin(Fetch(tuple(wanted), generation, self._index, others))
 
-    def keep(self, manifest: Manifest, own: Iterable[Entry] = ()) -> Call[None]:
-        return self._begin(Keep(manifest, tuple(own)))
+    def keep(self, manifest: Manifest) -> Call[None]:
+        return self._begin(Keep(manifest))
 
     def drop(self, generation: str) -> Call[None]:
         return self._begin(Drop(generation))
@@ -134,21 +132,18 @@ class RemoteNode:
         return self._begin(Note(record))
 
     def _begin(
-        self,
-        request: Request,
-        call: Call[Any] | None = None,
-        result: Callable[[Reply], Any] = lambda _: None,
+        self, request: Request, result: Callable[[Reply], Any] = lambda _: None
     ) -> Call[Any]:
-        awaited = Call[Any]() if call is None else call
+        call = Call[Any]()
 
         def run() -> None:
             try:
-                awaited.set_result(result(self._request(awaited, request)[0]))
+                call.set_result(result(self._request(call, request)[0]))
             except Exception as e:
-                awaited.set_exception(e)
+                call.set_exception(e)
 
         threading.Thread(target=run, daemon=True).start()
-        return awaited
+        return call
 
     def _request(self, call: Call[Any], request: Request) -> tuple[Reply, Data]:
         connection, reply = self._connection(), None
@@ -399,7 +394,7 @@ class Mesh:
             header = _failed(str(e), None)
         except OSError as e:
             header = _failed(e.strerror or str(e), e.errno or errno.EIO, str(e.filename or ""))
-        except Exception as e:
+        except Exception as e:  # a reply is due in any case
             header = _failed(f"{type(e).__name__}: {e}", errno.EIO)
         self._replies.append((who, [header, data]))
         os.eventfd_write(self._wake, 1)
@@ -422,8 +417,8 @@ class Mesh:
             case Fetch(wanted=wanted, generation=generation, me=me, places=places):
                 others = {index: self._stranger(place) for index, place in places.items()}
                 node.fetch(wanted, generation, {**others, me: node}, job.progress)
-            case Keep(manifest=manifest, own=own):
-                node.keep(manifest, own)
+            case Keep(manifest=manifest):
+                node.keep(manifest)
             case Drop(generation=generation):
                 node.drop(generation)
             case Delete(entries=entries):

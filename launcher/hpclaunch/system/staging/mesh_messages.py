@@ -53,7 +53,6 @@ class Keep:
     """Keep a generation."""
 
     manifest: Manifest
-    own: tuple[Entry, ...]
 
 
 @variant(frozen=True)
@@ -72,7 +71,7 @@ class Delete:
 
 @variant(frozen=True)
 class Settle:
-    """Record that a restore is complete on all nodes."""
+    """Record that a restore is complete."""
 
     settled: Settled
 

@@ -35,7 +35,7 @@ from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
 STREAMS = 4  # pieces that a node fetches at the same time
-PIECE = 4 << 20  # bytes
+PIECE = 1 << 20  # bytes
 END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
 Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
@@ -80,6 +80,7 @@ class Inventory(NamedTuple):
     free: Room
     settled: Settled = Settled()
     old: frozenset[str] = frozenset()  # those that are unchanged since then
+    time: int = 0  # of the staging directory itself
 
 
 class Wanted(NamedTuple):
@@ -109,7 +110,7 @@ class StageNode:
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
-        entries = tuple(self._entries())
+        time, entries = os.stat(self.stage).st_mtime_ns, tuple(self._entries())
         marks = self._load(self._marks, Marks) or {}
         settled, had = self._load(self._settled, tuple[Settled, Marks]) or (Settled(), {})
         fetched, old = (
@@ -117,7 +118,7 @@ class StageNode:
             for known in (marks, had)
         )
         kept = tuple(self._generations())
-        return Inventory(entries, fetched, kept, room(self.stage), settled, old)
+        return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
 
     def _entries(self) -> Iterator[Entry]:
         for each in tree(self.stage, HERE):
@@ -172,7 +173,9 @@ class StageNode:
         If several nodes copy into one draft, let one copy the directories after all files: they
         get their modes and times then.
         """
-        items = [item(self.stage, _safe(each.name)) for each in entries]
+        for each in entries:
+            _refuse_links(self.stage, each.name)
+        items = [item(self.stage, each.name) for each in entries]
         checked = [each for each in entries if each.is_file and each.name in essential]
         with draft_beside(self.stage) as held:
             if in_memory:
@@ -202,26 +205,24 @@ class StageNode:
                 self._mark(each.entry for each in wanted)
             _place(wanted, drafted, self._root(generation))
 
-    def keep(self, manifest: Manifest, own: Iterable[Entry] = ()) -> None:
-        """Keep a generation from now on. Its files are added by `fetch`; `own` are files of the
-        staging directory that belong to it, which are kept by hard links.
-        """
-        root = self._root(manifest.generation)
-        os.makedirs(root, exist_ok=True)
-        _write(os.path.join(os.path.dirname(root), MANIFEST), packing.pack(manifest))
-        hold([item(self.stage, _safe(each.name)) for each in own], self.stage, root)
+    def keep(self, manifest: Manifest) -> None:
+        """Keep a generation from now on. Its files are added by `fetch`."""
+        folder = self._folder(manifest.generation)
+        os.makedirs(os.path.join(folder, FILES), exist_ok=True)
+        _write(os.path.join(folder, MANIFEST), packing.pack(manifest))
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
         with contextlib.suppress(FileNotFoundError):
-            remove(os.path.dirname(self._root(generation)), self._own, os.path.basename(self._own))
+            remove(self._folder(generation), self._own, os.path.basename(self._own))
 
-    def delete(self, entries: Iterable[Entry]) -> None:
+    def delete(self, entries: Sequence[Entry]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
-        that are empty then. The time of the staging directory itself stays: for the search, the
-        script has deleted nothing (formats/accelerate.py).
+        that are empty then. Other directories keep their times: for the search, the script has
+        deleted nothing (formats/accelerate.py).
         """
-        before = os.stat(self.stage)
+        parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
+        times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
             _refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
@@ -231,7 +232,9 @@ class StageNode:
                         os.rmdir(path)
                 elif each.is_link or _has(self.stage, each.name, each.identity):
                     os.unlink(path)
-        os.utime(self.stage, ns=(before.st_atime_ns, before.st_mtime_ns))
+        for path, before in times.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def settle(self, settled: Settled) -> None:
         """Record that a restore is complete on all nodes, and which files there are now."""
@@ -242,15 +245,15 @@ class StageNode:
         """Keep the record of the stager that leads (`record.py`)."""
         _write(os.path.join(self._own, RECORD), record.encode(errors="surrogateescape"))
 
-    def _root(self, generation: str) -> str:
-        """Return the directory with the files of a generation that is kept; of "", the staging
-        directory.
-        """
-        if not generation:
-            return self.stage
+    def _folder(self, generation: str) -> str:
+        """Return the directory of a generation that is kept."""
         if os.sep in _safe(generation):
             raise PermissionError(errno.EPERM, "not the name of a generation", generation)
-        return os.path.join(self._kept, generation, FILES)
+        return os.path.join(self._kept, generation)
+
+    def _root(self, generation: str) -> str:
+        """Return the directory with its files; for "", the staging directory."""
+        return os.path.join(self._folder(generation), FILES) if generation else self.stage
 
     def _load(self, path: str, kind: type[T]) -> T | None:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:

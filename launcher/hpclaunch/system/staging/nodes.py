@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TICK = 0.1  # seconds between two looks at the copies of other nodes
 T = TypeVar("T")
+NOTHING: Mapping[int, Collection[int]] = {}
 Failures = dict[int, OSError | GivenUpError]  # by node
 
 
@@ -55,6 +56,7 @@ class Nodes(OneNode):
         self.own = StageNode(launch.stage, launch.storage)
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
+        self.restored: frozenset[str] = frozenset()  # files of the last checkpoint of a restore
         self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
         self._mesh: Mesh | None = None
         requests.on_peers = self.take
@@ -65,7 +67,7 @@ class Nodes(OneNode):
         return self._leads
 
     def take(self, request: Secret | Lead | Follow) -> None:
-        """Take a request at once, also in the middle of a copy from a node that is lost."""
+        """Take a request of the agent about the other nodes."""
         match request:
             case Secret(key=key):
                 from .mesh import Mesh  # tests lead nodes without it
@@ -74,20 +76,27 @@ class Nodes(OneNode):
                 self._requests.send(Listening(self._mesh.port))
             case Lead(term=term, index=index, peers=peers) if self._mesh is not None:
                 self._mesh.lead(term, index, peers)
-                self.lead(index, self._mesh.peers, {each.index: each.host for each in peers})
+                hosts = {each.index: each.host for each in peers}
+                self.lead(index, self._mesh.peers, hosts, term)
             case Follow() if self._mesh is not None:
                 self._mesh.follow()
-                self._leads, self.peers = False, {}
+                self._follow()
 
-    def lead(self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str]) -> None:
+    def lead(
+        self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str], term: int = 0
+    ) -> None:
         """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
         if not self._leads:
             self.launch.record.load()  # as the last leader has left it
-        self._leads, self.index, self.peers = True, index, dict(peers)
+            self._caring = Caring(self)
+        self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
         self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
         if self._view is None:
             self._view = View(self.launch.stage)
             self.launch.look_into(self._view.root)
+
+    def _follow(self) -> None:
+        self._leads, self.peers = False, {}
 
     def sources(self) -> dict[int, Source]:
         return {**self.peers, self.index: self.own}
@@ -104,6 +113,10 @@ class Nodes(OneNode):
         """Have all nodes say what they have. Those that do not answer count as lost."""
         if self._view is None:
             return
+        if self._mesh is not None and self._mesh.term > self.term:
+            self._follow()
+            raise GivenUpError("another stager leads")
+        self._caring.note_ended()
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         if self.index in failed:
@@ -123,12 +136,22 @@ class Nodes(OneNode):
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
 
-    def wait(self, calls: Mapping[int, Future[T]]) -> Failures:
-        """Wait for one call of each node, and serve requests meanwhile. Return the failures."""
+    def wait(
+        self, calls: Mapping[int, Future[T]], needed: Mapping[int, Collection[int]] = NOTHING
+    ) -> Failures:
+        """Wait for one call of each node, and serve requests meanwhile. Return the failures. A call
+        fails at once if its node is lost, or one of those that are `needed` for it.
+        """
+
+        def is_pending(node: int, call: Future[T]) -> bool:
+            return not call.done() and all(n in self for n in (node, *needed.get(node, ())))
+
         for call in calls.values():
             call.add_done_callback(lambda _: self._requests.wake())
-        while any(not call.done() and node in self for node, call in calls.items()):
+        while any(is_pending(node, call) for node, call in calls.items()):
             self._pause()
+        for call in calls.values():
+            call.cancel()
         return {n: why for n, call in calls.items() if (why := self._failure(call)) is not None}
 
     def _pause(self) -> None:
@@ -267,16 +290,15 @@ class Nodes(OneNode):
             except GivenUpError as e:
                 raise RewrittenError(str(e)) from e
 
-    def fetch(self, wanted: Mapping[int, Sequence[Wanted]], generation: str = "") -> Failures:
-        """Have nodes fetch files, as in `StageNode.fetch`, and wait. Return the failures."""
-        living = {n: some for n, some in wanted.items() if n in self}
-        return self.wait({n: self[n].fetch(some, generation) for n, some in living.items()})
+    def fetch(self, wanted: Mapping[int, Sequence[Wanted]]) -> Failures:
+        """Have nodes fetch files into their staging directories, and wait. Return the failures."""
+        calls = {n: self[n].fetch(some, "") for n, some in wanted.items() if n in self}
+        return self.wait(calls, {n: {each.source for each in wanted[n]} for n in calls})
 
     def delete_at(self, entries: Mapping[int, Iterable[Entry]]) -> None:
         """Have nodes delete files, and directories that are empty then."""
-        self.wait(
-            {n: self[n].delete(with_folders(some)) for n, some in entries.items() if n in self}
-        )
+        every = {n: with_folders(some) for n, some in entries.items() if n in self}
+        self.wait({n: self[n].delete(some) for n, some in every.items() if some})
 
     def delete(self, contents: Contents) -> None:
         assert self._view is not None, "it was found in the view"

@@ -22,6 +22,7 @@ class OneNode:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
+        self.term = 0  # in which this stager leads
 
     @property
     def leads(self) -> bool:

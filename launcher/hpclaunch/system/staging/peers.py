@@ -11,7 +11,7 @@ from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile
 
 from .node import Entry, Inventory, Source, StageNode, Wanted
 
-AT_ONCE = 2  # orders to this node itself that are carried out at the same time
+AT_ONCE = 8  # orders to this node itself that are carried out at the same time
 
 
 class Call(Protocol):

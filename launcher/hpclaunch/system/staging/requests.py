@@ -25,6 +25,7 @@ class Requests:
         self._channel = channel
         self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
+        # Takes a request at once, also in the middle of a copy.
         self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
         self.rounds: RoundTimes = ()
         self.is_hurried = False
@@ -72,7 +73,7 @@ class Requests:
                 self.is_hurried = on
             case messages.Restore() | messages.Search() | messages.Flush():
                 self.pending.append(request)
-            case _:  # at once, also in the middle of a copy from a node that is lost
+            case _:
                 self.on_peers(request)
 
     def send(self, reply: messages.Reply) -> None:

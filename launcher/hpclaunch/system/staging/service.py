@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from typing import TYPE_CHECKING
 
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
@@ -31,6 +32,9 @@ from .removal import rmtree
 from .requests import Requests
 from .restoring import Restoring
 
+if TYPE_CHECKING:
+    from .gathering import Gathering
+
 GRACE = 0.5  # seconds for workers to die with their agent
 NICE = 10
 
@@ -45,7 +49,8 @@ class Stager:
         self.nodes = nodes = _nodes(launch, requests)
         self.looking = looking = Looking(launch, requests, nodes)
         self.others = OtherFiles(launch, nodes)
-        self.draining = Draining(launch, requests, nodes, looking, self.others)
+        answer = self._answer_restores
+        self.draining = Draining(launch, requests, nodes, looking, self.others, answer)
         rmtree(os.path.join(launch.own, HELD))
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
@@ -62,7 +67,7 @@ class Stager:
         requests = self.requests
         while True:
             requests.serve(max(0.0, self.looking.due - time.monotonic()))
-            self._answer()
+            self._answer_all()
             if requests.is_gone:
                 self._end()
                 return
@@ -72,16 +77,29 @@ class Stager:
                 else:
                     self.looking.due = time.monotonic() + PERIOD
 
-    def _answer(self) -> None:
+    def _answer_all(self) -> None:
         pending, send = self.requests.pending, self.requests.send
         while pending:
-            match pending.popleft():
+            self._answer_restores()
+            match pending.popleft() if pending else None:
                 case messages.Restore() as request:
                     send(self.restore(request))
-                case messages.Search(id=number):
-                    send(self.search(number))
                 case messages.Flush(id=number):
                     send(self.flush(number))
+
+    def _answer_restores(self) -> None:
+        """Answer what does not wait for the end of a drain: with several nodes, the next round."""
+        pending, send = self.requests.pending, self.requests.send
+        while self._launch.has_several_nodes and pending:
+            match pending[0]:
+                case messages.Restore() as request:
+                    pending.popleft()
+                    send(self.restore(request))
+                case messages.Search(id=number):
+                    pending.popleft()
+                    send(self.search(number))
+                case _:
+                    return
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
@@ -96,10 +114,12 @@ class Stager:
         """Copy a checkpoint into the staging directory, with the small files of the script."""
         if not self._launch.has_several_nodes:
             return self._restore(request)[0]
+        return self._gathering().run(request, lambda: self._restore(request))
+
+    def _gathering(self) -> Gathering:
         from .gathering import Gathering  # as in _nodes
 
-        gathering = Gathering(self._launch, self.nodes, self.looking, self.draining, self.others)
-        return gathering.run(request, lambda: self._restore(request))
+        return Gathering(self._launch, self.nodes, self.looking, self.draining, self.others)
 
     def _restore(
         self, request: messages.Restore
@@ -172,6 +192,9 @@ class Stager:
         """Copy everything that is left, and try once more what could not be copied."""
         self.looking.has_ended = True
         try:
+            if self._launch.has_several_nodes:
+                with contextlib.suppress(OSError, GivenUpError):
+                    self._gathering().collect()
             missing, why, newest = self._flush_once()
             if missing:
                 missing, why, newest = self._flush_once()
@@ -181,9 +204,8 @@ class Stager:
 
     def _flush_once(self) -> tuple[list[str], str, str]:
         draining, on_storage = self.draining, self._launch.on_storage
-        if not draining.is_swept:
-            with contextlib.suppress(OSError):
-                draining.sweep()
+        with contextlib.suppress(OSError):
+            draining.sweep_again()
         missing, first, newest = [], "", ""
         found = self.looking.look()
         complete = list(self.looking.complete(found))

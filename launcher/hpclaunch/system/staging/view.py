@@ -75,6 +75,8 @@ class View:
             path = os.path.join(self.root, name)
             if entry.is_folder and os.stat(path).st_mtime_ns != entry.time:
                 os.utime(path, ns=(entry.time, entry.time))
+        last = max(found.time for found in inventories.values())
+        os.utime(self.root, ns=(last, last))
 
     def shown(self, each: Item) -> Shown:
         """Return what an item of the view stands for. Raises FileNotFoundError if it is gone."""
