@@ -227,12 +227,17 @@ def test_an_answer_is_no_sign_of_life(watch, worker):
 
 def test_stacks_that_anybody_asks_for_are_no_sign_of_life(watch, worker):
     text = "import sys, time\nfile = open(sys.stdin.readline().strip(), 'ab', buffering=0)\n"
-    writes = f"{text}while True:\n for _ in range(9): file.write(b'a stack'); time.sleep(0.02)"
-    process = worker(f"{writes}\n file.truncate(0)")
+    writes = f"{text}while True:\n for _ in range(99): file.write(b'a stack'); time.sleep(0.02)"
+    process = worker(f"{writes}\n file.truncate(0)")  # after many looks, as when it is long
     process.stdin.write(f"/proc/{os.getpid()}/fd/{watch.pages[0].place.stacks}\n".encode())
     process.stdin.flush()
-    while not watch.pages[0].size_of_answers:
+    page, before = watch.pages[0], 1
+    while page.size_of_answers < before:
         time.sleep(0.01)
+    looks(watch, process, number=2)
+    while (size := page.size_of_answers) >= before:
+        before = size
+        assert all(each.still > 0 for each in looks(watch, process, number=3))
     assert all(each.still > 0 for each in looks(watch, process))
 
 
