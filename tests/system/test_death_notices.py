@@ -120,7 +120,7 @@ def test_the_fork_server_of_a_dead_agent_says_so(start, port):
     agent.kill()
     assert found(port, seconds=LIMIT)
     assert gone(agent.worker)
-    assert found(port, incarnation="first")
+    assert found(port, incarnation="first", seconds=LIMIT)
     assert not found(port, incarnation="second")
     assert not found(port, agent=4)
     assert gone(agent.server)
@@ -259,7 +259,7 @@ def test_only_that_agent_can_take_it_down(start, port):
     death_notices.take_down(KEY, 4, [port])
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.send(b"go away" * 100)
-    assert found(port)
+    assert found(port, seconds=LIMIT)
 
 
 def test_strangers_crowd_at_the_notice(start, port):
