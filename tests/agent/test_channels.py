@@ -64,6 +64,13 @@ class Agents:
                     return event
         raise AssertionError(f"no {kind.__name__} within {LIMIT:.0f} s")
 
+    def until_gone(self, channels, probe):
+        """Probe an agent until it is found dead: its fork server may take longer to post the notice
+        than an inquiry takes.
+        """
+        found = self.until(channels, events.AgentGone, lambda: channels.probe(probe))
+        assert found.index == probe.agent
+
 
 @contextlib.contextmanager
 def death_notice_of(server):
@@ -186,11 +193,9 @@ def test_the_fork_server_of_a_dead_agent_confirms_its_death(agents):
     agents.end(other)
     ending = threading.Thread(target=server.close, kwargs={"in_order": False})
     ending.start()
-    head.probe(effects.Probe(2, HERE, port, "a2"))
-    assert agents.until(head, events.AgentGone).index == 2
+    agents.until_gone(head, effects.Probe(2, HERE, port, "a2"))
     member.dial([0, 2], ["", HERE])
-    member.probe(effects.Probe(2))
-    assert agents.until(member, events.AgentGone).index == 2
+    agents.until_gone(member, effects.Probe(2))
     again = agents.start(2)
     ending.join()  # the fork server has noticed the new agent
     assert again.port == port
@@ -207,8 +212,7 @@ def test_a_dead_agent_without_a_place_is_confirmed(agents):
     other.leave_notice(server.post_on_death, "x1")
     agents.end(other)
     with death_notice_of(server):
-        head.probe(effects.Probe(1, HERE, port, "x1"))
-        assert agents.until(head, events.AgentGone).index == 1
+        agents.until_gone(head, effects.Probe(1, HERE, port, "x1"))
 
 
 @pytest.mark.starts
@@ -240,8 +244,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     other.leave_notice(server.post_on_death, "a2")
     agents.end(other)
     with death_notice_of(server):
-        member.probe(effects.Probe(2))
-        assert agents.until(member, events.AgentGone).index == 2
+        agents.until_gone(member, effects.Probe(2))
 
 
 def test_the_users_port_is_for_every_agent_that_may_lead(agents):

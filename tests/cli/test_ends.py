@@ -84,7 +84,7 @@ def test_a_signal_that_the_user_wants_handled_ends_the_job_in_order(tmp_path):
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGXCPU, lambda *_: sys.exit(print('saved')))\n"
         "print('ready', os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'])\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     process = start(
         "--nproc=1", "--signals-to-handle=SIGTERM,SIGXCPU", script(tmp_path, body), cwd=tmp_path

@@ -94,11 +94,11 @@ def test_workers_report_and_continue(tmp_path, how):
         said = launch.until_shown(HOLDING)
         rank_2 = rf"rank 2 on \S+ \(pid \d+\): {re.escape(HOLDING)}\n"
         assert re.fullmatch(rf"ranks 0-1,3: {re.escape(RESTING)}\n{rank_2}", said)
-        whole = launch.shown("--rank", "2")
+        whole = launch.until_shown("in holding\n", "--rank", "2")
         assert re.match(rank_2, whole)
         assert f'    File "{train}", line 11 in holding\n' in re.sub(" +File", "    File", whole)
         assert "resting" not in whole
-        full = launch.shown("--full")
+        full = until(lambda: (said := launch.shown("--full")).count("in resting\n") >= 3 and said)
         assert (full.count("in holding\n"), full.count("in resting\n")) == (1, 3)
         done = hpclaunch("stacks", "--rank", "4711", cwd=tmp_path)
         assert done.returncode == 2

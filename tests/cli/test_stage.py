@@ -8,40 +8,44 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, hpclaunch, script, start
+from launching import LIMIT, hpclaunch, script, start, until
 
 from lines import only
-from surroundings import STAND_INS, environment
+from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = pytest.mark.starts
 
 BASE = Path(f"/dev/shm/hpclaunch-stage-{os.geteuid()}")
-ENVIRON = {"PYTHONPATH": STAND_INS}  # where the module `saving` is
-# It saves in the directory of its argument, and in its first round dies after step 3.
+ENVIRON = {"PYTHONPATH": f"{LIGHT_TORCH}:{STAND_INS}"}  # where the module `saving` is
+# It saves in the directory of its first argument; AFTER is what it does after each save.
 TRAIN = """
-import os, saving, signal, sys, time
+import filecmp, glob, os, saving, signal, sys, time
 directory, last = sys.argv[1], 6
 done = 0
 if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
     done = saving.load(checkpoint)["step"]
-print("begins at", done, flush=True)
+print("begins at", done, *sys.argv[2:], flush=True)
+
+def await_fact(name):
+    while not any(name in open(path).read() for path in glob.glob("hpclaunch-logs/*/facts.jsonl")):
+        time.sleep(0.02)
+
 os.makedirs(directory, exist_ok=True)
 for step in range(done + 1, last + 1):
     saving.save({"step": step, "optimizer": {}}, f"{directory}/new.tmp")
     os.replace(f"{directory}/new.tmp", f"{directory}/step-{step}.pt")
     print("saved", step, flush=True)
-    time.sleep(0.1)
+    time.sleep(0.02)
     AFTER
 with open(f"{directory}/result.txt", "w") as f:
     f.write("done")
 """
 DIES = "if step == 3 and not done: os.kill(os.getpid(), signal.SIGKILL)"
-STAYS = "if step == 3: time.sleep(60)"
+STAYS = "if step == done + 1: time.sleep(600)"
 # The stager is a child of the agent, as is the fork server, of which the worker is a grandchild.
 KILLS_STAGER = """
     if step == 3:
@@ -60,7 +64,8 @@ BREAKS_STORAGE = """
                 open("ckpt", "w").close()
             except OSError:
                 pass
-        time.sleep(4)  # the stager copies once a second
+    if step == last:
+        await_fact("StoringFailed")
 """
 # It cannot begin with step 2.
 FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
@@ -103,15 +108,17 @@ def with_small(directory, size):
     return words
 
 
+def until_line(agent, text):
+    """Yield the lines of the script until one has this text."""
+    for line in agent.stdout:
+        yield line
+        if text in line:
+            return
+    raise AssertionError(f"the script has not printed {text!r}: {agent.stderr.read()}")
+
+
 def begins(text):
     return [int(step) for step in re.findall(r"begins at (\d+)", text)]
-
-
-def wait_for(reached, limit=LIMIT):
-    until = time.monotonic() + limit
-    while not reached():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def stored(tmp_path):
@@ -133,14 +140,6 @@ def test_a_killed_worker_resumes_from_memory_and_all_reaches_storage(tmp_path):
     assert {"step-3.pt", "step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
 
 
-def test_arguments_that_are_added_to_resume_name_the_directory_in_memory(tmp_path):
-    path = script(tmp_path, TRAIN.replace("AFTER", DIES) + 'print("loads", *sys.argv[2:])')
-    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", "--resume-with=--load=ckpt")
-    done = hpclaunch(*words, path, "ckpt", cwd=tmp_path, env=environment(**ENVIRON))
-    assert done.returncode == 0, done.stderr
-    assert re.search(rf"loads --load={BASE}/\w+/ckpt\n", done.stdout)
-
-
 def test_a_pattern_of_directories(tmp_path):
     path = script(tmp_path, TRAIN.replace("AFTER", DIES))
     words = ("--nproc", 1, "--stage", "--checkpoint-dir", "runs/*/ckpt", path, "runs/a/ckpt")
@@ -153,35 +152,35 @@ def test_a_pattern_of_directories(tmp_path):
 
 
 def test_another_launch_continues_from_storage(tmp_path):
+    """Arguments that are added to resume name the directory in memory, too."""
     assert launch(tmp_path, "if step == 3: sys.exit(7)", "--max-restarts=0").returncode == 7
     assert "step-3.pt" in stored(tmp_path)
-    done = launch(tmp_path)
+    done = launch(tmp_path, "", "--resume-with=--load=ckpt")
     assert done.returncode == 0, done.stderr
-    assert begins(done.stdout) == [3]
+    assert re.search(rf"begins at 3 --load={BASE}/\w+/ckpt\n", done.stdout)
     assert f"resuming from {tmp_path}/ckpt/step-3.pt" in done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path, signum):
-    """After SIGKILL, the process that copies finishes its work."""
-    agent = begin(tmp_path, STAYS)
-    for line in agent.stdout:
-        if "saved 3" in line:
-            break
-    agent.send_signal(signum)
-    agent.communicate(timeout=LIMIT)
-    if signum == signal.SIGKILL:
-        wait_for(lambda: not any(path.exists() for path in stages(tmp_path)))
-    assert "step-3.pt" in stored(tmp_path)
-    done = launch(tmp_path)
-    assert begins(done.stdout) == [3], done.stderr
+def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path):
+    """After SIGKILL, the process that copies finishes its work. Each launch continues from what the
+    one before has saved last.
+    """
+    for done, signum in enumerate((signal.SIGKILL, signal.SIGINT, signal.SIGTERM)):
+        agent = begin(tmp_path, STAYS)
+        lines = list(until_line(agent, f"saved {done + 1}"))
+        assert f"begins at {done}\n" in lines
+        agent.send_signal(signum)
+        agent.communicate(timeout=LIMIT)
+        if signum == signal.SIGKILL:
+            until(lambda: not any(path.exists() for path in stages(tmp_path)))
+        assert f"step-{done + 1}.pt" in stored(tmp_path)
+    last = launch(tmp_path)
+    assert begins(last.stdout) == [3], last.stderr
 
 
 def test_the_next_launch_removes_what_a_kill_of_everything_leaves(tmp_path):
     agent = begin(tmp_path, STAYS)
-    for line in agent.stdout:
-        if "saved 3" in line:
-            break
+    list(until_line(agent, "saved 1"))
     (left,) = stages(tmp_path)
     tree = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
     for process in tree:
@@ -227,7 +226,7 @@ def test_a_full_storage_keeps_the_training_running_and_then_fails_the_job(tmp_pa
 def test_without_room_for_the_next_checkpoint_the_next_round_saves_to_storage(tmp_path):
     small = with_small(tmp_path / "fast", "4m")
     body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom(5 << 19)')
-    path = script(tmp_path, body.replace("AFTER", "time.sleep(0 if done else 3)"))
+    path = script(tmp_path, body.replace("AFTER", "if not done: await_fact('StageRefused')"))
     words = ("--nproc", 1, "--stage=fast", "--checkpoint-dir", "ckpt", path, "ckpt")
     done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
     assert done.returncode == 0, done.stderr
@@ -273,7 +272,7 @@ def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(
 def test_several_machines_are_refused_with_one_line(tmp_path):
     words = ("--stage", "--checkpoint-dir", "ckpt", "--nnodes", 2, "--node-rank", 0)
     words += ("--master-addr", "localhost", script(tmp_path, "print('ran')"))
-    done = hpclaunch(*words, cwd=tmp_path)
+    done = hpclaunch(*words, cwd=tmp_path, timing={"goodbye": 0.5})
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
 
@@ -282,7 +281,9 @@ def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(t
     body = TRAIN.replace('f"{directory}/step-{step}.pt"', 'f"{directory}/snapshot.pt"')
     cut = """
     if step == 3 and not done:
-        time.sleep(3)
+        same = "ckpt/snapshot.pt", f"{directory}/snapshot.pt"
+        while not os.path.exists(same[0]) or not filecmp.cmp(*same, shallow=False):
+            time.sleep(0.02)
         os.truncate(f"{directory}/snapshot.pt", 50)
         os.kill(os.getpid(), signal.SIGKILL)
 """

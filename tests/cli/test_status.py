@@ -117,7 +117,7 @@ def stepping(directory, *options, **more):
 def test_a_launch_on_this_machine(tmp_path):
     with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
         run.until_status(lambda each: phases(each) == ["step", "step"])
-        launch = run.listed()
+        launch = until(run.listed)
         name, job = launch["name"], launch["job"]
         assert re.fullmatch(r"local-[\d-]+", name)
         assert launch["logs"].startswith(str(tmp_path))
@@ -278,7 +278,7 @@ def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
         other.until_status(runs)
         one.process.send_signal(signal.SIGSTOP)
         assert one.listed() is None
-        assert other.listed() is not None
+        assert until(other.listed)
         one.process.send_signal(signal.SIGCONT)
         assert one.until_status(runs)
         assert one.ends()[0] == other.ends()[0] == 0

@@ -15,6 +15,7 @@ from hpclaunch.core.protocol.model import NO_RANK, Failure, Leftover, Origin, Re
 from hpclaunch.core.protocol.node_facts import LaunchNoteKind, LogTroubleKind
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.observe.console import messages
+from hpclaunch.observe.failure_account import SECTIONS
 from hpclaunch.system.logs.fact_files import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
@@ -302,6 +303,13 @@ def test_each_message_of_the_page_is_that_of_an_example() -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_kind_of_fact_has_an_example(kind: type[Fact]) -> None:
     assert any(type(fact) is kind for fact in (*EXAMPLES, *SILENT))
+
+
+def test_the_sections_on_ends_are_those_that_accounts_name() -> None:
+    """The last lines of a failed job lead to a section of the page."""
+    ends = PAGE.read_text().partition("\n## How a job ended\n")[2]
+    titles = re.findall(r"^### (.+)$", ends, flags=re.MULTILINE)
+    assert {title.lower().replace(" ", "-") for title in titles} == {"hang", *SECTIONS.values()}
 
 
 @pytest.mark.parametrize("fact", SILENT, ids=lambda fact: type(fact).__name__)

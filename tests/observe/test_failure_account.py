@@ -50,12 +50,13 @@ def test_the_whole_account_with_advice():
         "    | Traceback (most recent call last):",
         "    | ModuleNotFoundError: No module named 'x'",
     ]
-    advice = lines[4:-2]
+    advice = lines[4:-3]
     assert advice[0].startswith("  advice: the workers' Python has no such module.")
     assert all(line.startswith(" " * 10) for line in advice[1:])
     assert all(len(line) <= failure_account.WIDTH for line in advice)
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  failed as a consequence: rank 1 on n1 exited with code 1",
+        "  see docs/messages.md#failure",
         "  logs: /logs/7.0",
     ]
 
@@ -66,8 +67,11 @@ def test_an_unknown_error_has_no_advice():
     )
     said = at_head(verdict)
     assert "advice" not in said
-    where = "\n  all of its output: hpclaunch logs /logs/7.0 --rank 0\n  logs: /logs/7.0"
-    assert said.endswith(where)
+    assert said.splitlines()[-3:] == [
+        "  all of its output: hpclaunch logs /logs/7.0 --rank 0",
+        "  see docs/messages.md#failure",
+        "  logs: /logs/7.0",
+    ]
 
 
 def test_hanging_workers():
@@ -76,6 +80,29 @@ def test_hanging_workers():
     said = " ".join(at_head(verdict).split())
     assert "advice: the stacks of all ranks are in round-0/evidence in the log directory." in said
     assert "--hang-timeout" in said
+    assert "see docs/messages.md#hang logs: /logs/7.0" in said
+
+
+ASKED_FOR = (Origin.DONE, Origin.STOP, Origin.SIGNAL, Origin.SIGTERM, Origin.USAGE)
+INNER = (Origin.NOTICE, Origin.DRAIN)  # no verdict has it
+OTHERS = [origin for origin in Origin if origin not in {*ASKED_FOR, *INNER}]
+
+
+@pytest.mark.parametrize("origin", OTHERS, ids=lambda each: each.value)
+def test_each_end_that_nobody_has_asked_for_has_a_section(origin):
+    """One line of the head names it."""
+    verdict = Verdict(1, "why", origin)
+    assert only(at_head(verdict), "docs/messages.md#").startswith("  see ")
+
+
+@pytest.mark.parametrize("origin", [Origin.STOP, Origin.SIGNAL, Origin.SIGTERM])
+def test_an_end_that_a_user_has_asked_for_has_no_section(origin):
+    assert "docs/" not in at_head(Verdict(143, "why", origin))
+
+
+def test_the_loss_of_the_head_has_its_section_on_each_agent():
+    said = elsewhere(Verdict(1, "the head was lost", Origin.HEAD_LOST), code=1)
+    assert said == "n1: the head was lost (exit code 1); see docs/messages.md#head-lost"
 
 
 NO_OTHER_RUN = Requeueing()
@@ -121,7 +148,9 @@ EVERY_KIND = (EndKind.TIME_LIMIT, EndKind.PREEMPTION, EndKind.NODE_FAILURE)
 @pytest.mark.parametrize("origin", [*ENDS_OF_SLURM, Origin.NODE_LOST, Origin.NODE_UNFIT])
 def test_nothing_is_to_be_done_if_another_run_follows(origin, is_chain):
     wanted = Requeueing(EVERY_KIND, most=100, is_chain=is_chain)
-    assert "advice" not in at_head(*decided(origin, wanted, saved=True))
+    said = at_head(*decided(origin, wanted, saved=True))
+    assert "advice" not in said
+    assert "docs/" not in said
 
 
 @pytest.mark.parametrize("is_chain", [False, True], ids=["--requeue", "--chain"])
@@ -151,8 +180,9 @@ def test_a_fork_server_that_was_killed():
         "used up (exit code 137)"
     )
     assert lines[1].startswith("  advice: only the kernel or a person sends this signal.")
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  failed as a consequence: rank 0 on n0 exited with code 1",
+        "  see docs/messages.md#failure",
         "  logs: /logs/7.0",
     ]
 

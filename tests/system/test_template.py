@@ -7,6 +7,7 @@ in milliseconds (stand_ins/light_torch). What is marked `torch` has the real one
 import ctypes
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -722,12 +723,20 @@ def test_idle_workers_are_ended_and_busy_ones_left(client):
     for rank in (0, 1):
         wait_for(client.path(rank, "out"))
     client.server.send(Stop(signal.SIGTERM))
-    time.sleep(0.5)
-    client.server.send(KillIdle())
+
+    def look_once_one_has_written():
+        """Whatever the machine does meanwhile: one of the workers is busy between two looks."""
+        written = {os.stat(scratch).st_mtime_ns}
+        eventually(lambda: len(written) > 2 or written.add(os.stat(scratch).st_mtime_ns))
+        client.server.send(KillIdle())
+        if select.select([client.server], [], [], 0.5)[0]:
+            client.hear()
+
+    while not [event for event in client.events if event["event"] == "exit"]:
+        look_once_one_has_written()  # the other one may be about to fall asleep at first
     exited = client.until("exit")
     assert (exited["rank"], exited["signal"]) == (0, signal.SIGKILL)
-    time.sleep(0.5)
-    client.server.send(KillIdle())
+    look_once_one_has_written()
     assert client.events == []
     client.server.send(Kill())
     assert client.until("exit")["rank"] == 1

@@ -109,10 +109,14 @@ def train(rank):
         None: "gloo",
     }
     for backend, expected in asked.items():
-        dist.init_process_group(backend, timeout=SOON, **meet(str(backend)))
+        meeting = meet(str(backend))
+        dist.init_process_group(backend, timeout=SOON, **meeting)
         assert dist.get_backend() == expected, (backend, dist.get_backend())
         if expected != "cuda:gloo":
             dist.all_reduce(total)
+        # Otherwise a rank that leaves at once cuts off another one that still connects.
+        meeting["store"].set(f"connected-{rank}", "")
+        meeting["store"].wait([f"connected-{each}" for each in range(2)], SOON)
         dist.destroy_process_group()
 
 forked(train, **json.loads(sys.argv[1]))

@@ -1,8 +1,10 @@
 """A port for some addresses only, with connections from the many addresses of loopback."""
 
+import encodings.idna  # noqa: F401  # somebody else may not be able to read Python's files
 import errno
 import os
 import socket
+import traceback
 
 import pytest
 
@@ -91,6 +93,7 @@ def test_it_takes_no_privilege():
             os.setuid(65534)
             GuardedPort(()).admit(["192.0.2.1", "2001:db8::/64"])
         except BaseException:
+            traceback.print_exc()
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from falling_asleep import until_asleep
 from hpclaunch.worker import progress_watch
 from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.fork_server_messages import Offered
@@ -39,6 +40,7 @@ def watch(monkeypatch):
     monkeypatch.setattr(progress_watch, "STILL_LOOK", 0.0)
     monkeypatch.setattr(progress_watch, "COSTLY_AFTER", 0.0)
     monkeypatch.setattr(progress_watch, "REPORT", 0.0)
+    monkeypatch.setattr(progress_watch, "LATE", LIMIT)  # a busy machine suspends nothing
     watch = ProgressWatch()
     yield watch
     watch.end()
@@ -51,7 +53,9 @@ def left(watch):
 
 @pytest.fixture
 def worker(watch):
-    """Yield a function that starts the only worker and returns after it has begun."""
+    """Yield a function that starts the only worker and returns after it has begun, and is asleep
+    if it does nothing else.
+    """
     begun = []
 
     def start(text):
@@ -64,6 +68,8 @@ def worker(watch):
         )
         begun.append(process)
         process.stdout.readline()
+        if text == QUIET:
+            until_asleep(process.pid)
         return process
 
     yield start
@@ -148,9 +154,8 @@ def test_one_that_does_something_is_not(watch, worker, text):
 
 
 def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
-    reports = looks(watch, worker("while True: pass"))
-    assert reports[-1].still > 0
-    assert reports[-1].busy
+    process = worker("while True: pass")
+    assert until_reported(watch, process, lambda each: each.still > 0 and each.busy)
 
 
 def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
@@ -177,9 +182,8 @@ def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
     exits = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
     )
-    reports = looks(watch, worker(f"{exits}\nctypes.CDLL(None).pthread_exit(None)"))
-    assert reports[-1].still > 0
-    assert reports[-1].patient
+    process = worker(f"{exits}\nctypes.CDLL(None).pthread_exit(None)")
+    assert until_reported(watch, process, lambda each: each.still > 0 and each.patient)
 
 
 def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker):
@@ -216,18 +220,24 @@ def test_an_answer_is_no_sign_of_life(watch, worker):
     process.stdin.write(b"a question\n")
     process.stdin.flush()
     process.stdout.readline()
+    until_asleep(process.pid)  # the kernel counts bytes only after it has passed them on
     watch.disregard()
     assert all(each.still > before for each in looks(watch, process))
 
 
 def test_stacks_that_anybody_asks_for_are_no_sign_of_life(watch, worker):
     text = "import sys, time\nfile = open(sys.stdin.readline().strip(), 'ab', buffering=0)\n"
-    writes = f"{text}while True:\n for _ in range(9): file.write(b'a stack'); time.sleep(0.02)"
-    process = worker(f"{writes}\n file.truncate(0)")
+    writes = f"{text}while True:\n for _ in range(99): file.write(b'a stack'); time.sleep(0.02)"
+    process = worker(f"{writes}\n file.truncate(0)")  # after many looks, as when it is long
     process.stdin.write(f"/proc/{os.getpid()}/fd/{watch.pages[0].place.stacks}\n".encode())
     process.stdin.flush()
-    while not watch.pages[0].size_of_answers:
+    page, before = watch.pages[0], 1
+    while page.size_of_answers < before:
         time.sleep(0.01)
+    looks(watch, process, number=2)
+    while (size := page.size_of_answers) >= before:
+        before = size
+        assert all(each.still > 0 for each in looks(watch, process, number=3))
     assert all(each.still > 0 for each in looks(watch, process))
 
 

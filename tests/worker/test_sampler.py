@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from falling_asleep import LIMIT, until_asleep
 from hpclaunch.worker import sampler
 from hpclaunch.worker.connections import tcp_connections
 from hpclaunch.worker.sampler import Sampler, Used, is_blocked
 
 QUOTAS = Path("/sys/fs/cgroup/cpu")
+SLEEPS = "import time\nprint(flush=True)\ntime.sleep(600)"
+SPINS = "print(flush=True)\nwhile True: pass"
 
 
 class Pace:
@@ -40,13 +43,19 @@ class Pace:
 
 @pytest.fixture
 def program(starts):
-    """Yield a function that starts Python programs; kill them at the end."""
+    """Yield a function that starts a Python program, and returns once it has written a line; kill
+    them at the end.
+    """
     with contextlib.ExitStack() as stack:
 
         def start(source, **options):
-            process = subprocess.Popen([sys.executable, "-c", source], **options)
-            stack.callback(process.wait)
+            command = [sys.executable, "-c", source]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
+            stack.enter_context(process)
             stack.callback(process.kill)
+            process.stdout.readline()
+            if source == SLEEPS:
+                until_asleep(process.pid)
             return process.pid
 
         yield start
@@ -67,7 +76,7 @@ def used_for(pid, seconds):
 
 
 def test_the_second_sample_has_what_was_done_since_the_first(program):
-    pids = {0: program("while True: pass"), 1: program("import time; time.sleep(100)")}
+    pids = {0: program(SPINS), 1: program(SLEEPS)}
     pace = Pace()
     taker = Sampler(pace)
     taker.begin()
@@ -92,14 +101,14 @@ def test_the_second_sample_has_what_was_done_since_the_first(program):
 def test_another_worker_of_the_rank_is_not_compared_with_it(program):
     taker = Sampler(Pace())
     taker.begin()
-    sample(taker, {0: program("import time; time.sleep(100)")})
-    (rank,) = sample(taker, {0: program("import time; time.sleep(100)")})["ranks"]
+    sample(taker, {0: program(SLEEPS)})
+    (rank,) = sample(taker, {0: program(SLEEPS)})["ranks"]
     assert "pace" not in rank
 
 
 def test_a_worker_that_ends_meanwhile(program):
     taker = Sampler(Pace())
-    pid = program("import time; time.sleep(100)")
+    pid = program(SLEEPS)
     living = {0: pid}
     steps = taker.take(lambda: living)
     next(steps)
@@ -110,26 +119,25 @@ def test_a_worker_that_ends_meanwhile(program):
 
 def test_processes_that_share_a_cpu_wait_for_it(program):
     cpu = {sorted(os.sched_getaffinity(0))[0]}
-    spins = f"import os; os.sched_setaffinity(0, {cpu})\nwhile True: pass"
+    spins = f"import os; os.sched_setaffinity(0, {cpu})\n{SPINS}"
     pid, _ = program(spins), program(spins)
-    time.sleep(0.3)
     assert used_for(pid, 1.0)["queued"] > 0.2
 
 
 def test_a_thread_that_waits_counts_though_others_do_not(program):
     cpu = {sorted(os.sched_getaffinity(0))[0]}
-    spins = f"import os; os.sched_setaffinity(0, {cpu})\nwhile True: pass"
+    spins = f"import os; os.sched_setaffinity(0, {cpu})\n{SPINS}"
     beside = (
         "import os, threading, time\n"
         "def spin():\n"
         f"    os.sched_setaffinity(0, {cpu})\n"
+        "    print(flush=True)\n"
         "    while True: pass\n"
         "threading.Thread(target=spin, daemon=True).start()\n"
         "time.sleep(100)\n"
     )
     program(spins)
     pid = program(beside)
-    time.sleep(0.3)
     assert used_for(pid, 1.0)["queued"] > 0.2
 
 
@@ -139,7 +147,7 @@ def test_a_quota_that_is_used_up(program):
     group = QUOTAS / f"quota-{os.getpid()}"
     (group / "below").mkdir(parents=True)
     (group / "cpu.cfs_quota_us").write_text("5000")
-    pid = program("while True: pass")
+    pid = program(SPINS)
     try:
         (group / "below" / "cgroup.procs").write_text(str(pid))
         # On a machine that does much else, it may not come to use its quota up at once.
@@ -177,7 +185,7 @@ def test_the_clock_of_the_cpu_that_a_worker_runs_on(program, tmp_path, monkeypat
     """This machine may be a virtual one, whose kernel does not know it."""
     monkeypatch.setattr(sampler, "CLOCK", f"{tmp_path}/{{}}")
     cpu = sorted(os.sched_getaffinity(0))[-1]
-    pid = program(f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass")
+    pid = program(f"import os; os.sched_setaffinity(0, {{{cpu}}})\n{SPINS}")
     taker = Sampler(Pace())
     taker.begin()
     sample(taker, {0: pid})
@@ -192,11 +200,12 @@ def test_a_process_that_waits_for_storage(program, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     waits = (
         "import os\n"
+        "print(flush=True)\n"
         'opened = (os.POSIX_SPAWN_OPEN, 0, "fifo", os.O_RDONLY, 0)\n'
         'os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opened])\n'
     )
     pid = program(waits, cwd=tmp_path)
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + LIMIT
     while not is_blocked(pid):
         assert time.monotonic() < limit
         time.sleep(0.01)

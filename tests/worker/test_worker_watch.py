@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from falling_asleep import until_asleep
 from hpclaunch.worker.fork_server_messages import EVIDENCE, HISTORY, SAMPLE, VITALS, Answer
 from hpclaunch.worker.processes import CPU_TIMES, stat
 from hpclaunch.worker.worker_watch import WorkerWatch
 
-LIMIT = 20.0
+LIMIT = 120.0
 
 
 class Round:
@@ -21,6 +22,7 @@ class Round:
 
     def __init__(self):
         self.worker = subprocess.Popen(["sleep", "600"])
+        until_asleep(self.worker.pid)  # until then it opens libraries
         self.reports = []
         self.is_paused = False
         workers = SimpleNamespace(pids=lambda: {0: self.worker.pid})

@@ -19,7 +19,7 @@ from ..core.protocol.model import (
 )
 
 CONSEQUENCES = 4  # consequent failures that are named; others are counted
-LINES = 14  # of the account; the worker's last lines are cut to keep to it
+LINES = 15  # of the account; the worker's last lines are cut to keep to it
 LEAST = 4  # last lines of the worker
 WIDTH = 96  # columns of a paragraph; lines of a worker are never wrapped
 
@@ -48,6 +48,20 @@ ADVICE = {
     "broken node.",
 }
 
+PAGE = "docs/messages.md"
+# The sections of the page on how a job ended. An end that the user has asked for has none.
+SECTIONS = {
+    Origin.FAILURE: "failure",
+    Origin.TIME_LIMIT: "not-finished",
+    Origin.PREEMPTION: "not-finished",
+    Origin.REQUEUE: "not-finished",
+    Origin.NODE_LOST: "node-lost",
+    Origin.NODE_UNFIT: "node-unfit",
+    Origin.HEAD_LOST: "head-lost",
+    Origin.ABSENT: "absent",
+    Origin.TROUBLE: "trouble",
+}
+
 
 def account(
     verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str, job: Job
@@ -61,7 +75,16 @@ def account(
         return f"error: {verdict.reason}" if at_head else ""
     if at_head:
         return _post_mortem(verdict, code, log_dir, job)
-    return f"{host}: {_summary(verdict, code)}"
+    line = f"{host}: {_summary(verdict, code)}"
+    # No head shows an account of its own loss.
+    return f"{line}; see {section(verdict)}" if verdict.origin is Origin.HEAD_LOST else line
+
+
+def section(verdict: Verdict) -> str:
+    """Return the section of the documentation on this end of a job, "" if there is none."""
+    is_hang = verdict.cause is not None and verdict.cause.culprit is Culprit.HANG
+    name = "hang" if is_hang else SECTIONS.get(verdict.origin)
+    return f"{PAGE}#{name}" if name else ""
 
 
 def _summary(verdict: Verdict, code: int) -> str:
@@ -82,6 +105,9 @@ def _post_mortem(verdict: Verdict, code: int, log_dir: str, job: Job) -> str:
     cause = verdict.cause
     if cause is not None and cause.culprit is Culprit.WORKER and not advice:
         lines.append(f"  all of its output: hpclaunch logs {quote(log_dir)} --rank {cause.rank}")
+    page = "" if _has_sequel(verdict, job) else section(verdict)
+    if page:
+        lines.append(f"  see {page}")
     lines.append(f"  logs: {log_dir}")
     first = [_summary(verdict, code)]
     said = [] if verdict.cause is None else _last_words(verdict.cause, LINES - len(lines))
@@ -94,11 +120,16 @@ def _advice(verdict: Verdict, job: Job) -> str:
     if cause is not None:
         is_hang = cause.culprit is Culprit.HANG
         return HUNG.format(round=cause.round) if is_hang else advise(cause)
-    next_element = job.requeueing.is_chain and verdict.sequel is Sequel.LEAVE
-    if not job.slurm_id or verdict.sequel.is_followed or next_element:
+    if not job.slurm_id or _has_sequel(verdict, job):
         return ""
     advice = ADVICE.get(verdict.origin, "")
     return SAVE_IN_TIME if advice == SUBMIT_AGAIN and verdict.code == UNSAVED else advice
+
+
+def _has_sequel(verdict: Verdict, job: Job) -> bool:
+    """Return whether another run, or the next element of a chain, continues the job."""
+    next_element = job.requeueing.is_chain and verdict.sequel is Sequel.LEAVE
+    return verdict.sequel.is_followed or next_element
 
 
 def _last_words(cause: Failure, most: int) -> list[str]:
