@@ -8,9 +8,9 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from hpclaunch.core.staging.choice import choice
+from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import restoring
 from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
 
@@ -61,7 +61,8 @@ class Gathering:
         began, nodes = time.monotonic(), self._nodes
         try:
             nodes.refresh()
-            chosen = self._chosen(request)
+            found = nodes.manifests(self._looking.candidates(self._looking.found()))
+            chosen, holdings = self._chosen(found, request), nodes.holdings
             reply = Restored(request.id, "", 0, 0.0)
             if chosen is None:
                 answer, restored = from_storage()
@@ -71,7 +72,7 @@ class Gathering:
                 nodes.refresh()
                 chosen = None if restored is None else self._own(restored)
             fetched = self._gather(chosen, request) + self._fetch_others(request)
-            self._settle(chosen, request)
+            self._settle(chosen, outdated(chosen, found, holdings), request)
         except GatheringError as e:
             return Refused(request.id, str(e), e.host)
         except GivenUpError as e:
@@ -89,14 +90,13 @@ class Gathering:
         """
         self._nodes.refresh()
         request = Restore(0, (), (self._nodes.index,))
-        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
-        chosen = choice(found, self._nodes.holdings, stored=self._stored(request))
+        found = self._nodes.manifests(self._looking.candidates(self._looking.found()))
+        chosen = self._chosen(found, request)
         if chosen is not None and all(m.generation != chosen.generation for m in found):
             self._gather(chosen, request)
 
-    def _chosen(self, request: Restore) -> Manifest | None:
+    def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
         storage = self._launch.storage
-        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
         stored = self._stored(request)
         return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
@@ -164,8 +164,14 @@ class Gathering:
         nodes.fetch(lacking)  # a log that cannot be fetched is no reason to stop
         return fetched
 
-    def _settle(self, chosen: Manifest | None, request: Restore) -> None:
+    def _settle(
+        self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore
+    ) -> None:
+        """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
+        for node in request.nodes:
+            entries = nodes.inventories[node].entries if node in nodes.inventories else ()
+            nodes.delete_at({node: [e for e in entries if e.name in outdated.get(node, ())]})
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         nodes.restored |= chosen.essential if chosen else frozenset()

@@ -80,6 +80,7 @@ class Inventory(NamedTuple):
     free: Room
     settled: Settled = Settled()
     old: frozenset[str] = frozenset()  # those that are unchanged since then
+    gone: frozenset[str] = frozenset()  # those that the script has changed or deleted since
     time: int = 0  # of the staging directory itself
 
 
@@ -117,8 +118,10 @@ class StageNode:
             frozenset(e.name for e in entries if known.get(e.name) == e.identity)
             for known in (marks, had)
         )
-        kept = tuple(self._generations())
-        return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
+        kept, gone = tuple(self._generations()), had.keys() - old
+        return Inventory(
+            entries, fetched, kept, room(self.stage), settled, old, frozenset(gone), time
+        )
 
     def _entries(self) -> Iterator[Entry]:
         for each in tree(self.stage, HERE):
@@ -223,6 +226,10 @@ class StageNode:
         """
         parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
         times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
+        if settled := self._load(self._settled, tuple[Settled, Marks]):
+            names = {each.name for each in entries}  # the script has not deleted these
+            left = {name: identity for name, identity in settled[1].items() if name not in names}
+            _write(self._settled, packing.pack((settled[0], left)))
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
             _refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
