@@ -16,7 +16,7 @@ from hpclaunch.agent import staging as module
 from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.staging import AGAIN, FIRST_NOTICE, Staging
 from hpclaunch.core.protocol import events
-from hpclaunch.core.protocol.effects import FlushStage
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, FlushStage
 from hpclaunch.core.protocol.model import Job, Place
 from hpclaunch.observe.console import messages as lines
 from hpclaunch.system.staging import messages
@@ -87,8 +87,10 @@ class Story:
     def flushed(self, *missing, why="", checkpoint=""):
         return self.reply(messages.Flushed(self.adapter._number, missing, why, checkpoint))
 
-    def search(self, *, is_last=False):
-        return self.adapter.before_search(lambda: ["searched"], is_last=is_last)
+    def search(self, *, is_last=False, **more):
+        return self.adapter.before_search(
+            lambda: ["searched"], ChooseCheckpoint(is_last=is_last, **more)
+        )
 
 
 @pytest.fixture
@@ -158,7 +160,7 @@ def test_one_is_copied_into_memory_if_none_there_can_be_used(story):
     assert story.adapter.skipped == ("3.pt: cut short",)
     assert not story.adapter.restore((), lambda: ["again"])  # it was the first request
     assert story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
-    assert story.asked[-1] == ("restore", 2, ("ckpt/2.pt",))
+    assert story.asked[-1] == ("restore", 2, ("ckpt/2.pt",), ())
     assert story.reply(messages.Restored(2, "", 0, 0.0)) == ["again"]
     assert not story.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
     story.adapter.note_rounds((), hurry=False)
@@ -204,7 +206,7 @@ def test_one_that_is_killed_while_it_restores_an_older_checkpoint_is_asked_for_t
     staging.adapter.restore(("ckpt/step-2.pt",), list)
     staging.die()
     restores = [request for request in staging.asked if request[0] == "restore"]
-    assert restores[-1] == restores[-2] == ("restore", 2, ("ckpt/step-2.pt",))
+    assert restores[-1] == restores[-2] == ("restore", 2, ("ckpt/step-2.pt",), ())
 
 
 def test_one_that_ends_again_and_again_is_tried_later(staging):

@@ -293,7 +293,10 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--nproc", "2", "-"], "a job script has no standard input: write SCRIPT to a file"),
         (["--resume-with", "{}", "train.py"], "--resume-with '{}': {} is not replaced"),
         (["--", "--nodes", "2", "train.py"], "no option --nodes"),
-        (["--nodes", "2", "--stage", *SAVED, "train.py"], "for one node, not for --nodes 2"),
+        (
+            ["--nodes", "2", "--stage", "--checkpoint-local", *SAVED, "train.py"],
+            "--stage on several nodes needs a --checkpoint-dir that all of them see",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(sbatch, args, says):

@@ -221,6 +221,7 @@ EXAMPLES: tuple[Fact, ...] = (
     # Checkpoints in memory
     node_facts.StageBegan("n1", "ckpt", STAGE, ("--dir=ckpt",), CKPT, 1 << 30, 0.5),
     node_facts.StageBegan("n1", "ckpt", STAGE, (), "", 0, 0.0),
+    node_facts.StageFetched("n1", 1 << 30, 0.9),
     node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=False),
     node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=True),
     node_facts.StoringFailed("n1", CKPT, "No space left on device"),

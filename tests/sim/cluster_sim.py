@@ -64,6 +64,11 @@ class Simulation:
             # A fault of a process that is not there yet strikes once it is.
             at = max(fault.at, self.plan.starts[fault.agent] + 0.0001)
             self.after(at, lambda fault=fault: self._strike(fault))
+        for at, index in self.plan.refusals:
+            if at:
+                self.after(at, lambda index=index: self.agents[index].stage.refuse())
+        for at, index in self.plan.stagers_end:
+            self.after(at, lambda index=index: self.agents[index].stage.kill())
         for number, (at, _) in enumerate(self.plan.ends):
             self.after(at, lambda number=number: self._decide(number))
         bound = self.plan.bound

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sim_ledger import spent_by
+from sim_stage import Stage
 from sim_training import Round, Worker
 
 from hpclaunch.core.control import Control
@@ -78,6 +79,8 @@ _SOURCES = (
     events.CheckpointChosen
     | events.CheckpointSeen
     | events.SearchFailed
+    | events.StagerFound
+    | events.StageFlushed
     | events.Diagnosed
     | events.EndFound,
     events.Received,
@@ -122,6 +125,7 @@ class Agent:
         self._watches = Random(f"{sim.plan.seed} {self.name} watches")
         self._watched = 0  # how often a round has begun here
         self._untaken = 0  # the number of the notice that is given, and not taken by all
+        self.stage = Stage(self)
         self.unfit = ""  # what the next look at this node finds
         plan = sim.plan
         self._rate, self._ahead = plan.rates[index], plan.clocks[index]
@@ -177,6 +181,7 @@ class Agent:
             return
         self.living = True
         self.deliver(events.Started())
+        self.stage.start()
         if self.index:
             self.sim.network.dial(self.index, (0,))
         self.sim.network.process_started(self.index)
@@ -335,11 +340,15 @@ class Agent:
             case effects.PrepareGpus(assignment=part):
                 wait = self.sim.rng.choice((0.0001, 0.5))
                 self.sim.after(wait, lambda: self.deliver(events.GpusReady(part.round)))
-            case effects.ChooseCheckpoint(avoid=avoid, number=number):
+            case effects.ChooseCheckpoint():
                 wait = self.sim.rng.uniform(0.0, self.sim.plan.search)
-                self.sim.after(wait, lambda: self._choose(dict(avoid), number))
+                self.sim.after(wait, lambda: self._choose(effect))
+            case effects.FlushStage(number=number):
+                self.stage.flush(number)
             case effects.LookAt(look=look):
                 self._look = look
+                if look is not None and not look.staged:
+                    self.stage.leave()
                 if look is not None:
                     self.sim.after(self._looks.uniform(0.0, 0.1), lambda: self._look_at(look))
             case effects.Diagnose(number=number):
@@ -409,25 +418,33 @@ class Agent:
         for worker in self.living_workers():
             self.sim.training.kill(worker)
 
-    def _choose(self, avoid: dict[int, str], number: int) -> None:
+    def _choose(self, effect: effects.ChooseCheckpoint) -> None:
+        number = effect.number
         if not self.searches:
             trouble = Trouble(Origin.TROUBLE, f"{self.host} cannot look")
             self.deliver(events.SearchFailed(trouble, number))
             return
-        file = self.sim.training.newest_complete(self.index, avoid)
+        file, staged = None, False
+        if self.sim.plan.job.stages:
+            file, staged = self.stage.search(effect)
+        else:
+            file = self.sim.training.newest_complete(self.index, dict(effect.avoid))
         if file is None:
-            self.deliver(events.CheckpointChosen("", number=number))
+            self.deliver(events.CheckpointChosen("", number=number, staged=staged))
             return
         step, at = int(file.path.partition("-")[2]), int(file.at * 1e9)
         age = self.sim.now - file.at
-        more = {"step": step, "time": at, "age": age, "number": number}
+        more = {"step": step, "time": at, "age": age, "number": number, "staged": staged}
         self.deliver(events.CheckpointChosen(file.path, **more))
 
     def _look_at(self, look: Look) -> None:
         """Look for the checkpoint repeatedly until it is seen."""
         if self._look is not look or not self.living:
             return
-        there = self.sim.training.sees(self.index, look.path)
+        training = self.sim.training
+        there = training.sees(self.index, look.path)
+        if look.staged:
+            there = not self.stage.has_left and training.is_held(self.control.index, look.path)
         missing = "" if there else "there is no such file"
         self.deliver(events.CheckpointSeen(Seen(look.number, look.mark, look.share, missing)))
         if missing:
@@ -488,6 +505,8 @@ class Agent:
         self.deliver(replace(found, draining=(host,) if self.sim.now >= since else ()))
 
     def _start_workers(self, part: Assignment) -> None:
+        if not part.stages:
+            self.stage.leave()
         if not self._forkserver:
             return
         self._running, self._stopping, self._held = True, False, False

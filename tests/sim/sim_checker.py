@@ -87,6 +87,7 @@ class Checker:
         self.first = ""  # the process that began the job's first round
         self.done: set[int] = set()  # agents that have left with success
         self.requeued_at: dict[int, float] = {}  # by the term of the head, where there are several
+        self.led: dict[str, effects.LeadStagers] = {}  # the last one of each process
         self.noticed = 0  # how often a worker has taken a notice
         self.ended_apart = False  # a head was struck while it sent the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
@@ -171,6 +172,12 @@ class Checker:
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
             elif isinstance(effect, effects.KillWorkers):
                 self._patient(agent)
+            elif isinstance(effect, effects.LeadStagers):
+                self._leads(agent, effect)
+            elif isinstance(effect, effects.ChooseCheckpoint) and effect.stages:
+                led = {place.index for place in self.led[agent.name].others}
+                needed = set(effect.agents) - {control.index}
+                self._require(needed <= led, agent, f"leads the stagers of {led}, not {needed}")
             elif isinstance(effect, effects.Record):
                 self._observe(agent, effect.fact)
         if head is not None:
@@ -179,6 +186,14 @@ class Checker:
             # What it learns in a round counts from the next one on.
             unfit = (p for p in head.state.roster if p.report is not None and p.report.unfit)
             self.cordoned[control.index] = {p.place.node for p in unfit if not p.assignment}
+
+    def _leads(self, agent: Agent, effect: effects.LeadStagers) -> None:
+        """Check that each head leads the stagers in a term of its own, and never in a lower one."""
+        others = [led.term for name, led in self.led.items() if name != agent.name]
+        self._require(effect.term not in others, agent, "leads stagers in the term of another")
+        last = self.led.get(agent.name, effect).term
+        self._require(effect.term >= last, agent, "leads stagers in a lower term than before")
+        self.led[agent.name] = effect
 
     def _hangs(self, agent: Agent, current: Round) -> None:
         """Check that a round that is ended for a hang has one, and that no other rank is blamed."""
@@ -333,6 +348,7 @@ class Checker:
             part.store_address,
             part.store_port,
             part.checkpoint,
+            part.stages,
         )
         # A head that is cut off with half of the nodes may have had rounds of the same number.
         agreed = self.facts.setdefault((part.round, head.state.orders.term), facts)
@@ -371,6 +387,9 @@ class Checker:
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
         seen = not chosen or self.sim.training.sees(agent.index, chosen)
+        if part.stages:
+            self._require(not agent.stage.has_left, agent, "saves in memory that is gone")
+            seen = not chosen or self.sim.training.is_held(agent.control.index, chosen)
         self._require(seen, agent, f"resumes from {chosen}, which it does not see yet")
 
     def _notice_new_job(self, agent: Agent, head: Head) -> None:

@@ -131,6 +131,11 @@ class Plan:
     may_requeue: bool | None = None  # whether Slurm may start the job again; None: it does not say
     drains: tuple[float, str] = (math.inf, "")  # from when on Slurm drains which host
     looked: bool = False  # somebody looks at the job now and then, and has its workers restarted
+    # Agents that cannot save in memory from some time on; 0: from their start.
+    refusals: tuple[tuple[float, int], ...] = ()
+    stagers_end: tuple[tuple[float, int], ...] = ()  # when which agent's stager is killed
+    unfetched: float = 0.0  # how likely a node is not to get a checkpoint into its memory
+    unflushed: float = 0.0  # how likely storage cannot be written when all is to go there
     numbered: bool = True  # False: all agents but the first get their places as they come
 
     @property
@@ -157,6 +162,7 @@ class Plan:
     def survived(self) -> bool:
         """Nothing fails but what a restart makes good, and nobody may be lost in error."""
         harmless = not (self.drop or self.slow or self.broken or self.hangs or self.ends)
+        harmless &= not (self.unfetched or self.unflushed)
         return self.kinds <= set(SURVIVED) and harmless and self.rests
 
     @property
@@ -173,7 +179,7 @@ class Plan:
         lost = [f for f in self.faults if f.kind in (Kind.KILL_AGENT, Kind.CUT)]
         if not lost or self.drop or self.slow or self.crashes or max(self.starts) > 1.0:
             return False
-        if self.broken or self.hangs or self.ends:
+        if self.broken or self.hangs or self.ends or self.unfetched or self.unflushed:
             return False
         if not self.job.elects and any(f.agent == 0 for f in lost):
             return False
@@ -220,7 +226,24 @@ def timed(job: Job, **times: float) -> Job:
 
 def draw(seed: int) -> Plan:
     looked = Random(f"{seed} onlookers").random() < 0.15
-    return replace(_drawn(seed), looked=looked)
+    plan, more = replace(_drawn(seed), looked=looked), Random(f"{seed} stages")
+    stages = plan.saves and not plan.job.local and more.random() < 0.25
+    return _staged(more, plan) if stages else plan
+
+
+def _staged(rng: Random, plan: Plan) -> Plan:
+    """Save in the memory of all nodes."""
+    agents, span = range(len(plan.starts)), max(plan.starts) + 2 * plan.work
+    refusals = [(rng.choice((0.0, rng.uniform(0.0, span))), rng.choice(agents))]
+    ends = [(rng.uniform(0.0, span), rng.choice(agents)) for _ in range(rng.choice((0, 0, 1, 3)))]
+    return replace(
+        plan,
+        job=replace(plan.job, stages=True),
+        refusals=tuple(refusals) if rng.random() < 0.4 else (),
+        stagers_end=tuple(ends),
+        unfetched=rng.choice((0.0, 0.0, 0.1)),
+        unflushed=rng.choice((0.0, 0.0, 0.3)),
+    )
 
 
 def _drawn(seed: int) -> Plan:

@@ -71,6 +71,7 @@ class File:
     broken: bool  # whoever loads it fails
     complete: bool = False
     seen: dict[int, float] = field(default_factory=dict)  # from when on, by agent
+    held: set[int] = field(default_factory=set)  # agents that have it in memory
 
 
 class Training:
@@ -89,9 +90,19 @@ class Training:
     def living(self) -> list[Worker]:
         return [w for r in self.rounds.values() for w in r.workers if w.alive]
 
-    def newest_complete(self, agent: int, avoid: Container[int]) -> File | None:
-        there = (f for f in reversed(self.directory) if f.complete and self.sees(agent, f.path))
+    def newest_complete(self, agent: int | None, avoid: Container[int]) -> File | None:
+        """Return the newest that an agent sees; None: one that is in any memory, or on storage."""
+        there = (f for f in reversed(self.directory) if f.complete)
+        seen = (f for f in there if agent is None or self.sees(agent, f.path))
+        return next((f for f in seen if checksum(f.path) not in avoid), None)
+
+    def newest_held(self, agent: int, avoid: Container[int]) -> File | None:
+        there = (f for f in reversed(self.directory) if f.complete and agent in f.held)
         return next((f for f in there if checksum(f.path) not in avoid), None)
+
+    def is_held(self, agent: int, path: str) -> bool:
+        """Return whether an agent has a checkpoint in memory."""
+        return agent in self._files[path].held
 
     def sees(self, agent: int, path: str) -> bool:
         """Return whether an agent sees a checkpoint: each node may have a directory of its own."""

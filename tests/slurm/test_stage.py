@@ -72,7 +72,8 @@ def test_a_job_at_its_time_limit(
     require_last_save(tmp_path)
 
 
-def test_several_nodes_are_refused(launch: Launch, script: Path) -> None:
-    ended = launch(*OPTIONS, script, "saved", nodes=2).wait()
+def test_several_tasks_on_a_node_are_refused(launch: Launch, script: Path) -> None:
+    ended = launch(*OPTIONS, script, "saved", nodes=2, options=["--ntasks-per-node=2"]).wait()
     assert ended.code == 2, str(ended)
-    assert ended.output.count("--stage is so far for a launch with one task, not with 2") == 1
+    refused = "--stage needs one task on each node, not 4 tasks on 2 nodes: add --ntasks-per-node=1"
+    assert ended.output.count(refused) == 1

@@ -14,6 +14,7 @@ from ..system.processes.fork_server_client import ForkServerClient
 from ..system.processes.signals import Signals
 from ..system.shared.steady_date import SteadyDate
 from .adapter import Adapter
+from .channels import Channels
 from .config import Config
 from .context import Context
 from .end_watch import EndWatch
@@ -87,9 +88,15 @@ class Agent:
         self._sharing = sharing = GpuSharing(context)
         staging = None
         if config.checkpoints is not None and config.checkpoints.stage:
-            from .staging import Staging  # needed only with --stage
+            from .stagers import Stagers  # needed only with --stage
+            from .staging import Staging
 
-            staging = Staging(context, config.checkpoints)
+            stagers = None
+            if isinstance(network, Channels):
+                where = network.where
+                key = network.keys(where.index).stager_key
+                stagers = Stagers(key, where.name, where.identity, control)
+            staging = Staging(context, config.checkpoints, stagers)
         resuming = Resuming(context, health.look_at_checkpoints, staging)
         self._fork_server = fork_server = ForkServer(
             context, server, output, last_words, health, sharing, resuming

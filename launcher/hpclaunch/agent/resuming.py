@@ -37,6 +37,7 @@ from .config import Checkpoints
 from .context import Context
 
 if TYPE_CHECKING:  # needed only with --stage
+    from ..system.staging.messages import Searched as FoundInMemory
     from .staged_paths import StagedPaths
     from .staging import Staging
 
@@ -64,6 +65,8 @@ class Resuming(Adapter):
     ) -> None:
         config = context.config
         self._staging = staging
+        if staging is not None:
+            staging.on_found = self._found_in_memory
         self._settings = config.checkpoints
         self._is_replaced = context.logs.is_replaced
         self._command = config.command
@@ -77,6 +80,7 @@ class Resuming(Adapter):
         self._host = context.host
         self._number = 0  # of the newest request
         self._search_number = 0  # of the pending search, or 0
+        self._stager_number = 0  # of the search that the stager does instead, or 0
         self._question = 0  # the core's number for that search
         self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
         self._ended_well = False  # the workers of the last round have finished all saves
@@ -100,6 +104,7 @@ class Resuming(Adapter):
             effects.ChooseCheckpoint: self.choose,
             effects.LookAt: lambda effect: self.look(effect.look),
             effects.FlushStage: self._flush,
+            effects.LeadStagers: self._lead,
         }
 
     def close(self) -> None:
@@ -119,6 +124,25 @@ class Resuming(Adapter):
         assert self._staging is not None, "the job stages"
         return self._staging.flush(effect)
 
+    def _lead(self, effect: effects.LeadStagers) -> None:
+        assert self._staging is not None, "the job stages"
+        self._staging.lead(effect)
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether checkpoints are in the memory of several nodes."""
+        return self._staging is not None and self._staging.is_spread
+
+    def _found_in_memory(self, reply: FoundInMemory) -> list[events.Event]:
+        """Note what the stager has found in the memory of all nodes."""
+        if reply.id == self._newest_number:
+            self._newest_number = 0
+            self._note_newest(reply.found)
+        if reply.id != self._stager_number:
+            return []
+        self._stager_number = 0
+        return [self._chosen(reply.found)]
+
     def hurry(self) -> None:
         """Copy checkpoints from memory at full speed until the next round."""
         if self._staging is not None:
@@ -134,6 +158,8 @@ class Resuming(Adapter):
         """Note a round's start. If this agent chose its checkpoint, read new ones once saved."""
         self.look(None)
         self.ended()
+        if self._staging is not None:
+            self._staging.note_round(stages=part.stages)
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
         self._watch(on=self._chose)
         self._chose = False
@@ -170,15 +196,36 @@ class Resuming(Adapter):
         search = partial(self._choose, effect)
         if self._staging is None:
             return search()
+        self._search_number = self._stager_number = 0
+        if self._is_spread and not effect.agents:
+            self._note_question(effect)
+            if effect.ended_well:
+                self._staging.note_rounds(self._rounds_to_judge, hurry=True)
+            self._number += 1
+            self._stager_number, self._newest_number = self._number, 0
+            self._staging.search(self._number)
+            return []
         with contextlib.suppress(OSError):
             self._served()  # the process starts while the search waits
-        return self._staging.before_search(search, is_last=effect.is_last)
+        return self._staging.before_search(search, effect)
 
     def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
+        self._note_question(effect)
+        return self._begin_search()
+
+    def _note_question(self, effect: effects.ChooseCheckpoint) -> None:
         self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
         self._question, self._ended_well = effect.number, effect.ended_well
         self._is_last = effect.is_last
-        return self._begin_search()
+
+    @property
+    def _rounds_to_judge(self) -> Rounds:
+        """The rounds so far. If the last one has ended well, none of its saves is unfinished."""
+        rounds = self._rounds
+        if self._ended_well and rounds:
+            begun, _, world = rounds[-1]
+            rounds = (*rounds[:-1], (begun, SETTLED, world))
+        return rounds
 
     def _suggest(self) -> None:
         """Suggest a --checkpoint-dir, at the first restart without one. Nothing waits for it."""
@@ -197,11 +244,7 @@ class Resuming(Adapter):
             return [self._failed(str(e))]
         self._number += 1
         self._search_number, self._newest_number = self._number, 0
-        rounds = self._rounds
-        if self._ended_well and rounds:
-            begun, _, world = rounds[-1]
-            rounds = (*rounds[:-1], (begun, SETTLED, world))
-        service.search(self._number, rounds, self._avoid)
+        service.search(self._number, self._rounds_to_judge, self._avoid)
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:
@@ -209,6 +252,8 @@ class Resuming(Adapter):
         self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
         if look is None:
             return []
+        if self._staging is not None:
+            self._staging.note_round(stages=look.staged)
         self._look_tries = TRIES
         return self._begin_look(look)
 
@@ -217,6 +262,8 @@ class Resuming(Adapter):
         self._look_at = math.inf
         if self._settings is None:
             return self._see(look, "it has no --checkpoint-dir")
+        if look.staged and self.stage is None:
+            return self._see(look, "its scripts cannot save in memory")
         try:
             service = self._served()
         except OSError as e:
@@ -243,6 +290,11 @@ class Resuming(Adapter):
         if self._search_number or self._look_number or self._newest_number:
             return
         self._newest_at = now + NEWEST_AGAIN
+        if self._staging is not None and self._staging.is_spread:
+            self._number += 1
+            self._newest_number = self._number
+            self._staging.search(self._number)
+            return
         try:
             service = self._served()
         except OSError:
@@ -358,7 +410,10 @@ class Resuming(Adapter):
             case Searched(id=number) if number == self._search_number:
                 if self.stage is None:
                     self._look_at_disk(reply.disk)
-                return [] if self._restores(reply) else [self._chosen(reply)]
+                if self._restores(reply):
+                    return []
+                found, others = reply.found, reply.others
+                return [self._chosen(found, self._lacking(others))]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
                 self._look_number = 0
                 assert self._look is not None, "a look is pending"
@@ -398,24 +453,29 @@ class Resuming(Adapter):
         for: none in memory can be used. The job may have to avoid those that are there, or a kill
         has cut short the only one.
         """
-        found = searched.found
-        if self._staging is None or self._is_last or (found and found[-1].lacks is None):
+        found, whys = searched.found, self._avoid.values()
+        if self._staging is None or self._is_last:
+            return False
+        avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
+        is_found = bool(found) and found[-1].lacks is None
+        if is_found and not (avoid and self._is_spread):  # else other nodes may not have it
             return False
         self._search_tries = TRIES
-        whys = self._avoid.values()
-        avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
         return self._staging.restore(avoid, self._begin_search)
 
-    def _chosen(self, searched: Searched) -> events.CheckpointChosen:
+    def _chosen(
+        self, found: Sequence[FoundCheckpoint], lacking: str = ""
+    ) -> events.CheckpointChosen:
         self._search_number = 0
-        found = searched.found
+        staged = self.stage is not None
         newest = self._note_newest(found)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
         passed_over += () if self._staging is None else self._staging.skipped
         if newest is None:
-            lacking = self._lacking(searched)
-            return events.CheckpointChosen("", passed_over, lacking=lacking, number=self._question)
+            return events.CheckpointChosen(
+                "", passed_over, lacking=lacking, number=self._question, staged=staged
+            )
         path = self._stored(newest.path)
         medium = "" if self.stage is None else f", {self.stage.medium}"
         return events.CheckpointChosen(
@@ -432,6 +492,7 @@ class Resuming(Adapter):
             is_read=newest.is_read,
             age=_age(newest),
             number=self._question,
+            staged=staged,
         )
 
     def _near(self, saved: int) -> Rounds:
@@ -441,8 +502,7 @@ class Resuming(Adapter):
         before = sum(begun <= saved for begun, _, _ in self._rounds)
         return self._rounds[max(0, before - NEAR) : before + NEAR]
 
-    def _lacking(self, searched: Searched) -> str:
-        names = searched.others
+    def _lacking(self, names: Sequence[str]) -> str:
         if not names:
             return ""
         where = "" if self._settings is None else self._settings.where

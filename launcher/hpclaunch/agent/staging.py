@@ -3,6 +3,9 @@
 The script saves in the staging directory, and searches look only there. Before the first search,
 the stager copies the newest checkpoint on storage into it. If memory does not suffice, the script
 saves on storage from the next round on.
+
+With several nodes, each agent has a stager, and that of the leading agent restores before each
+round, drains and flushes for all (`stagers.py`). The core decides whether a round saves in memory.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from ..core.protocol.model import Rounds
 from ..core.protocol.node_facts import (
     StageAwaited,
     StageBegan,
+    StageFetched,
     StageLost,
     StageRefused,
     StoringFailed,
@@ -32,6 +36,7 @@ from .adapter import Adapter, Fd
 from .config import Checkpoints
 from .context import Context
 from .staged_paths import StagedPaths
+from .stagers import OTHERS, Stagers
 
 FIRST_NOTICE, NEXT_NOTICE = 5.0, 60.0  # seconds of a wait until a message about it
 AGAIN = 10.0  # seconds until a stager that has ended repeatedly is started once more
@@ -43,11 +48,16 @@ Search: TypeAlias = Callable[[], list[events.Event]]
 class Staging(Adapter):
     """Starts the stager. `paths` has the directories as long as the script saves in memory."""
 
-    def __init__(self, context: Context, settings: Checkpoints) -> None:
+    def __init__(
+        self, context: Context, settings: Checkpoints, stagers: Stagers | None = None
+    ) -> None:
         self._host, self._record = context.host, context.record
         self._is_replaced = context.logs.is_replaced
         self._settings, self._job = settings, context.config.job
         self._words = context.config.arguments
+        self._stagers = stagers  # with several nodes
+        # Called with what the stager has found, in answer to `search`.
+        self.on_found: Callable[[messages.Searched], list[events.Event]] = lambda _: []
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self.newest = ""  # the newest checkpoint that is known, perhaps only in memory
@@ -58,7 +68,10 @@ class Staging(Adapter):
         self._rounds: Rounds = ()
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 1  # of the newest request
-        self._is_restoring = True
+        self._is_restoring = stagers is None
+        self._agents: tuple[int, ...] = ()  # with several nodes: those that need the checkpoint
+        self._is_first = False  # no round has begun on any node
+        self._search_number = 0  # of the pending search by the stager, or 0
         self._avoid: tuple[str, ...] = ()  # do not restore these
         self._tried: set[tuple[str, ...]] = {()}  # values of `_avoid` since the last round began
         self._has_begun = False
@@ -73,7 +86,8 @@ class Staging(Adapter):
         try:
             sweep(settings.stage)
             storage, pattern = split(settings.where)
-            self._directory = StageDirectory(settings.stage, storage)
+            name = "" if stagers is None else stagers.directory
+            self._directory = StageDirectory(settings.stage, storage, name)
             self.paths = StagedPaths(storage, self._directory.path, pattern, settings.aliases)
             self._start()
         except OSError as e:
@@ -83,9 +97,10 @@ class Staging(Adapter):
         """Remove the directory if it is not needed any more. Otherwise leave the stager alone: it
         ends, and removes the directory, once all is on storage.
         """
-        if self._directory is not None and self.paths is None:
-            # With much in memory, this may take too long for the request for another run.
-            threading.Thread(target=self._remove).start()
+        if self._stagers is not None and not self._stagers.leads:
+            self._leave()
+        if self.paths is None:
+            self._remove_meanwhile()
 
     def _leave(self) -> None:
         """End staging: nothing is left in memory that is still needed."""
@@ -94,11 +109,19 @@ class Staging(Adapter):
         if self._client is not None:
             self._client.close()
             self._client = None
+        if self._stagers is not None:
+            self._stagers.port, self._stagers.refused = 0, self._stagers.refused or OTHERS
 
     def _remove(self) -> None:
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
+
+    def _remove_meanwhile(self) -> None:
+        """Remove the directory in a thread. With much in memory, this may take long."""
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            threading.Thread(target=directory.remove).start()
 
     # Requests
 
@@ -114,13 +137,18 @@ class Staging(Adapter):
             settings.complete,
             settings.verify,
             pattern=paths.pattern,
+            launch="" if self._stagers is None else self._stagers.launch,
         )
+        if self._stagers is not None:
+            self._stagers.introduce(client)
         client.rounds(self._rounds)
         client.hurry(on=self._hurries)
         if self._is_restoring:
-            client.restore(self._number, self._avoid)
+            client.restore(self._number, self._avoid, self._agents)
         if self._is_flushing:
             client.flush(self._number)
+        if self._search_number:
+            client.search(self._search_number)
 
     def note_rounds(self, rounds: Rounds, *, hurry: bool) -> None:
         """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
@@ -141,11 +169,24 @@ class Staging(Adapter):
         """Copy at full speed until the next round."""
         self.note_rounds(self._rounds, hurry=True)
 
-    def before_search(self, search: Search, *, is_last: bool) -> list[events.Event]:
+    def before_search(self, search: Search, effect: effects.ChooseCheckpoint) -> list[events.Event]:
         """Call `search` once it can find all checkpoints: after the restore and, before the first
         round without staging, once everything is on storage.
         """
-        must_flush = self._is_refused and not is_last and self.paths is not None
+        if self.paths is None:
+            return search()
+        must_flush = self._is_refused and not effect.is_last
+        if self._stagers is not None:
+            self._agents, self._tried, self._is_first = effect.agents, set(), effect.is_first
+            self._is_restoring = self._is_flushing = False  # for an earlier search
+            must_flush |= not effect.stages
+            if not must_flush:
+                self.restore((), search)
+                return []
+            if not self._may_hold:
+                self._leave()
+                self._remove()
+                return search()
         if not self._is_restoring and not must_flush:
             return search()
         self._search = search
@@ -166,12 +207,47 @@ class Staging(Adapter):
         self._number += 1
         self._begin_wait()
         if self._client is not None:  # else the next one is asked
-            self._client.restore(self._number, avoid)
+            self._client.restore(self._number, avoid, self._agents)
         return True
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the script saves in the memory of several nodes, so that between two restores
+        only the stager can search.
+        """
+        return self._stagers is not None and self.paths is not None
+
+    def search(self, number: int) -> None:
+        """Have the stager search in the memory of all nodes. `on_found` follows."""
+        self._search_number = number
+        if self._client is not None:
+            self._client.search(number)
+
+    def lead(self, effect: effects.LeadStagers) -> None:
+        assert self._stagers is not None, "the job has several nodes"
+        self._stagers.lead(effect, self._client)
+
+    def _follow(self) -> None:
+        """Do nothing more for the job: another agent leads it."""
+        self._search = self._end = None
+        self._is_restoring, self._is_flushing, self._search_number = False, False, 0
+        self._until = self._notice_at = math.inf
+        if self._client is not None:
+            self._client.follow()
+
+    def note_round(self, *, stages: bool) -> None:
+        """Note where a round saves, or the head has chosen a checkpoint. If that is on storage, all
+        that was saved in memory is there, too.
+        """
+        if self._stagers is not None and self.paths is not None:
+            self._has_begun |= stages
+            if not stages:
+                self._leave()
+                self._remove_meanwhile()
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         """Copy everything to storage. The event StageFlushed follows, now or later."""
-        if not self._has_begun:  # nothing was saved
+        if not self._has_begun and self._stagers is None:  # nothing was saved
             self._leave()
         if self.paths is None:
             return [events.StageFlushed(number=effect.number)]
@@ -226,6 +302,8 @@ class Staging(Adapter):
         """Start another stager. All that is in memory is still there."""
         lost.close()
         self._client, why = None, ENDS
+        if self._stagers is not None:
+            self._stagers.port = 0
         if self._is_replaced(lost):
             try:
                 self._start()
@@ -236,20 +314,27 @@ class Staging(Adapter):
         self._start_at = now + AGAIN
         if self._is_restoring:
             return self._on_reply(messages.Refused(self._number, why))
+        if self._stagers is not None:
+            self._refuse(why)
         return [] if self._end is None else self._give_up(why)
 
     def _on_reply(self, reply: messages.Reply) -> list[events.Event]:
         match reply:
-            case messages.Restored() if self._is_restoring:
+            case messages.Listening(port=port) if self._stagers is not None:
+                self._stagers.port = port
+            case messages.Restored(id=number) if self._is_restoring and number == self._number:
                 return self._begin(reply)
-            case messages.Refused(why=why) if self._is_restoring and self._has_begun:
+            case messages.Searched(id=number) if number == self._search_number:
+                self._search_number = 0
+                return self.on_found(reply)
+            case messages.Refused(why=why, host=host) if self._is_restoring and self._may_hold:
                 # The next round begins with one on storage, and saves there.
                 self._is_restoring = False
-                self._refuse(why)
+                self._refuse(why, host)
                 self._begin_flush()
                 return []
-            case messages.Refused(why=why):
-                return self._refuse(why)
+            case messages.Refused(why=why, host=host):
+                return self._refuse(why, host)
             case messages.Draining():
                 self._copied = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):
@@ -277,17 +362,28 @@ class Staging(Adapter):
             words = tuple(word for word in self._words if self.paths.word(word) != word)
             copied = (reply.path, reply.size, reply.seconds)
             self._record(StageBegan(self._host, where, stage, words, *copied))
+        if reply.fetched:
+            self._record(StageFetched(self._host, reply.fetched, reply.seconds))
         return self._released()
 
-    def _refuse(self, why: str) -> list[events.Event]:
+    @property
+    def _may_hold(self) -> bool:
+        """Whether something may be in memory, here or on another node."""
+        return self._has_begun or (self.is_spread and not self._is_first)
+
+    def _refuse(self, why: str, host: str = "") -> list[events.Event]:
         """Save on storage: at once if no worker has begun, otherwise from the next round on."""
         if self._end is not None:
             return []  # all is copied to storage anyway
+        host = host or self._host
+        why = why if self._stagers is None else f"{host}: {why}"
         if not self._is_refused:
             where = self._settings.where
-            self._record(StageRefused(self._host, where, why, later=self._has_begun))
+            self._record(StageRefused(host, where, why, later=self._has_begun))
         self._is_refused = True
-        if self._has_begun:
+        if self._stagers is not None:
+            self._stagers.refused = why
+        if self._may_hold:
             return []
         self._is_restoring = False
         self._leave()
@@ -304,6 +400,8 @@ class Staging(Adapter):
             if not lost:
                 self._leave()
                 self._remove()
+            elif self._agents and self._search and self.restore((), self._search):
+                return []
             return self._released()  # what is missing is still in memory, where searches look
         if lost:
             self._record(StageLost(self._host, self._settings.where, lost, reply.why))
@@ -329,6 +427,13 @@ class Staging(Adapter):
         return min(self._until, self._notice_at, self._start_at)
 
     def update(self, now: float) -> list[events.Event]:
+        if self._stagers is None:
+            return self._update(now)
+        if self._stagers.has_resigned():
+            self._follow()
+        return self._update(now) + self._stagers.news()
+
+    def _update(self, now: float) -> list[events.Event]:
         if now >= self._start_at:
             try:
                 self._start()

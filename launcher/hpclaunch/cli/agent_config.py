@@ -41,7 +41,7 @@ from hpclaunch.system.shared import open_file_limit, runs, standard_input
 
 from .place import HONOURED, MEETING_BACKENDS, SLURM_HONOURED, locate
 from .program import Program, program
-from .run import another_run, beyond_the_usual, rdzv_seconds, streams_of
+from .run import another_run, beyond_the_usual, check_stage_on, rdzv_seconds, streams_of
 from .warm_start import start
 from .worker_count import Count, count_workers
 
@@ -109,7 +109,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         mps=(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
-        checkpoints=_checkpoints(options, where, (*arguments, *resume_with)),
+        checkpoints=_checkpoints(options, (*arguments, *resume_with)),
         resume_with=resume_with,
         logs=task.logs,
         anew=_is_anew(where, task.logs),
@@ -157,7 +157,7 @@ def _job(
         replaces_stragglers=options.replace_stragglers,
         saves=saves,
         local=options.checkpoint_local,
-        stages=options.stage is not None and where.alone,
+        stages=options.stage is not None,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=Grow(options.grow or ("checkpoint" if saves else "never")),
         elects=where.is_step,
@@ -193,14 +193,12 @@ def _isolate(options: argparse.Namespace) -> bool:
     return bool(own or options.mps == "on")
 
 
-def _checkpoints(
-    options: argparse.Namespace, where: Allocation, words: tuple[str, ...]
-) -> Checkpoints | None:
+def _checkpoints(options: argparse.Namespace, words: tuple[str, ...]) -> Checkpoints | None:
     """Return the settings for checkpoints. `words`: the script's arguments."""
     if options.checkpoint_dir is None:
         return None
     others: tuple[str, ...] = ()
-    if stages := options.stage is not None and where.alone:
+    if options.stage is not None:
         # Most launches do not need these.
         from hpclaunch.agent.staged_paths import aliases
         from hpclaunch.system.checkpoints.patterns import split
@@ -212,7 +210,7 @@ def _checkpoints(
         exclude=options.checkpoint_exclude,
         complete=options.checkpoint_complete or "",
         verify=options.verify,
-        stage=os.path.abspath(options.stage) if stages else "",
+        stage="" if options.stage is None else os.path.abspath(options.stage),
         aliases=others,
     )
 
@@ -230,9 +228,9 @@ def _examine(
     try:
         task.program = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
-        if options.stage is not None and not where.alone:
-            tasks = wording.count(len(where.places), "task")
-            raise UsageError(f"--stage is so far for a launch with one task, not with {tasks}")
+        check_stage_on(options, where.nodes, len(where.places))
+        if options.stage is not None and not os.path.isdir(options.stage):
+            raise UsageError(f"--stage={options.stage}: there is no such directory")
         if where.index == HEAD:
             _check_metrics(options.metrics)
         task.count = count_workers(

@@ -311,7 +311,8 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         metavar="DIR",
         help="SCRIPT saves in memory, and each checkpoint is then copied to --checkpoint-dir: its "
         "arguments that name this directory get a path in memory instead, which is also in "
-        "HPCLAUNCH_STAGE. --stage=DIR: on this fast local disk (so far for one node)",
+        "HPCLAUNCH_STAGE. With several nodes, each keeps a copy of another one's checkpoints. "
+        "--stage=DIR: on this fast local disk of each node",
     )
     add_what_counts(add)
     add(

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
+from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
@@ -87,8 +88,23 @@ def _check_stage(options: argparse.Namespace) -> None:
             f"--stage: --checkpoint-dir {path} contains the working directory, so every file "
             "would belong to it: use a directory for checkpoints only"
         )
-    if not os.path.isdir(options.stage):
-        raise UsageError(f"--stage={options.stage}: there is no such directory")
+
+
+def check_stage_on(options: argparse.Namespace, nodes: int, tasks: int) -> None:
+    """Raise UsageError if --stage cannot work on so many nodes, with so many tasks."""
+    if options.stage is None:
+        return
+    if tasks > nodes:
+        names = f"{wording.count(tasks, 'task')} on {wording.count(nodes, 'node')}"
+        raise UsageError(
+            f"--stage needs one task on each node, not {names}: add --ntasks-per-node=1 to srun; "
+            "the launcher starts the workers of all GPUs"
+        )
+    if nodes > 1 and options.checkpoint_local:
+        raise UsageError(
+            "--stage on several nodes needs a --checkpoint-dir that all of them see, without "
+            "--checkpoint-local: each node has its checkpoints in memory instead"
+        )
 
 
 def run(

@@ -206,8 +206,7 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     nodes = chosen.nodes or most
     if fewest > nodes:
         raise UsageError(f"--nodes {nodes}, but --nnodes wants {fewest} at least")
-    if nodes > 1 and launch.stage is not None:
-        raise UsageError(f"--stage is so far for one node, not for --nodes {nodes}")
+    launching.check_stage_on(launch, nodes, nodes)
     count, kind = _gpus(chosen, profile, site)
     if not chosen.partition and 0 < profile.most_gpus < nodes * count:
         raise UsageError(

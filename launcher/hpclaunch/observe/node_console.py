@@ -89,6 +89,9 @@ def words_of_node(fact: facts.NodeFact) -> str:
         # Checkpoints in memory
         case facts.StageBegan():
             return _stage_began(fact)
+        case facts.StageFetched(size=total, seconds=seconds):
+            took = f"in {seconds:.1f} s"
+            return f"--stage: nodes have fetched {size(total)} from the memory of others {took}"
         case facts.StageRefused(where=where, why=why, later=later):
             when = "from the next round on, " if later else ""
             return f"--stage: {when}the script saves to {plain(where)} itself: {plain(why)}"

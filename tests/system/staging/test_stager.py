@@ -15,9 +15,9 @@ from test_golden import TREES, tree
 
 from hpclaunch.system.staging import (
     copying,
-    deletion,
     draining,
     messages,
+    one_node,
     other_files,
     publishing,
     room,
@@ -898,7 +898,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (draining, deletion, restoring_module):
+    for module in (one_node, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 

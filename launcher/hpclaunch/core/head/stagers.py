@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..placement.assigning import address_of
 from ..protocol.effects import Effect, LeadStagers
 from ..protocol.model import StagerPlace
+from .roster import hosts_of
 
 if TYPE_CHECKING:
     from .head_state import HeadState
@@ -57,3 +58,9 @@ class Stagers:
         """Whether all of them can save in memory."""
         reports = [self._state.roster[agent].report for agent in self.agents]
         return bool(reports) and all(report and not report.stage_refused for report in reports)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The hosts of those that have no stager."""
+        peers = (self._state.roster[agent] for agent in self.agents)
+        return hosts_of(p for p in peers if p.report is None or not p.report.stager)

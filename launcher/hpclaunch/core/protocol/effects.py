@@ -82,6 +82,7 @@ class ChooseCheckpoint:
     # next round can save there. If not, all that was saved there has to reach storage before.
     agents: tuple[int, ...] = ()
     stages: bool = False
+    is_first: bool = False  # nothing was saved there, since no round has begun
 
 
 @value(frozen=True)

@@ -100,6 +100,15 @@ class StageBegan:
 
 
 @value(frozen=True)
+class StageFetched:
+    """The nodes of the next round have fetched a checkpoint from the memory of other nodes."""
+
+    host: str
+    size: int  # the bytes, of all nodes together
+    seconds: float
+
+
+@value(frozen=True)
 class StageRefused:
     """--stage: the script saves on storage, since memory does not suffice."""
 
@@ -411,6 +420,7 @@ NodeFact = (
     | CheckpointSearchStalled
     | CheckpointDirSuggested
     | StageBegan
+    | StageFetched
     | StageRefused
     | StoringFailed
     | StageAwaited

@@ -77,10 +77,10 @@ Effect: TypeAlias = Keep | Drop | DropFetched | Delete
 
 @value()
 class LastLook:
-    """The decisive files of one node at the last look."""
+    """The complete checkpoints that one node has seen, and the names of their files there."""
 
     settled: Settled
-    decisive: dict[str, Manifest] = field(default_factory=dict)  # by name
+    checkpoints: dict[str, tuple[Manifest, frozenset[str]]] = field(default_factory=dict)
 
 
 class Care:
@@ -90,6 +90,7 @@ class Care:
         self._making_safe: Manifest | None = None  # finished before a newer one is begun
         self._keeping: set[int] = set()  # nodes that have not answered a Keep
         self._last: dict[int, LastLook] = {}  # by node
+        self._found: set[str] = set()  # the generations of the last look
         self._deleted: dict[str, Manifest] = {}  # by the script; some files are left
         self._dropped: set[tuple[int, str]] = set()  # fetched copies, by node and name
 
@@ -99,7 +100,9 @@ class Care:
             if not event.is_done:
                 self._making_safe = None
             return []
-        found, holdings = event.found, event.holdings
+        # The looks at several nodes are not simultaneous, so they may show a mixture once.
+        found = [m for m in event.found if m.generation in self._found]
+        holdings, self._found = event.holdings, {m.generation for m in event.found}
         self._keeping &= {h.node for h in holdings}
         effects = self._delete(found, holdings)
         self._making_safe = newest = self._next(found, holdings)
@@ -170,30 +173,11 @@ class Care:
         return effects
 
     def _delete(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
-        """Delete what the script has deleted: the decisive file has vanished from a node that has
-        restored nothing since the last look. A lost node has deleted nothing.
-        """
+        """Delete what the script has deleted."""
         for h in holdings:
-            last = self._last.get(h.node)
-            if last is None:
-                continue
-            if last.settled != h.settled:
-                self._deleted = {}  # may just have been restored
-                self._dropped = {each for each in self._dropped if each[0] != h.node}
-                continue
-            for name, manifest in last.decisive.items():
-                if name not in h.files and (h.node, name) not in self._dropped:
-                    self._deleted[manifest.generation] = manifest
-        self._last = {
-            h.node: LastLook(h.settled, {m.decisive: m for m in found if h.has(m.decisive_file)})
-            for h in holdings
-        }
-        others = {
-            (f.name, f.identity)
-            for m in found
-            if m.generation not in self._deleted
-            for f in m.files
-        }
+            self._deleted |= self._gone(h)
+            self._last[h.node] = self._seen(h, found)
+        others = {(f.name, f.identity) for m in found for f in m.files}
         effects: list[Effect] = []
         for name, manifest in list(self._deleted.items()):
             files = [f for f in manifest.files if (f.name, f.identity) not in others]
@@ -202,3 +186,33 @@ class Care:
             if not any(left.values()):
                 del self._deleted[name]
         return effects
+
+    def _gone(self, holding: Holding) -> dict[str, Manifest]:
+        """Return the checkpoints that the script has deleted on a node: all that this node had has
+        vanished, with the decisive file, and it has restored nothing since. A lost node has deleted
+        nothing.
+        """
+        last = self._last.get(holding.node, LastLook(holding.settled))
+        if last.settled != holding.settled:
+            self._deleted = {}  # may just have been restored
+            self._dropped = {each for each in self._dropped if each[0] != holding.node}
+            return {}
+        dropped = {name for node, name in self._dropped if node == holding.node}
+        return {
+            generation: manifest
+            for generation, (manifest, names) in last.checkpoints.items()
+            if manifest.decisive in names - dropped and not names & holding.files.keys()
+        }
+
+    def _seen(self, holding: Holding, found: Sequence[Manifest]) -> LastLook:
+        """Return what to look for at the next look. A checkpoint may be incomplete by then, if
+        another node is lost.
+        """
+        last = self._last.get(holding.node, LastLook(holding.settled))
+        seen = {}
+        for manifest in (*(m for m, _ in last.checkpoints.values()), *found):
+            if names := frozenset(f.name for f in manifest.files if holding.has(f)):
+                seen[manifest.generation] = manifest, names
+        if last.settled == holding.settled:  # else files may have been removed by the restore
+            seen |= {g: c for g, c in last.checkpoints.items() if g in seen}
+        return LastLook(holding.settled, seen)

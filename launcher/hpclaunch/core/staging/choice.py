@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .generations import Holding, Manifest
+from .generations import Holding, Manifest, Settled
 
 
 def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
     """Return which node shows its file in the view, by the name of the file.
 
     Nodes that took part in the last restore show the files that were saved since, then those that
-    they have from the restore. Other nodes show the files whose names nobody else has: they may
-    have been cut off from the job, and return with old ones.
+    they have from the restore, unless one of these nodes has changed or deleted it since. Other
+    nodes show the files whose names nobody else has: they may have been cut off from the job, and
+    return with old ones.
     """
+    last = _last_restore(holdings)
+    gone = frozenset[str]().union(*(h.gone for h in holdings if h.settled == last))
 
     def rank(holding: Holding, name: str) -> tuple[int, bool, int, int]:
         is_new, time = name not in holding.old, holding.files[name][1]
@@ -22,9 +25,14 @@ def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
     view: dict[str, Holding] = {}
     for holding in holdings:
         for name in holding.files:
-            if name not in view or rank(holding, name) > rank(view[name], name):
+            is_gone = name in gone and (holding.settled != last or name in holding.old)
+            if not is_gone and (name not in view or rank(holding, name) > rank(view[name], name)):
                 view[name] = holding
     return view
+
+
+def _last_restore(holdings: Sequence[Holding]) -> Settled:
+    return max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
 
 
 def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Manifest]:
@@ -34,8 +42,8 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
     shows an older one. So a checkpoint with older files counts only if it is known to be one: it
     was restored, or is kept.
     """
-    last = max((h.settled for h in holdings), key=lambda s: s.number, default=None)
-    if last is None or last.nodes <= {h.node for h in holdings if h.settled == last}:
+    last = _last_restore(holdings)
+    if last.nodes <= {h.node for h in holdings if h.settled == last}:
         return []
     known = {h.settled.generation for h in holdings}
     known |= {k.manifest.generation for h in holdings for k in h.kept}
@@ -86,3 +94,26 @@ def choice(
     ]
     newest = max(candidates, key=lambda m: m.generation, default=None)
     return None if newest is None or newest.time < stored else newest
+
+
+def outdated(
+    chosen: Manifest | None, found: Sequence[Manifest], holdings: Sequence[Holding]
+) -> dict[int, frozenset[str]]:
+    """Return which files each node removes when it is settled, so that a search in its staging
+    directory finds the chosen generation and nothing newer: files that the view does not show as
+    they are, the decisive files of mixtures, and other files of the chosen checkpoint.
+
+    `found` and `holdings` are those from which the generation was chosen.
+    """
+    view = shown(holdings)
+    mixed = {m.decisive for m in mixtures(found, holdings)}
+    staying = {f.name for f in chosen.files} if chosen else set[str]()
+    moved = tuple(f"{path}/" for path in (chosen.moved if chosen else ()) if path != ".")
+
+    def is_outdated(holding: Holding, name: str) -> bool:
+        if name in staying:
+            return False
+        is_shown = name in view and view[name].files[name] == holding.files[name]
+        return not is_shown or name in mixed or f"{name}/".startswith(moved)
+
+    return {h.node: frozenset(n for n in h.files if is_outdated(h, n)) for h in holdings}

@@ -100,7 +100,10 @@ class Holding:
     host: str
     files: dict[str, Identity] = field(default_factory=dict)  # of its staging directory, by name
     old: frozenset[str] = frozenset()  # names of files that are unchanged since it was settled
-    fetched: frozenset[str] = frozenset()  # those of them that came from another node
+    gone: frozenset[str] = (
+        frozenset()
+    )  # those that were changed or deleted since, not by DropFetched
+    fetched: frozenset[str] = frozenset()  # those of `old` that came from another node
     kept: tuple[Kept, ...] = ()
     settled: Settled = Settled()
 

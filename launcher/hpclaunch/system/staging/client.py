@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hpclaunch.core.protocol.model import Rounds as RoundTimes
 from hpclaunch.core.protocol.process_kinds import ProcessKind
-from hpclaunch.system.shared.helper import Helper
+from hpclaunch.system.shared.helper import Helper, place_of
 from hpclaunch.worker.messages import decode
 
 from .messages import (
@@ -54,7 +54,9 @@ class StagingClient(Helper):
         settings = {"storage": storage, "stage": stage, "pattern": pattern}
         more = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
         nodes = {"launch": launch} if launch else {}
-        super().__init__("hpclaunch.system.staging.service", json.dumps(settings | more | nodes))
+        words = json.dumps(settings | more | nodes)
+        paths = {place_of(library) for library in ("msgspec", "zmq") if launch}
+        super().__init__("hpclaunch.system.staging.service", words, paths=paths)
 
     def introduce(self, key: str) -> None:
         self.send(Secret(key))

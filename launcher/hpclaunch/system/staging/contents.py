@@ -102,6 +102,10 @@ class Contents:
     def size(self) -> int:
         return sum(item.stat.st_size for item in self.items if item.is_file)
 
+    @property
+    def time(self) -> int:
+        return self.items[-1].stat.st_mtime_ns if self.items else 0
+
     @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""

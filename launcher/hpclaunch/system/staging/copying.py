@@ -29,6 +29,10 @@ class GivenUpError(Exception):
     """A copy is not worth finishing, or not possible. The text says why."""
 
 
+class RewrittenError(GivenUpError):
+    """The script has written the files again while they were copied."""
+
+
 def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Between) -> None:
     """Copy items from the directory `source` into `draft`, with their modes and times, and have
     them written to the disk. Links to paths below `root` become relative. Raises OSError.

@@ -12,15 +12,16 @@ from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents
 from .launch import Launch
-from .publishing import draft_beside, place, remove
-from .room import room
+from .one_node import OneNode
+from .publishing import remove
 
 
 class Deletion:
     """The deletions of one launch."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch, self._storage, self._record = launch, launch.storage, launch.record
+    def __init__(self, launch: Launch, nodes: OneNode) -> None:
+        self._launch, self._nodes = launch, nodes
+        self._storage, self._record = launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
 
     def note_drained(self) -> None:
@@ -34,7 +35,8 @@ class Deletion:
         if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
-        deleted = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        vanished = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        deleted = self._nodes.deleted(vanished)
         if deleted <= self._kept:
             return
         self._kept = deleted
@@ -49,11 +51,9 @@ class Deletion:
             latest = max(times, default=0)  # steps may begin again
             for key, each in found:
                 if key in deleted and each.candidate.time < latest:
-                    for name in moved[key]:
+                    for path in (os.path.join(self._storage, name) for name in moved[key]):
                         with contextlib.suppress(FileNotFoundError):
-                            remove(
-                                os.path.join(self._storage, name), self._storage, self._launch.name
-                            )
+                            remove(path, self._storage, self._launch.name)
                     self._record.forget(key)
                     deleted.remove(key)
                     yield key
@@ -69,15 +69,9 @@ class Deletion:
         OSError.
         """
         for contents in reversed(complete[1:]):
-            if not room(self._launch.stage).lack(complete[0].size, 1):
+            if not self._nodes.lack(complete[0])[0]:
                 return
             if is_on_storage(contents) and contents.key != HERE:
                 self._record.add_others(set(contents.moved))  # a new one of its name replaces it
                 self._record.forget(contents.key)
-                folder = os.path.dirname(os.path.join(self._launch.stage, contents.key))
-                before = os.stat(folder)
-                with draft_beside(self._launch.stage) as trash:
-                    for name in contents.moved:
-                        place(os.path.join(self._launch.stage, name), os.path.join(trash, name))
-                # For the search, the script has deleted nothing (formats/accelerate.py).
-                os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+                self._nodes.delete(contents)

@@ -8,22 +8,31 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
 from .contents import HERE, Contents, is_same, notes
-from .copying import THREADS, Between, GivenUpError, at_once, copy, hold, is_unchanged, make_parents
+from .copying import (
+    THREADS,
+    Between,
+    GivenUpError,
+    RewrittenError,
+    at_once,
+    is_unchanged,
+    make_parents,
+)
 from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
+from .one_node import OneNode
 from .other_files import OtherFiles, keep
 from .publishing import draft, is_copied, publish, same, sweep
 from .removal import rmtree
 from .requests import Requests
-from .room import room
 
+HELD = "held"
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
 
@@ -32,21 +41,30 @@ class Draining:
     """The drains of one stager."""
 
     def __init__(
-        self, launch: Launch, requests: Requests, looking: Looking, others: OtherFiles
+        self,
+        launch: Launch,
+        requests: Requests,
+        nodes: OneNode,
+        looking: Looking,
+        others: OtherFiles,
+        answer: Callable[[], None],
     ) -> None:
+        """`answer` answers requests that do not wait for the end of a drain."""
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._others = others
-        self._deletion = Deletion(launch)
-        self._held = os.path.join(launch.own, "held")  # the checkpoint that is being copied
+        self._nodes, self._others, self._answer = nodes, others, answer
+        self._deletion = Deletion(launch, nodes)
+        self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
+        self.newest = 0  # the time of the newest one that was drained
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
-        self.is_swept = False
+        self._is_swept = False
+        self._term = 0  # then
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
         self._is_rewritten = False  # in place
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
-        self._refusal = ""
+        self._refusal: messages.Refused | None = None
         self._say_due = 0.0
         self._paused = 0.0  # seconds of this drain
 
@@ -66,8 +84,14 @@ class Draining:
             return os.path.relpath(found.candidate.decides.path, path)
 
         rmtree(self._held)
-        places = {self._launch.own, self._storage, *roots(self._launch.there.where)}
-        self.is_swept = sweep(places, decisive, self._launch.name)
+        places = {self._storage, *roots(self._launch.there.where)}
+        self._is_swept = sweep(places, decisive, self._launch.name)
+        self._term = self._nodes.term
+
+    def sweep_again(self) -> None:
+        """Sweep if something may be left, also by another node that has led. Raises OSError."""
+        if not self._is_swept or self._term != self._nodes.term:
+            self.sweep()
 
     def is_on_storage(self, contents: Contents) -> bool:
         """Return whether it was drained. In the end, look whether somebody has deleted it there."""
@@ -84,6 +108,7 @@ class Draining:
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
+        self.newest = max(self.newest, contents.time)
 
     def absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
         keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
@@ -106,7 +131,7 @@ class Draining:
             is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
             if not (is_deleted and str(e.filename).startswith(self._launch.own)):
                 self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
-                self.is_swept = False  # the draft may be left, if storage is away
+                self._is_swept = False  # the draft may be left, if storage is away
                 self._requests.send(messages.DrainFailed(path, why))
             return why
         finally:
@@ -118,9 +143,7 @@ class Draining:
             number = None if step is None else step.value
             seconds = time.monotonic() - began - self._paused
             self._requests.send(messages.Drained(path, number, contents.size, seconds))
-        if self._refusal:
-            self._requests.send(messages.Refused(0, self._refusal))
-            self._refusal = ""
+        self._refuse()
         return ""
 
     def _copy(
@@ -132,8 +155,7 @@ class Draining:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
-        if not self.is_swept:
-            self.sweep()
+        self.sweep_again()
         is_there = same(contents, self._storage)
         with draft(self._storage, self._launch.name) as drafted:
             candidates = [f.candidate for f in all_found]
@@ -144,16 +166,13 @@ class Draining:
                 if not self._record.has(each) and not is_copied(each, self._storage)
             ]
             # Trackers are rewritten in place, so they are copied at once.
-            copy(beside, self._launch.root, drafted, self._launch.root, at_once)
+            self._nodes.copy(beside, self._launch.root, drafted, at_once)
             beside = [each for each in beside if is_same(each, self._launch.root)]
             if not is_there:
                 self._hold(contents)
             self._looking.check(found, contents)
             if not is_there:
-                copy(contents.items, self._held, drafted, self._launch.root, self.between(contents))
-                if not self._is_rewritten and not is_unchanged(contents, self._held):
-                    self._is_rewritten = self._is_late = True
-                    raise GivenUpError("it is being written again")
+                self._copy_held(contents, drafted)
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
@@ -172,6 +191,24 @@ class Draining:
         self._others.note_copied(beside if is_there else others)
         return not is_there
 
+    def _copy_held(self, contents: Contents, drafted: str) -> None:
+        try:
+            between, is_rewritten = self.between(contents), self._is_rewritten
+            essential = contents.essential
+            self._nodes.copy(
+                contents.items,
+                self._held,
+                drafted,
+                between,
+                essential=essential,
+                in_memory=is_rewritten,
+            )
+            if not is_rewritten and not is_unchanged(contents, self._held):
+                raise RewrittenError("it is being written again")
+        except RewrittenError:
+            self._is_rewritten = self._is_late = True
+            raise
+
     def _keep_others(self, contents: Contents) -> None:
         """Rename checkpoints of an earlier launch that have the names of a new one: only the newest
         was restored, so the script cannot know that the names of the others are in use.
@@ -188,12 +225,9 @@ class Draining:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
         place while the last checkpoint was copied, and there is room, by a copy in memory.
         """
-        if self._is_rewritten and room(self._launch.root).lack(contents.size, 1):
+        if self._is_rewritten and self._nodes.lack(contents)[0]:
             self._is_rewritten = False
-        if self._is_rewritten:
-            copy(contents.items, self._launch.root, self._held, self._launch.root, at_once)
-        else:
-            hold(contents.items, self._launch.root, self._held)
+        self._nodes.hold(contents, self._held, in_memory=self._is_rewritten)
 
     def between(self, contents: Contents | None) -> Between:
         """Return what to do between two pieces of a copy. None: of other files than checkpoints,
@@ -207,6 +241,7 @@ class Draining:
                 path = self._launch.on_storage(contents.key)
                 self._requests.send(messages.Draining(path, done, contents.size))
             self._requests.serve(took if self.has_pauses else 0.0)
+            self._answer()
             self._paused += time.monotonic() - now
             if not self._looking.has_ended and time.monotonic() >= self._looking.due:
                 self._check_worth(contents, done)
@@ -220,6 +255,7 @@ class Draining:
         """
         complete = list(self._looking.complete(self._looking.look()))
         self.check_room(complete)
+        self._nodes.care(complete)
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:
@@ -236,7 +272,7 @@ class Draining:
         is_deleted = all(
             (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
         )
-        if is_deleted and room(self._launch.root).lack(contents.size, 1):
+        if is_deleted and self._nodes.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
@@ -260,10 +296,15 @@ class Draining:
         newest = complete[0][1]
         self._sized = newest.identity
         with contextlib.suppress(OSError):
-            left = room(self._launch.root)
-            older = sum(c.size for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c))
-            self._refusal = left._replace(free=left.free + older).lack(newest.size, 1)
-            self._is_late |= bool(self._refusal)
-            if self._refusal and self.is_on_storage(newest):
-                self._requests.send(messages.Refused(0, self._refusal))
-                self._refusal = ""
+            older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
+            why, host = self._nodes.lack(newest, older)
+            self._refusal = messages.Refused(0, why, host) if why else None
+            self._is_late |= bool(why)
+            if self.is_on_storage(newest):
+                self._refuse()
+
+    def _refuse(self) -> None:
+        """Tell the agent that there is no room, once the newest checkpoint is on storage."""
+        if self._refusal is not None:
+            self._requests.send(self._refusal)
+            self._refusal = None

@@ -33,7 +33,7 @@ class Launch:
         self._search = pattern, (exclude, complete, verify)
         self.here, self.there = self._searching(self.stage), self._searching(self.storage)
         self.root, self.seen = self.stage, self.here
-        self.record = Record(os.path.join(self.own, "record"))
+        self.record = Record(self.own)
 
     def look_into(self, root: str) -> None:
         """Look for checkpoints in this directory from now on."""

@@ -14,6 +14,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from .contents import HERE, Contents, contents_of
 from .copying import GivenUpError
 from .launch import Launch
+from .one_node import OneNode
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
@@ -23,24 +24,30 @@ SHARE = 0.02  # largest share of the time that looks take
 class Looking:
     """The looks of one stager. The next one is `due` at that time."""
 
-    def __init__(self, launch: Launch, requests: Requests) -> None:
-        self._launch, self._requests = launch, requests
+    def __init__(self, launch: Launch, requests: Requests, nodes: OneNode) -> None:
+        self._launch, self._requests, self._nodes = launch, requests, nodes
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
 
     def look(self) -> list[ExaminedCheckpoint]:
-        """Return the checkpoints in memory, the newest first."""
-        rounds, began = self._requests.rounds, time.monotonic()
-        if self.has_ended and rounds:
-            begun, _, *world = rounds[-1]
-            rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
+        """Return the checkpoints that are in memory now, the newest first."""
+        began = time.monotonic()
         try:
-            return list(self._launch.seen.examine(rounds))
-        except OSError:
+            self._nodes.refresh()
+            return self.found()
+        except (OSError, GivenUpError):
             return []
         finally:
             took = time.monotonic() - began
             self.due = began + max(PERIOD, took / SHARE)
+
+    def found(self) -> list[ExaminedCheckpoint]:
+        """Return those that the last look has shown. Raises OSError."""
+        rounds = self._requests.rounds
+        if self.has_ended and rounds:
+            begun, _, *world = rounds[-1]
+            rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
+        return list(self._launch.seen.examine(rounds))
 
     def complete(
         self, found: Sequence[ExaminedCheckpoint]

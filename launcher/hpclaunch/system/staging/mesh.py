@@ -40,6 +40,7 @@ from .mesh_messages import (
     Hurry,
     Keep,
     Look,
+    Note,
     Order,
     Read,
     Reply,
@@ -127,6 +128,9 @@ class RemoteNode:
 
     def settle(self, settled: Settled) -> Call[None]:
         return self._begin(Settle(settled))
+
+    def note(self, record: str) -> Call[None]:
+        return self._begin(Note(record))
 
     def _begin(
         self, request: Request, result: Callable[[Reply], Any] = lambda _: None
@@ -428,6 +432,8 @@ class Mesh:
                 node.delete(entries)
             case Settle(settled=settled):
                 node.settle(settled)
+            case Note(record=record):
+                node.note(record)
         return None, b""
 
     def _stranger(self, place: Address) -> RemoteNode:

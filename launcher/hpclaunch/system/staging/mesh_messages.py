@@ -77,6 +77,13 @@ class Settle:
 
 
 @variant(frozen=True)
+class Note:
+    """Keep the record of the leader, for the next leader."""
+
+    record: str
+
+
+@variant(frozen=True)
 class Hurry:
     """Serve the request of this connection without pauses, or with pauses again."""
 
@@ -88,7 +95,9 @@ class Cancel:
     """Give up the request of this connection. That is answered all the same."""
 
 
-Request: TypeAlias = Look | Read | Copy | Fetch | Keep | Drop | Delete | Settle | Hurry | Cancel
+Request: TypeAlias = (
+    Look | Read | Copy | Fetch | Keep | Drop | Delete | Settle | Note | Hurry | Cancel
+)
 
 
 @value(frozen=True)

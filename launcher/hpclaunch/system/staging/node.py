@@ -30,6 +30,7 @@ from . import copying
 from .contents import HERE, item, tree
 from .copying import Between, GivenUpError, at_once, hold, relative_target
 from .publishing import draft_beside, place, remove
+from .record import RECORD
 from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
@@ -79,6 +80,7 @@ class Inventory(NamedTuple):
     free: Room
     settled: Settled = Settled()
     old: frozenset[str] = frozenset()  # those that are unchanged since then
+    time: int = 0  # of the staging directory itself
 
 
 class Wanted(NamedTuple):
@@ -108,7 +110,7 @@ class StageNode:
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
-        entries = tuple(self._entries())
+        time, entries = os.stat(self.stage).st_mtime_ns, tuple(self._entries())
         marks = self._load(self._marks, Marks) or {}
         settled, had = self._load(self._settled, tuple[Settled, Marks]) or (Settled(), {})
         fetched, old = (
@@ -116,7 +118,7 @@ class StageNode:
             for known in (marks, had)
         )
         kept = tuple(self._generations())
-        return Inventory(entries, fetched, kept, room(self.stage), settled, old)
+        return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
 
     def _entries(self) -> Iterator[Entry]:
         for each in tree(self.stage, HERE):
@@ -214,10 +216,13 @@ class StageNode:
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 
-    def delete(self, entries: Iterable[Entry]) -> None:
+    def delete(self, entries: Sequence[Entry]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
-        that are empty then.
+        that are empty then. Other directories keep their times: for the search, the script has
+        deleted nothing (formats/accelerate.py).
         """
+        parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
+        times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
             _refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
@@ -227,11 +232,18 @@ class StageNode:
                         os.rmdir(path)
                 elif each.is_link or _has(self.stage, each.name, each.identity):
                     os.unlink(path)
+        for path, before in times.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def settle(self, settled: Settled) -> None:
         """Record that a restore is complete on all nodes, and which files there are now."""
         files = {each.name: each.identity for each in self._entries() if not each.is_folder}
         _write(self._settled, packing.pack((settled, files)))
+
+    def note(self, record: str) -> None:
+        """Keep the record of the stager that leads (`record.py`)."""
+        _write(os.path.join(self._own, RECORD), record.encode(errors="surrogateescape"))
 
     def _folder(self, generation: str) -> str:
         """Return the directory of a generation that is kept."""

@@ -21,6 +21,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
 from .copying import Between, at_once, copy, make_parents
 from .launch import Launch
+from .one_node import OneNode
 from .publishing import draft, draft_beside, is_copied, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
@@ -29,7 +30,8 @@ RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that a
 class OtherFiles:
     """The files below both roots that belong to no checkpoint."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, nodes: OneNode) -> None:
+        self._nodes = nodes
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
         self._changed: set[str] = set()  # since they were copied, without another time
@@ -64,6 +66,16 @@ class OtherFiles:
                     break
         self._record.add_others(names)
         self._record.add_copied(restored)
+
+    def small(self, found: Sequence[ExaminedCheckpoint]) -> list[Item]:
+        """Return the small files beside the checkpoints, since the script may append to them."""
+        left = RESTORED
+        items: list[Item] = []
+        for each in self._beside(found, {self._key(f) for f in found}):
+            if each.is_file and each.stat.st_size <= left and len(items) < MOST_RESTORED:
+                left -= each.stat.st_size
+                items.append(each)
+        return items
 
     def note_copied(self, items: Sequence[Item]) -> None:
         """Note that these have reached storage as they are."""
@@ -123,6 +135,8 @@ class OtherFiles:
         """Return whether a copy with the size and the time of its original has other bytes."""
         if each.name not in self._copied or not is_copied(each, self._storage):
             return False
+        if not self._nodes.is_here(each):
+            return True  # comparing would take as long as copying
         stage, storage = (
             os.path.join(root, each.name) for root in (self._launch.root, self._storage)
         )
@@ -230,7 +244,7 @@ class OtherFiles:
             return True
         if os.path.lexists(final) and not self._is_own(each.name):
             keep(final)
-        copy([each], self._launch.root, drafted, self._launch.root, between)
+        self._nodes.copy([each], self._launch.root, drafted, between)
         make_parents(each.name, self._launch.root, self._storage)
         place(os.path.join(drafted, each.name), final)
         return True

@@ -12,18 +12,28 @@ from collections.abc import Iterable
 
 from .contents import HERE, Contents, Item
 
+RECORD = "record"  # its name
+
 
 class Record:
     """The checkpoints and the other files of this launch."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, own: str) -> None:
+        self._path = os.path.join(own, RECORD)
+        self.load()
+
+    def load(self) -> None:
+        """Read the file, which may have come from the stager that led before."""
         self.moved: dict[str, list[str]] = {}  # what belongs to a checkpoint, by its key
         self.others: dict[str, tuple[int, ...]] = {}  # identities of the files that storage has
-        if os.path.exists(path):
-            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        if os.path.exists(self._path):
+            with open(self._path, encoding="utf-8", errors="surrogateescape") as file:
                 self.moved, others = json.load(file)
             self.others = {name: tuple(identity) for name, identity in others.items()}
+
+    @property
+    def text(self) -> str:
+        return json.dumps([self.moved, self.others])
 
     def add(self, contents: Contents) -> None:
         is_root = contents.key == HERE

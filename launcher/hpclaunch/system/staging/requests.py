@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import time
 from collections import deque
+from collections.abc import Callable
 
 from hpclaunch.system.checkpoints.messages import RoundTimes
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -20,7 +23,10 @@ class Requests:
 
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
-        self.pending: deque[messages.Restore | messages.Flush] = deque()
+        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
+        # Takes a request at once, also in the middle of a copy.
+        self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
         self.rounds: RoundTimes = ()
         self.is_hurried = False
         self.is_gone = False  # the agent
@@ -36,7 +42,10 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            if not select.select([self._channel], [], [], left)[0]:
+            ready = select.select([self._channel.fileno(), self._woken], [], [], left)[0]
+            if self._woken in ready:
+                os.read(self._woken, 1 << 16)
+            if self._channel.fileno() not in ready:
                 return
             had_pauses = self.has_pauses
             try:
@@ -47,14 +56,25 @@ class Requests:
             if self.pending or had_pauses > self.has_pauses:
                 until = 0.0
 
+    def wake(self) -> None:
+        """End `serve` early. Any thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # it has many reasons to wake up already
+            os.write(self._waking, b"1")
+
+    def close(self) -> None:
+        os.close(self._woken)
+        os.close(self._waking)
+
     def take(self, request: messages.Request) -> None:
         match request:
             case messages.Rounds(rounds=rounds):
                 self.rounds = rounds
             case messages.Hurry(on=on):
                 self.is_hurried = on
-            case messages.Restore() | messages.Flush():
+            case messages.Restore() | messages.Search() | messages.Flush():
                 self.pending.append(request)
+            case _:
+                self.on_peers(request)
 
     def send(self, reply: messages.Reply) -> None:
         if not self.is_gone:

@@ -3,7 +3,7 @@
 It looks into the staging directory once a second, and copies ("drains") the newest complete
 checkpoint that is not on storage yet. It serves requests (`messages.py`) also between two pieces of
 a copy. If its agent dies without having closed its client, it drains what is left, removes the
-staging directory, and ends. Standard library only.
+staging directory, and ends. With one node, it needs the standard library only.
 """
 
 from __future__ import annotations
@@ -12,20 +12,28 @@ import contextlib
 import json
 import os
 import time
+from typing import TYPE_CHECKING
 
+from hpclaunch.system.checkpoints.messages import FoundCheckpoint
+from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
 from . import messages, stage_directory
+from .contents import Contents
 from .copying import GivenUpError
-from .draining import Draining
+from .draining import HELD, Draining
 from .launch import Launch
-from .looking import Looking
+from .looking import PERIOD, Looking
+from .one_node import OneNode
 from .other_files import OtherFiles
-from .publishing import same
+from .publishing import same, sweep
 from .removal import rmtree
 from .requests import Requests
 from .restoring import Restoring
+
+if TYPE_CHECKING:
+    from .gathering import Gathering
 
 GRACE = 0.5  # seconds for workers to die with their agent
 NICE = 10
@@ -37,37 +45,65 @@ class Stager:
     def __init__(self, channel: AgentChannel, launch: Launch) -> None:
         self._launch = launch
         self._lock = stage_directory.hold(launch.own)
-        self.requests = Requests(channel)
-        self.looking = Looking(launch, self.requests)
-        self.others = OtherFiles(launch)
-        self.draining = Draining(launch, self.requests, self.looking, self.others)
+        self.requests = requests = Requests(channel)
+        self.nodes = nodes = _nodes(launch, requests)
+        self.looking = looking = Looking(launch, requests, nodes)
+        self.others = OtherFiles(launch, nodes)
+        answer = self._answer_restores
+        self.draining = Draining(launch, requests, nodes, looking, self.others, answer)
+        rmtree(os.path.join(launch.own, HELD))
+        sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
     def close(self) -> None:
+        self.requests.close()
         os.close(self._lock)
 
     def run(self) -> None:
         """Work until the agent is gone."""
         stage_directory.await_orphans(self._launch.own, self._launch.storage)
-        with contextlib.suppress(OSError):  # storage is away: the first drain reports it
-            self.draining.sweep()
+        if self.nodes.leads:
+            with contextlib.suppress(OSError):  # storage is away: the first drain reports it
+                self.draining.sweep()
         requests = self.requests
         while True:
             requests.serve(max(0.0, self.looking.due - time.monotonic()))
-            while requests.pending:
-                match requests.pending.popleft():
-                    case messages.Restore() as request:
-                        requests.send(self.restore(request))
-                    case messages.Flush(id=number):
-                        requests.send(self.flush(number))
+            self._answer_all()
             if requests.is_gone:
                 self._end()
                 return
             if time.monotonic() >= self.looking.due:
-                self.work()
+                if self.nodes.leads:
+                    self.work()
+                else:
+                    self.looking.due = time.monotonic() + PERIOD
+
+    def _answer_all(self) -> None:
+        pending, send = self.requests.pending, self.requests.send
+        while pending:
+            self._answer_restores()
+            match pending.popleft() if pending else None:
+                case messages.Restore() as request:
+                    send(self.restore(request))
+                case messages.Flush(id=number):
+                    send(self.flush(number))
+
+    def _answer_restores(self) -> None:
+        """Answer what does not wait for the end of a drain: with several nodes, the next round."""
+        pending, send = self.requests.pending, self.requests.send
+        while self._launch.has_several_nodes and pending:
+            match pending[0]:
+                case messages.Restore() as request:
+                    pending.popleft()
+                    send(self.restore(request))
+                case messages.Search(id=number):
+                    pending.popleft()
+                    send(self.search(number))
+                case _:
+                    return
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
-        if os.path.isdir(self._launch.stage):
+        if self.nodes.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
             left = self.flush(0)
             for path in left.missing:
@@ -75,9 +111,22 @@ class Stager:
         rmtree(self._launch.own)
 
     def restore(self, request: messages.Restore) -> messages.Reply:
-        """Copy a checkpoint from storage, with the small files of the script."""
+        """Copy a checkpoint into the staging directory, with the small files of the script."""
+        if not self._launch.has_several_nodes:
+            return self._restore(request)[0]
+        return self._gathering().run(request, lambda: self._restore(request))
+
+    def _gathering(self) -> Gathering:
+        from .gathering import Gathering  # as in _nodes
+
+        return Gathering(self._launch, self.nodes, self.looking, self.draining, self.others)
+
+    def _restore(
+        self, request: messages.Restore
+    ) -> tuple[messages.Restored | messages.Refused, Contents | None]:
+        """Copy a checkpoint from storage."""
         if why := self._lack_of_links():
-            return messages.Refused(request.id, why)
+            return messages.Refused(request.id, why), None
         record = self._launch.record
         restoring = Restoring(self._launch, self.requests.rounds)
         reply = restoring.run(request, is_first=not record.moved)
@@ -88,7 +137,21 @@ class Stager:
                 self.draining.note_drained(restored)
         if isinstance(reply, messages.Restored) and not request.avoid:
             self.others.restore()
-        return reply
+        return reply, restoring.restored
+
+    def search(self, number: int) -> messages.Searched:
+        """Find the newest complete checkpoint in memory."""
+        found = self.looking.look()
+        whole = next((at for at, each in enumerate(found) if each.lacks is None), len(found))
+        shown = (seen(each) for each in found[: whole + 1])
+        return messages.Searched(number, tuple(map(self._as_stored, shown)))
+
+    def _as_stored(self, found: FoundCheckpoint) -> FoundCheckpoint:
+        """Return the description of a checkpoint with its path on storage."""
+        path = self._launch.on_storage(os.path.relpath(found.path, self._launch.root))
+        fields = {name: getattr(found, name) for name in found.__match_args__}
+        mark = path + found.identity.removeprefix(found.path)
+        return FoundCheckpoint(**fields | {"path": path, "identity": mark})
 
     def _lack_of_links(self) -> str:
         """Return why no hard links can be made, which `hold` needs; "" if they can."""
@@ -108,6 +171,7 @@ class Stager:
         found = self.looking.look()
         complete = list(self.looking.complete(found))
         draining.check_room(complete)
+        self.nodes.care(complete)
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
@@ -120,6 +184,7 @@ class Stager:
                 break
         draining.rotate()
         draining.make_room([c for _, c in complete])
+        self.nodes.share()
 
     # The end
 
@@ -127,6 +192,9 @@ class Stager:
         """Copy everything that is left, and try once more what could not be copied."""
         self.looking.has_ended = True
         try:
+            if self._launch.has_several_nodes:
+                with contextlib.suppress(OSError, GivenUpError):
+                    self._gathering().collect()
             missing, why, newest = self._flush_once()
             if missing:
                 missing, why, newest = self._flush_once()
@@ -136,9 +204,8 @@ class Stager:
 
     def _flush_once(self) -> tuple[list[str], str, str]:
         draining, on_storage = self.draining, self._launch.on_storage
-        if not draining.is_swept:
-            with contextlib.suppress(OSError):
-                draining.sweep()
+        with contextlib.suppress(OSError):
+            draining.sweep_again()
         missing, first, newest = [], "", ""
         found = self.looking.look()
         complete = list(self.looking.complete(found))
@@ -157,8 +224,17 @@ class Stager:
                     newest = path if contents is complete[0][1] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
         draining.rotate()
+        self.nodes.share()
         missing += (on_storage(name) for name, _ in failed)
         return missing, first or next((why for _, why in failed), ""), newest
+
+
+def _nodes(launch: Launch, requests: Requests) -> OneNode:
+    if not launch.has_several_nodes:
+        return OneNode(launch)
+    from .nodes import Nodes  # it needs libraries
+
+    return Nodes(launch, requests)
 
 
 def main(fd: str, _blocked: str, settings: str) -> None:

@@ -27,10 +27,12 @@ UNNAMED = "checkpoints"  # the name for a storage directory without one, which i
 class StageDirectory:
     """A new staging directory, and the agent's locks on it. Raises OSError."""
 
-    def __init__(self, base: str, storage: str) -> None:
+    def __init__(self, base: str, storage: str, name: str = "") -> None:
+        """`name`: replaces RANDOM, unless it is taken. On several nodes, the path is the same."""
         while True:
             self._home = _home(base)
-            self._own = os.path.join(self._home, os.urandom(4).hex())
+            self._own = os.path.join(self._home, name or os.urandom(4).hex())
+            name = ""
             try:
                 os.mkdir(self._own, 0o700)
                 self._lock = hold(self._own)

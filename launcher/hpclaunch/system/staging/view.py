@@ -9,6 +9,7 @@ its skeleton gets another inode, so the identity of a checkpoint in the view cha
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class View:
         """Show these inventories, which the holdings describe. `own` is the index of this node.
         Raises OSError.
         """
-        union = _union(inventories, holdings)
+        union = self._union(inventories, holdings)
         for name in sorted(self._shown.keys() - union.keys(), reverse=True):
             self._remove(name)
         changed = [(name, union[name]) for name in union if self._shown.get(name) != union[name]]
@@ -74,13 +75,16 @@ class View:
             path = os.path.join(self.root, name)
             if entry.is_folder and os.stat(path).st_mtime_ns != entry.time:
                 os.utime(path, ns=(entry.time, entry.time))
+        last = max(found.time for found in inventories.values())
+        os.utime(self.root, ns=(last, last))
 
     def shown(self, each: Item) -> Shown:
         """Return what an item of the view stands for. Raises FileNotFoundError if it is gone."""
         try:
             return self._shown[each.name]
         except KeyError:
-            raise FileNotFoundError(each.name) from None
+            path = os.path.join(self.root, each.name)
+            raise FileNotFoundError(errno.ENOENT, "just deleted", path) from None
 
     def _remove(self, name: str) -> None:
         path = os.path.join(self.root, name)
@@ -135,23 +139,30 @@ class View:
             os.replace(self._new, os.path.join(self.root, entry.name))
             return wanted._replace(entry=entry._replace(inode=UNKNOWN))
 
-
-def _union(inventories: Mapping[int, Inventory], holdings: Sequence[Holding]) -> dict[str, Shown]:
-    """Return what the view shows, directories before what they contain."""
-    files = {name: holding.node for name, holding in shown(holdings).items()}
-    union: dict[str, Shown] = {}
-    for node, inventory in inventories.items():
-        for entry in inventory.entries:
-            name = entry.name
-            if entry.is_folder:
-                is_later = name not in union or entry.time > union[name].entry.time
-                if name not in files and is_later:
-                    union[name] = Shown(node, entry)
-            elif files[name] == node:
-                union[name] = Shown(node, entry)
-    found: dict[str, Shown] = {}
-    for name in sorted(union):
-        parent = os.path.dirname(name)
-        if not parent or (parent in found and found[parent].entry.is_folder):
-            found[name] = union[name]
-    return found
+    def _union(
+        self, inventories: Mapping[int, Inventory], holdings: Sequence[Holding]
+    ) -> dict[str, Shown]:
+        """Return what to show, directories before what they contain. Of equal files, the one that
+        is shown already stays.
+        """
+        files = {name: holding.node for name, holding in shown(holdings).items()}
+        union: dict[str, Shown] = {}
+        same: dict[str, Shown] = {}
+        for node, inventory in inventories.items():
+            for entry in inventory.entries:
+                name, new = entry.name, Shown(node, entry)
+                if self._shown.get(name) == new:
+                    same[name] = new
+                if entry.is_folder:
+                    is_later = name not in union or entry.time > union[name].entry.time
+                    if name not in files and is_later:
+                        union[name] = new
+                elif files[name] == node:
+                    union[name] = new
+        found: dict[str, Shown] = {}
+        for name, new in sorted(union.items()):
+            parent, old = os.path.dirname(name), same.get(name)
+            if not parent or (parent in found and found[parent].entry.is_folder):
+                is_same = old is not None and old.entry.identity == new.entry.identity
+                found[name] = old if old is not None and is_same else new
+        return found

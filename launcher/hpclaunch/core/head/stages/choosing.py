@@ -16,6 +16,7 @@ from ...protocol.facts import CheckpointSought, ReadersAwaited
 from ...protocol.model import Look, Origin, Seen, Tally
 from ...protocol.stages import Stage
 from ...protocol.values import field, replace, value
+from ...protocol.wording import NAMES, some
 from ..head_state import HeadState
 from ..orders import Asks
 from ..restarts import passed_over
@@ -83,7 +84,11 @@ class Choosing(JobStage):
         stagers = self.state.stagers
         self._stagers, self._can_stage = stagers.agents, stagers.can_stage
         search = ChooseCheckpoint(
-            avoid, number=self._search_number, agents=self._stagers, stages=self._can_stage
+            avoid,
+            number=self._search_number,
+            agents=self._stagers,
+            stages=self._can_stage,
+            is_first=self.state.job.stages_together and not self.state.knows_rounds,
         )
         return [*stagers.lead(), search]
 
@@ -161,6 +166,11 @@ class Choosing(JobStage):
         """
         if choice.staged and self._has_other_stagers:
             return self._search()
+        if choice.staged and (hosts := self.state.stagers.missing):
+            names = some(hosts, NAMES)
+            reason = f"{names} cannot save in memory, where the others have checkpoints that are "
+            self.state.end.note(verdict(Origin.TROUBLE, reason + "not on storage"))
+            return None
         if not choice.path:
             return self._none_found(choice)
         if not self._accepts_rejected and self.budget.rejects(choice):

@@ -1,4 +1,4 @@
-"""A job that saves in the memory of several nodes: who leads the stagers, and where a round saves."""
+"""A job that saves in the memory of several nodes: its stagers, and where each round saves."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""The care for checkpoints in memory, for the stager that leads several nodes: each is copied to
+other nodes while it is drained, and what is not needed any more is deleted.
+
+What is to be done is decided by `core/staging/care.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
+from hpclaunch.core.staging.generations import Manifest, manifest
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
+
+from .contents import HERE, Contents, names_any, notes
+from .copying import GivenUpError
+from .peers import entry_of, wanted
+
+if TYPE_CHECKING:
+    from .nodes import Nodes
+
+
+class Caring:
+    """The care of one stager."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._care: Care | None = None
+        self._ended: list[KeepEnded] = []
+        self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
+
+    def note_ended(self) -> None:
+        """Note which copies have ended. Call this before a look, which then shows them."""
+        for node, call in list(self._keeping.items()):
+            if call.done() or node not in self._nodes:
+                del self._keeping[node]
+                is_done = call.done() and call.exception() is None
+                self._ended.append(KeepEnded(node, is_done))
+
+    def look(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        """Give the orders that follow from a look at the nodes."""
+        nodes = self._nodes
+        if self._care is None:
+            self._care = Care(nodes.index)
+        while self._ended:
+            self._care.handle(self._ended.pop())
+        # What is dropped makes room for what is kept.
+        effects = self._care.handle(View(self.manifests(complete), nodes.holdings))
+        nodes.wait({e.node: nodes[e.node].drop(e.generation) for e in effects if type(e) is Drop})
+        keeps = [e for e in effects if type(e) is Keep]
+        failed = nodes.wait({e.node: nodes[e.node].keep(e.manifest) for e in keeps})
+        for effect in effects:
+            match effect:
+                case Keep(node=node, manifest=kept, fetches=fetches):
+                    if node in failed:
+                        self._care.handle(KeepEnded(node, is_done=False))
+                    else:
+                        (some,) = wanted(fetches, kept).values()
+                        self._keeping[node] = nodes[node].fetch(some, kept.generation)
+                case Delete(manifest=deleted, left=left):
+                    nodes.delete_at({n: map(entry_of, files) for n, files in left.items()})
+                    if deleted.key in nodes.launch.record.moved:
+                        nodes.by_script.add(deleted.key)
+                case DropFetched(node=node, names=names):
+                    names &= nodes.restored  # the script may append to others
+                    entries = nodes.inventories[node].entries
+                    nodes.delete_at({node: [e for e in entries if e.name in names]})
+
+    def manifests(self, complete: Iterable[tuple[ExaminedCheckpoint, Contents]]) -> list[Manifest]:
+        """Return the manifests of complete checkpoints, but not of those that are just being
+        written or deleted.
+        """
+        found = []
+        for each, contents in complete:
+            with contextlib.suppress(OSError, GivenUpError):
+                found.append(self._manifest(each, contents))
+        return found
+
+    def _manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
+        """Return the manifest of a checkpoint, with the trackers and links that name it."""
+        root, candidate = self._nodes.launch.root, found.candidate
+        is_root = contents.key == HERE
+        items = [i for i in contents.items if not i.is_folder]
+        items = [i for i in items if not is_root or i.name in contents.essential]
+        names = {each.name for each in items}
+        items += (
+            each
+            for each in notes(root, contents.key, candidate.beside, ())
+            if each.name not in names
+            and (each.is_link or names_any(os.path.join(root, each.name), [candidate]))
+        )
+        files = [self._nodes.staged(each) for each in items]
+        step = None if candidate.step is None else candidate.step.value
+        essential, moved = contents.essential, contents.moved
+        return manifest(contents.key, files, contents.decisive, essential, moved, step)

@@ -1,0 +1,173 @@
+"""The restore on several nodes: one checkpoint is chosen, and each node of the next round gets it
+into its staging directory, so that scripts find there what they would find on storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from hpclaunch.core.staging.choice import choice
+from hpclaunch.core.staging.copies import restoring
+from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
+
+from .contents import Contents
+from .copying import GivenUpError
+from .draining import Draining
+from .launch import Launch
+from .looking import Looking
+from .messages import Refused, Restore, Restored
+from .node import Entry, Wanted
+from .nodes import Nodes
+from .one_node import OneNode
+from .other_files import OtherFiles
+from .peers import wanted
+
+TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
+
+
+class GatheringError(GivenUpError):
+    """A node cannot have the checkpoint."""
+
+    def __init__(self, why: str, host: str) -> None:
+        super().__init__(why)
+        self.host = host
+
+
+class Gathering:
+    """One request. `from_storage` restores on this node only."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        nodes: OneNode,
+        looking: Looking,
+        draining: Draining,
+        others: OtherFiles,
+    ) -> None:
+        assert isinstance(nodes, Nodes), "there are several"
+        self._launch, self._nodes, self._looking = launch, nodes, looking
+        self._draining, self._others = draining, others
+
+    def run(
+        self,
+        request: Restore,
+        from_storage: Callable[[], tuple[Restored | Refused, Contents | None]],
+    ) -> Restored | Refused:
+        """Let all nodes have the newest checkpoint."""
+        began, nodes = time.monotonic(), self._nodes
+        try:
+            nodes.refresh()
+            chosen = self._chosen(request)
+            reply = Restored(request.id, "", 0, 0.0)
+            if chosen is None:
+                answer, restored = from_storage()
+                if isinstance(answer, Refused):
+                    return answer
+                reply = answer
+                nodes.refresh()
+                chosen = None if restored is None else self._own(restored)
+            fetched = self._gather(chosen, request) + self._fetch_others(request)
+            self._settle(chosen, request)
+        except GatheringError as e:
+            return Refused(request.id, str(e), e.host)
+        except GivenUpError as e:
+            return Refused(request.id, str(e))
+        except OSError as e:
+            return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}".lstrip(": "))
+        size = sum(f.size for f in chosen.needed) if chosen else 0
+        return Restored(
+            request.id, reply.path, size, time.monotonic() - began, reply.skipped, fetched
+        )
+
+    def collect(self) -> None:
+        """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
+        nodes keep it, but those that had saved it are lost. Raises OSError and GivenUpError.
+        """
+        self._nodes.refresh()
+        request = Restore(0, (), (self._nodes.index,))
+        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
+        chosen = choice(found, self._nodes.holdings, stored=self._stored(request))
+        if chosen is not None and all(m.generation != chosen.generation for m in found):
+            self._gather(chosen, request)
+
+    def _chosen(self, request: Restore) -> Manifest | None:
+        storage = self._launch.storage
+        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
+        avoid = {os.path.relpath(path, storage) for path in request.avoid}
+        stored = self._stored(request)
+        return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
+
+    def _stored(self, request: Restore) -> int:
+        """Return the time of the newest checkpoint on storage. Raises OSError."""
+        if self._draining.newest and not request.avoid:
+            return self._draining.newest
+        for found in self._launch.there.examine():
+            if found.lacks is None and found.candidate.path not in request.avoid:
+                return found.candidate.time
+        return 0
+
+    def _own(self, contents: Contents) -> Manifest:
+        """Return the manifest of a checkpoint that was restored on this node."""
+        index, stage = self._nodes.index, self._launch.stage
+        files = []
+        for name, found in (each for each in contents.items if not each.is_folder):
+            path = os.path.join(stage, name)
+            target = os.readlink(path) if os.path.islink(path) else ""
+            size, when = found.st_size, found.st_mtime_ns
+            files.append(StagedFile(name, size, when, found.st_mode, index, target))
+        return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)
+
+    def _gather(self, chosen: Manifest | None, request: Restore) -> int:
+        """Have the nodes fetch what they lack. Return the bytes."""
+        nodes, fetched, failures = self._nodes, 0, 0
+        for node in request.nodes if chosen is None else ():
+            new = nodes.inventories.get(node)
+            if new is not None and not new.settled.number and (why := new.free.lack_of_any()):
+                raise GatheringError(why, nodes.hosts.get(node, ""))
+        while chosen and (fetches := restoring(chosen, nodes.holdings, request.nodes)):
+            lacking: dict[int, int] = defaultdict(int)
+            for each in fetches:
+                lacking[each.node] += each.file.size
+            for node, size in lacking.items():
+                found = nodes.inventories[node]
+                # Before its first round, a node needs as much again for the next save.
+                if why := found.free.lack(size, 1 if found.settled.number else 2):
+                    raise GatheringError(why, nodes.hosts.get(node, ""))
+            failed = nodes.fetch(wanted(fetches, chosen))
+            failures = failures + 1 if failed else 0
+            for node, why_not in failed.items():
+                if node in nodes and failures >= TRIES:
+                    text = getattr(why_not, "strerror", None) or str(why_not)
+                    raise GatheringError(text, nodes.hosts.get(node, ""))
+            fetched += sum(size for node, size in lacking.items() if node not in failed)
+            nodes.refresh()
+        return fetched
+
+    def _fetch_others(self, request: Restore) -> int:
+        """Have the nodes fetch small files that belong to no checkpoint, if they have none of that
+        name: scripts append to logs.
+        """
+        nodes, fetched = self._nodes, 0
+        lacking: dict[int, list[Wanted]] = defaultdict(list)
+        for each in self._others.small(self._looking.found()):
+            with contextlib.suppress(OSError, GivenUpError):  # it is just being deleted
+                file = nodes.staged(each)
+                entry = Entry(file.name, file.mode, file.size, file.time, 0)
+                for holding in nodes.holdings:
+                    if holding.node in request.nodes and file.name not in holding.files:
+                        lacking[holding.node].append(Wanted(entry, file.owner))
+                        fetched += file.size
+        nodes.fetch(lacking)  # a log that cannot be fetched is no reason to stop
+        return fetched
+
+    def _settle(self, chosen: Manifest | None, request: Restore) -> None:
+        nodes = self._nodes
+        number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
+        generation = "" if chosen is None else chosen.generation
+        nodes.restored |= chosen.essential if chosen else frozenset()
+        settled = Settled(number, frozenset(request.nodes), generation)
+        nodes.wait({n: nodes[n].settle(settled) for n in request.nodes if n in nodes})

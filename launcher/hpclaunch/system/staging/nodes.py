@@ -1,0 +1,323 @@
+"""The memory of a launch on several nodes, for the stager that leads: what the nodes have, and
+orders to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpclaunch.core.staging.copies import buddies
+from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
+
+from .caring import Caring
+from .contents import HERE, Contents, Item
+from .copying import Between, GivenUpError, RewrittenError, at_once, copy
+from .launch import Launch
+from .messages import Follow, Lead, Listening, Secret
+from .node import Entry, Inventory, Source, StageNode, Wanted
+from .one_node import OneNode
+from .peers import Call, LocalNode, Peer
+from .requests import Requests
+from .view import UNKNOWN, WHOLE, View
+
+if TYPE_CHECKING:
+    from .mesh import Mesh
+
+TICK = 0.1  # seconds between two looks at the copies of other nodes
+T = TypeVar("T")
+NOTHING: Mapping[int, Collection[int]] = {}
+Failures = dict[int, OSError | GivenUpError]  # by node
+
+
+class Nodes(OneNode):
+    """The nodes that this stager leads, by index, itself among them. `holdings` and the view are
+    as of the last `refresh`.
+    """
+
+    def __init__(self, launch: Launch, requests: Requests) -> None:
+        super().__init__(launch)
+        self._requests = requests
+        self._view: View | None = None  # once it leads
+        self._leads = False
+        self.index = 0
+        self.hosts: dict[int, str] = {}
+        self.peers: Mapping[int, Peer] = {}  # without itself
+        self.holdings: list[Holding] = []
+        self.inventories: dict[int, Inventory] = {}
+        self.own = StageNode(launch.stage, launch.storage)
+        self._local = LocalNode(self.own, self.sources)
+        self._noted = ""  # the record that other nodes have
+        self.restored: frozenset[str] = frozenset()  # files of the last checkpoint of a restore
+        self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
+        self._mesh: Mesh | None = None
+        requests.on_peers = self.take
+        self._caring = Caring(self)
+
+    @property
+    def leads(self) -> bool:
+        return self._leads
+
+    def take(self, request: Secret | Lead | Follow) -> None:
+        """Take a request of the agent about the other nodes."""
+        match request:
+            case Secret(key=key):
+                from .mesh import Mesh  # tests lead nodes without it
+
+                self._mesh = Mesh(bytes.fromhex(key), self.own)
+                self._requests.send(Listening(self._mesh.port))
+            case Lead(term=term, index=index, peers=peers) if self._mesh is not None:
+                self._mesh.lead(term, index, peers)
+                hosts = {each.index: each.host for each in peers}
+                self.lead(index, self._mesh.peers, hosts, term)
+            case Follow() if self._mesh is not None:
+                self._mesh.follow()
+                self._follow()
+
+    def lead(
+        self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str], term: int = 0
+    ) -> None:
+        """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
+        if not self._leads:
+            self.launch.record.load()  # as the last leader has left it
+            self._caring = Caring(self)
+        self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
+        self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
+        if self._view is None:
+            self._view = View(self.launch.stage)
+            self.launch.look_into(self._view.root)
+
+    def _follow(self) -> None:
+        self._leads, self.peers = False, {}
+
+    def sources(self) -> dict[int, Source]:
+        return {**self.peers, self.index: self.own}
+
+    def __getitem__(self, index: int) -> Peer | LocalNode:
+        return self._local if index == self.index else self.peers[index]
+
+    def __contains__(self, index: int) -> bool:
+        return index == self.index or index in self.peers
+
+    # What they have
+
+    def refresh(self) -> None:
+        """Have all nodes say what they have. Those that do not answer count as lost."""
+        if self._view is None:
+            return
+        if self._mesh is not None and self._mesh.term > self.term:
+            self._follow()
+            raise GivenUpError("another stager leads")
+        self._caring.note_ended()
+        calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
+        failed = self.wait(calls)
+        if self.index in failed:
+            raise failed[self.index]
+        self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
+        self.holdings = [
+            Holding(
+                node,
+                self.hosts.get(node, ""),
+                {e.name: e.identity for e in found.entries if not e.is_folder},
+                found.old,
+                found.fetched & found.old,
+                found.kept,
+                found.settled,
+            )
+            for node, found in self.inventories.items()
+        ]
+        self._view.update(self.index, self.inventories, self.holdings, self.sources())
+
+    def wait(
+        self, calls: Mapping[int, Future[T]], needed: Mapping[int, Collection[int]] = NOTHING
+    ) -> Failures:
+        """Wait for one call of each node, and serve requests meanwhile. Return the failures. A call
+        fails at once if its node is lost, or one of those that are `needed` for it.
+        """
+
+        def is_pending(node: int, call: Future[T]) -> bool:
+            return not call.done() and all(n in self for n in (node, *needed.get(node, ())))
+
+        for call in calls.values():
+            call.add_done_callback(lambda _: self._requests.wake())
+        while any(is_pending(node, call) for node, call in calls.items()):
+            self._pause()
+        for call in calls.values():
+            call.cancel()
+        return {n: why for n, call in calls.items() if (why := self._failure(call)) is not None}
+
+    def _pause(self) -> None:
+        """Serve requests for a moment; less if a call ends."""
+        if self._requests.is_gone:
+            time.sleep(TICK)
+        self._requests.serve(TICK)
+
+    def _failure(self, call: Future[Any]) -> OSError | GivenUpError | None:
+        if not call.done():
+            return GivenUpError("the node is lost")
+        why = call.exception()
+        if why is None or isinstance(why, OSError | GivenUpError):
+            return why
+        raise why
+
+    def staged(self, each: Item) -> StagedFile:
+        """Return an item of the view for a manifest. Raises OSError, and GivenUpError if it is just
+        being written.
+        """
+        assert self._view is not None, "there are several nodes"
+        node, entry = self._view.shown(each)
+        if entry.inode == UNKNOWN:
+            raise GivenUpError("it is being written")
+        return StagedFile(entry.name, entry.size, entry.time, entry.mode, node, entry.target)
+
+    def is_here(self, each: Item) -> bool:
+        return self._owner(each) == self.index
+
+    def manifests(self, complete: Iterable[tuple[ExaminedCheckpoint, Contents]]) -> list[Manifest]:
+        """Return the manifests of complete checkpoints."""
+        return self._caring.manifests(complete)
+
+    def care(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        self._caring.look(complete)
+
+    def deleted(self, vanished: set[str]) -> set[str]:
+        self.by_script &= vanished
+        return set(self.by_script)
+
+    def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
+        """As for one node. Each needs room for its own files and for those of its buddy."""
+        buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
+        needed, freed = (defaultdict[int, int](int) for _ in range(2))
+        for each, sizes in ((newest, needed), *((c, freed) for c in older)):
+            for file in (i for i in each.items if i.is_file):
+                sizes[owner := self._owner(file)] += file.stat.st_size
+                if sizes is needed and owner in buddy:
+                    needed[buddy[owner]] += file.stat.st_size
+        for node, size in needed.items():
+            if node in self.inventories:
+                left = self.inventories[node].free
+                if why := left._replace(free=left.free + freed[node]).lack(size, 1):
+                    return why, self.hosts.get(node, "")
+        return "", ""
+
+    def _owner(self, each: Item) -> int:
+        with contextlib.suppress(FileNotFoundError):  # deleted by the script
+            return self.index if self._view is None else self._view.shown(each).node
+        return self.index
+
+    # Orders
+
+    def copy(
+        self,
+        items: Sequence[Item],
+        source: str,
+        drafted: str,
+        between: Between,
+        *,
+        essential: Collection[str] = frozenset(),
+        in_memory: bool = False,
+    ) -> None:
+        elsewhere = self._elsewhere(items)
+        if not elsewhere:
+            copy(items, source, drafted, self.launch.root, between)
+            return
+        names = {entry.name for entries in elsewhere.values() for entry in entries}
+        mine = sum(i.stat.st_size for i in items if i.is_file and i.name not in names)
+        calls = {
+            node: self.peers[node].copy(entries, essential, drafted, in_memory=in_memory)
+            for node, entries in elsewhere.items()
+            if node in self.peers
+        }
+        try:
+            here = [each for each in items if each.name not in names and not each.is_folder]
+            copy(here, source, drafted, self.launch.root, self._with(calls, between))
+            self._await(calls, drafted, mine, between)
+        finally:
+            for call in calls.values():
+                call.cancel()
+        if calls.keys() != elsewhere.keys():
+            raise GivenUpError("a node is lost")
+        folders = [each for each in items if each.is_folder]
+        copy(folders, source, drafted, self.launch.root, at_once)
+
+    def _elsewhere(self, items: Iterable[Item]) -> dict[int, list[Entry]]:
+        """Return the files that other nodes have to copy. A small one is whole in the view."""
+        found: dict[int, list[Entry]] = {}
+        view = self._view
+        if view is None:
+            return found
+        for each in items:
+            node, entry = view.shown(each)
+            is_whole = each.stat.st_size <= WHOLE and entry.inode != UNKNOWN
+            if each.is_file and node != self.index and not is_whole:
+                found.setdefault(node, []).append(entry)
+        return found
+
+    def _with(self, calls: Mapping[int, Call], between: Between) -> Between:
+        """Return what to do between two pieces while others copy, too."""
+
+        def both(done: int, took: float) -> int:
+            threads = between(done + sum(call.done_bytes for call in calls.values()), took)
+            for call in calls.values():
+                call.is_urgent = threads > 1
+            return threads
+
+        return both
+
+    def _await(self, calls: Mapping[int, Call], drafted: str, mine: int, between: Between) -> None:
+        both = self._with(calls, between)
+        for call in calls.values():
+            call.add_done_callback(lambda _: self._requests.wake())
+        while any(not call.done() for call in calls.values()):
+            if any(node not in self.peers for node in calls):
+                raise GivenUpError("a node is lost")
+            os.utime(drafted)  # else another launch would take it for abandoned
+            both(mine, TICK)
+            self._pause()
+        for call in calls.values():
+            try:
+                call.result()
+            except FileNotFoundError as e:
+                raise GivenUpError("the script has deleted it") from e
+            except GivenUpError as e:
+                raise RewrittenError(str(e)) from e
+
+    def fetch(self, wanted: Mapping[int, Sequence[Wanted]]) -> Failures:
+        """Have nodes fetch files into their staging directories, and wait. Return the failures."""
+        calls = {n: self[n].fetch(some, "") for n, some in wanted.items() if n in self}
+        return self.wait(calls, {n: {each.source for each in wanted[n]} for n in calls})
+
+    def delete_at(self, entries: Mapping[int, Iterable[Entry]]) -> None:
+        """Have nodes delete files, and directories that are empty then."""
+        every = {n: with_folders(some) for n, some in entries.items() if n in self}
+        self.wait({n: self[n].delete(some) for n, some in every.items() if some})
+
+    def delete(self, contents: Contents) -> None:
+        assert self._view is not None, "it was found in the view"
+        shown = (self._view.shown(each).entry for each in contents.items if not each.is_folder)
+        identities = {entry.name: entry.identity for entry in shown}
+        for node, found in self.inventories.items():
+            entries = [e for e in found.entries if identities.get(e.name) == e.identity]
+            self.delete_at({node: entries})
+            free = found.free.free + sum(each.size for each in entries)  # so far
+            self.inventories[node] = found._replace(free=found.free._replace(free=free))
+
+    def share(self) -> None:
+        if (record := self.launch.record.text) != self._noted:
+            self._noted = record
+            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+
+
+def with_folders(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries and the directories above them."""
+    found = {each.name: each for each in entries}
+    parents = {str(parent) for name in found for parent in Path(name).parents} - {HERE}
+    return [*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in parents)]

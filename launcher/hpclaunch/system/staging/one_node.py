@@ -1,0 +1,94 @@
+"""The memory of a launch on one node: its checkpoints are in one staging directory.
+
+With several nodes, `nodes.py` takes the place of this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
+
+from .contents import Contents, Item
+from .copying import Between, at_once, copy, hold
+from .launch import Launch
+from .publishing import draft_beside, place
+from .room import room
+
+
+class OneNode:
+    """The memory, as the search sees it below `launch.root`."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.term = 0  # in which this stager leads
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this stager drains checkpoints."""
+        return True
+
+    def refresh(self) -> None:
+        """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError."""
+
+    def care(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+        """Give the orders that follow from the complete checkpoints, the newest first."""
+
+    def share(self) -> None:
+        """Share the record of this launch with other nodes."""
+
+    def is_here(self, each: Item) -> bool:  # noqa: ARG002 - for several nodes
+        """Return whether this node has an item."""
+        return True
+
+    def deleted(self, vanished: set[str]) -> set[str]:
+        """Return the keys of the checkpoints that the script has deleted."""
+        return vanished
+
+    def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
+        """Return why another checkpoint like the newest does not fit once the `older` ones are
+        deleted, and on which host; ("", "") if it does. Raises OSError.
+        """
+        left = room(self.launch.stage)
+        free = left.free + sum(each.size for each in older)
+        return left._replace(free=free).lack(newest.size, 1), ""
+
+    def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
+        """Keep what this node will copy by hard links in `held`, or by copies `in_memory`. Raises
+        OSError.
+        """
+        own = [each for each in contents.items if in_memory and self.is_here(each)]
+        copy(own, self.launch.root, held, self.launch.root, at_once)
+        names = {each.name for each in own}
+        others = [each for each in contents.items if each.name not in names]
+        hold(others, self.launch.root, held)
+
+    def copy(
+        self,
+        items: Sequence[Item],
+        source: str,
+        drafted: str,
+        between: Between,
+        *,
+        essential: Collection[str] = frozenset(),  # noqa: ARG002 - for several nodes
+        in_memory: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Copy items from the directory `source` into a draft on storage. Raises OSError,
+        GivenUpError, and what `between` raises.
+
+        Other nodes copy their own files. They make sure that the `essential` ones do not change
+        meanwhile, or copy them `in_memory` before.
+        """
+        copy(items, source, drafted, self.launch.root, between)
+
+    def delete(self, contents: Contents) -> None:
+        """Delete a checkpoint in memory. Raises OSError."""
+        stage = self.launch.stage
+        folder = os.path.dirname(os.path.join(stage, contents.key))
+        before = os.stat(folder)
+        with draft_beside(stage) as trash:
+            for name in contents.moved:
+                place(os.path.join(stage, name), os.path.join(trash, name))
+        # For the search, the script has deleted nothing (formats/accelerate.py).
+        os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))

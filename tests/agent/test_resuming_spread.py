@@ -1,0 +1,180 @@
+"""The search for checkpoints that are in the memory of several nodes."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+from polling import receive
+
+from hpclaunch.agent.config import Checkpoints
+from hpclaunch.agent.resuming import SETTLED, Resuming
+from hpclaunch.agent.staged_paths import StagedPaths
+from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.crc import checksum
+from hpclaunch.core.protocol.effects import ChooseCheckpoint
+from hpclaunch.core.protocol.facts import CheckpointSaved
+from hpclaunch.core.protocol.model import Assignment, Job, Look, Place
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.system.checkpoints.messages import FoundCheckpoint
+from hpclaunch.system.staging.messages import Searched
+
+pytestmark = pytest.mark.starts
+
+PLACES = (Place(0, 0, "n0"), Place(1, 1, "n1"))
+PART = Assignment(0, 0, 0, 1, 2, 0, 1, 0, 2, "1(x2)", "", "", 0, False, "", stages=True)
+
+
+def write(path):
+    """Save what torch.save writes for a dict with one number."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"step": 1}, protocol=2))
+        archive.writestr("archive/version", "3\n")
+
+
+class Staging:
+    """An adapter of a stager. `asked` has the requests; a restore gets `restored` into memory."""
+
+    def __init__(self, paths):
+        self.paths, self.asked, self.skipped = paths, [], ()
+        self.restored = []
+
+    @property
+    def is_spread(self):
+        return self.paths is not None
+
+    def before_search(self, search, effect):
+        self.asked.append(("restore", (), effect.agents))
+        return search()
+
+    def restore(self, avoid, search):
+        if not self.restored:
+            return False
+        self.asked.append(("restore", avoid))
+        write(self.restored.pop())
+        self.result = search()
+        return True
+
+    def search(self, number):
+        self.asked.append(("search", number))
+
+    def note_rounds(self, rounds, *, hurry):
+        self.rounds = rounds
+
+    def note_round(self, *, stages):
+        if not stages:
+            self.paths = None
+
+    def note_newest(self, path):
+        self.newest = path
+
+
+@pytest.fixture
+def staging(tmp_path):
+    for name in ("storage", "stage"):
+        (tmp_path / name).mkdir()
+    return Staging(StagedPaths(str(tmp_path / "storage"), str(tmp_path / "stage")))
+
+
+@pytest.fixture
+def recorded():
+    return []
+
+
+@pytest.fixture
+def resuming(tmp_path, staging, recorded):
+    settings = Checkpoints(str(tmp_path / "storage"), (), "", "auto", str(tmp_path))
+    config = SimpleNamespace(checkpoints=settings, command=(), job=Job(PLACES, stages=True))
+    logs = SimpleNamespace(is_replaced=lambda _: True)
+    context = SimpleNamespace(config=config, logs=logs, record=recorded.append, host="n0")
+    resuming = Resuming(context, lambda _: None, staging)
+    yield resuming
+    resuming.close()
+
+
+def choose(resuming, *avoid, agents=(0, 1)):
+    resuming.choose(ChooseCheckpoint(avoid, number=7, agents=agents, stages=True))
+    found = []
+    while not found:
+        found = receive(resuming)
+    return found[0]
+
+
+def found(path, step=2):
+    """Return what the stager has found."""
+    words = ("torch.save", step, "step-{}.pt", "by its name", f"{path} 1", 10**9, 5, 0.0)
+    return FoundCheckpoint(str(path), path.name, *words, True, None, None, False)
+
+
+def test_before_a_round_the_search_is_in_this_nodes_memory(resuming, staging, tmp_path):
+    write(tmp_path / "stage" / "step-2.pt")
+    chosen = choose(resuming)
+    assert (chosen.path, chosen.staged) == (str(tmp_path / "storage" / "step-2.pt"), True)
+    assert staging.asked == [("restore", (), (0, 1))]
+
+
+def test_one_to_avoid_has_others_restored_although_there_is_an_older_one(
+    resuming, staging, tmp_path
+):
+    """Only this node may have the older one."""
+    for step in (1, 3):
+        write(tmp_path / "stage" / f"step-{step}.pt")
+    mark = checksum(choose(resuming).mark)
+    staging.restored = [tmp_path / "stage" / "step-2.pt"]
+    chosen = choose(resuming, (mark, "failed twice"))
+    assert chosen.path == str(tmp_path / "storage" / "step-2.pt")
+    assert staging.asked[-1] == ("restore", (str(tmp_path / "storage" / "step-3.pt"),))
+
+
+def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
+    path = tmp_path / "storage" / "step-2.pt"
+    resuming.began(PART)
+    effect = ChooseCheckpoint(number=7, is_last=True, ended_well=True)
+    assert resuming.choose(effect) == []
+    ((_, number),) = staging.asked
+    assert staging.rounds[-1][1] == SETTLED
+    assert staging.on_found(Searched(number - 1, ())) == []
+    (chosen,) = staging.on_found(Searched(number, (found(path),)))
+    assert (chosen.path, chosen.number, chosen.step) == (str(path), 7, 2)
+    assert staging.on_found(Searched(number, ())) == []
+
+
+def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, tmp_path):
+    path = tmp_path / "storage" / "step-2.pt"
+    resuming.seek_newest()
+    assert resuming.seeks_newest
+    ((_, number),) = staging.asked
+    assert staging.on_found(Searched(number, (found(path),))) == []
+    assert not resuming.seeks_newest
+    assert staging.newest == str(path)
+    assert [type(fact) for fact in recorded] == [CheckpointSaved]
+
+
+def test_each_agent_looks_at_its_own_copy(resuming, tmp_path):
+    path = tmp_path / "stage" / "step-2.pt"
+    write(path)
+    stored, info = tmp_path / "storage" / "step-2.pt", path.stat()
+    look = Look(1, str(stored), "mark", info.st_size, info.st_mtime_ns, staged=True)
+    assert see(resuming, look).missing == ""
+    assert "there is another one" in see(resuming, replace(look, number=2, size=1)).missing
+
+
+def test_and_leaves_memory_if_the_head_has_chosen_on_storage(resuming, staging, tmp_path):
+    path = tmp_path / "storage" / "step-2.pt"
+    write(path)
+    info = path.stat()
+    look = Look(1, str(path), "mark", info.st_size, info.st_mtime_ns)
+    assert see(resuming, look).missing == ""
+    assert staging.paths is None
+    assert see(resuming, replace(look, number=2, staged=True)).missing
+
+
+def see(resuming, look):
+    seen = resuming.look(look)
+    while not seen:
+        seen = receive(resuming)
+    (event,) = seen
+    assert isinstance(event, events.CheckpointSeen)
+    return event.seen

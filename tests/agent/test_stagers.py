@@ -1,0 +1,268 @@
+"""The adapter of the stager on several nodes: which agent restores, and where its workers save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from test_staging import FD, Client
+
+from hpclaunch.agent import staging as module
+from hpclaunch.agent.config import Checkpoints
+from hpclaunch.agent.stagers import OTHERS, Stagers
+from hpclaunch.agent.staging import ENDS, Staging
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import Job, Place, StagerPlace
+from hpclaunch.observe.console import messages as lines
+from hpclaunch.system.staging import messages
+
+PLACES = (Place(0, 0, "n0"), Place(1, 1, "n1"))
+OTHER = StagerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1")
+LEAD = effects.LeadStagers(3, (OTHER,))
+PEERS = (messages.PeerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1"),)
+
+
+class Story:
+    """The adapter of one agent, whose stager listens. `asked` has the requests to its stagers."""
+
+    def __init__(self, base, monkeypatch, *, leads=True):
+        self.asked, self.facts, self.is_replaced = [], [], True
+        monkeypatch.setattr(
+            module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
+        )
+        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=Job(PLACES, slurm_id="7"))
+        logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
+        context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
+        self.control = SimpleNamespace(leads=leads, index=0)
+        stagers = Stagers(b"key", "7.0", "identity", self.control)
+        settings = Checkpoints("ckpt", (), "", "auto", str(base))
+        self.adapter = Staging(context, settings, stagers)
+        self.events = self.reply(messages.Listening(6000)) if self.adapter.paths else []
+        if leads:
+            self.adapter.lead(LEAD)
+
+    @property
+    def said(self):
+        return [line for fact in self.facts for line in lines(fact)]
+
+    def requests(self, *names):
+        return [request for request in self.asked if request[0] in names]
+
+    def reply(self, *replies):
+        """Return the events that follow from replies of the stager in one turn of the loop."""
+        self.adapter._client.given += replies
+        return self.turn(self.adapter.ready({FD}, time.monotonic()))
+
+    def turn(self, found=()):
+        return [*found, *self.adapter.update(time.monotonic())]
+
+    def die(self):
+        self.adapter._client.lost = True
+        return self.turn(self.adapter.ready({FD}, time.monotonic()))
+
+    def search(self, *, stages=True, agents=(0, 1), is_first=False):
+        effect = effects.ChooseCheckpoint(agents=agents, stages=stages, is_first=is_first)
+        return self.adapter.before_search(lambda: ["searched"], effect)
+
+    def restored(self, **more):
+        return self.reply(messages.Restored(self.adapter._number, "", 0, 0.5, **more))
+
+    def flushed(self, *missing):
+        return self.reply(messages.Flushed(self.adapter._number, missing, ""))
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    return Story(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def member(tmp_path, monkeypatch):
+    return Story(tmp_path, monkeypatch, leads=False)
+
+
+def test_a_stager_is_introduced_and_its_port_reported(member):
+    assert member.requests("introduce", "lead") == [("introduce", b"key".hex())]
+    assert member.events == [events.StagerFound(6000)]
+    assert member.turn() == []
+    assert member.requests("restore") == []
+
+
+def test_the_directory_has_the_same_path_on_all_nodes(tmp_path, monkeypatch):
+    paths = []
+    for node in ("one", "two"):
+        (tmp_path / node).mkdir()
+        story = Story(tmp_path / node, monkeypatch)
+        paths.append(os.path.relpath(story.adapter.paths.stage, tmp_path / node))
+    assert paths[0] == paths[1]
+
+
+def test_before_each_round_the_leading_agent_restores(head):
+    assert head.requests("lead") == [("lead", 3, 0, PEERS)]
+    for number in (2, 3):
+        assert head.search() == []
+        assert head.requests("restore")[-1] == ("restore", number, (), (0, 1))
+        assert head.restored() == ["searched"]
+    assert [line for line in head.said if "each checkpoint is copied to ckpt" in line] == head.said
+
+
+def test_what_nodes_have_fetched_is_recorded(head):
+    head.search()
+    head.restored(fetched=1 << 30)
+    assert head.said[-1] == "--stage: nodes have fetched 1.0 GiB from the memory of others in 0.5 s"
+
+
+def test_an_earlier_restore_does_not_answer_a_later_search(head):
+    head.search(agents=(0, 1, 2))
+    late = messages.Restored(head.adapter._number, "", 0, 0.0)
+    head.search()
+    assert head.reply(late) == []
+    assert head.restored() == ["searched"]
+
+
+def test_one_with_other_checkpoints_to_avoid_is_restored_as_well(head):
+    head.search()
+    head.restored()
+    assert head.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
+    assert head.requests("restore")[-1] == ("restore", 3, ("ckpt/2.pt",), (0, 1))
+    assert not head.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
+
+
+def test_between_two_restores_the_stager_searches(head):
+    found = []
+    head.adapter.on_found = lambda reply: found.append(reply) or ["found"]
+    assert head.adapter.is_spread
+    head.adapter.search(8)
+    head.die()
+    assert head.requests("search") == [("search", 8), ("search", 8)]
+    assert head.reply(messages.Searched(7, ())) == []
+    assert head.reply(messages.Searched(8, ())) == ["found"]
+    assert [reply.id for reply in found] == [8]
+
+
+# Another stager, and another head
+
+
+def test_a_stager_that_is_started_again_leads_and_restores(head):
+    head.search()
+    assert head.die() == [events.StagerFound()]
+    after = [request[0] for request in head.asked[head.asked.index(("close",)) + 1 :]]
+    assert after == ["start", "introduce", "lead", "rounds", "hurry", "restore"]
+    assert head.reply(messages.Listening(6500)) == [events.StagerFound(6500)]
+
+
+def test_one_that_ends_again_and_again_makes_the_node_save_on_storage(member):
+    member.is_replaced = False
+    assert member.die() == [events.StagerFound(0, f"n0: {ENDS}")]
+    assert member.adapter.paths is not None
+
+
+def test_an_agent_that_no_longer_leads_waits_for_nothing(head):
+    head.search()
+    head.control.leads = False
+    assert head.turn() == []
+    assert head.requests("follow") == [("follow",)]
+    assert head.restored() == []
+    stage = head.adapter.paths.stage
+    head.adapter.close()
+    wait_until_gone(stage)
+
+
+# Where the workers save
+
+
+def test_if_memory_is_short_on_a_node_the_head_reports_it_for_all(head):
+    head.search()
+    head.restored()
+    refused = messages.Refused(0, "no room", "n1")
+    assert head.reply(refused) == [events.StagerFound(6000, "n1: no room")]
+    assert head.facts[-1].host == "n1"
+    assert head.said[-1] == (
+        "--stage: from the next round on, the script saves to ckpt itself: n1: no room"
+    )
+    assert head.adapter.paths is not None
+
+
+def test_before_a_round_on_storage_all_is_copied_there(head):
+    head.search()
+    head.restored()
+    stage = head.adapter.paths.stage
+    assert head.search(stages=False) == []
+    assert head.flushed() == ["searched", events.StagerFound(0, OTHERS)]
+    assert not os.path.exists(stage)
+    assert head.search() == ["searched"]
+
+
+def test_before_the_first_round_there_is_nothing_to_copy(head):
+    stage = head.adapter.paths.stage
+    assert head.search(stages=False, is_first=True) == ["searched"]
+    assert head.requests("flush", "restore") == []
+    assert not os.path.exists(stage)
+
+
+def test_a_stager_that_never_works_does_not_keep_the_job_from_its_first_round(head):
+    assert head.search(is_first=True) == []
+    head.is_replaced = False
+    assert head.die() == ["searched", events.StagerFound(0, f"n0: {ENDS}")]
+    assert head.adapter.paths is None
+
+
+def test_what_cannot_be_copied_there_is_restored_in_memory(head):
+    head.search()
+    head.restored()
+    head.search(stages=False)
+    assert head.flushed("ckpt/2.pt") == []
+    assert head.requests("restore")[-1][2:] == ((), (0, 1))
+    assert head.restored() == ["searched"]
+    assert head.adapter.paths is not None
+
+
+def test_a_checkpoint_without_room_is_used_on_storage(head):
+    head.search()
+    assert head.reply(messages.Refused(head.adapter._number, "no room")) == [
+        events.StagerFound(6000, "n0: no room")
+    ]
+    assert head.flushed()[0] == "searched"
+    assert head.adapter.paths is None
+
+
+def test_a_member_leaves_memory_with_the_first_round_on_storage(member):
+    stage = member.adapter.paths.stage
+    member.adapter.note_round(stages=True)
+    assert member.adapter.paths is not None
+    member.adapter.note_round(stages=False)
+    assert member.turn() == [events.StagerFound(0, OTHERS)]
+    assert member.adapter.paths is None
+    wait_until_gone(stage)
+
+
+def test_a_node_without_such_a_directory_says_so(tmp_path, monkeypatch):
+    story = Story(tmp_path / "missing", monkeypatch, leads=False)
+    assert story.turn() == [events.StagerFound(0, "n0: No such file or directory")]
+    assert story.said == ["--stage: the script saves to ckpt itself: n0: No such file or directory"]
+
+
+# The end of the job
+
+
+def test_the_leading_agent_flushes_even_if_it_has_begun_no_round(head):
+    assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []
+    assert head.flushed()[0] == events.StageFlushed(number=5)
+
+
+def test_the_directory_of_a_member_goes_with_its_agent(member):
+    stage = member.adapter.paths.stage
+    member.adapter.signalled(signal.SIGTERM)
+    member.adapter.close()
+    assert member.asked[-1] == ("close",)
+    wait_until_gone(stage)
+
+
+def wait_until_gone(path):
+    until = time.monotonic() + 10.0
+    while os.path.exists(path):
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -1,0 +1,278 @@
+"""The simulated stager that leads: it looks at all nodes, and does what core/staging decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from staging_nodes import Activity, Answer, Copies, Data, LostError, Node, call, read
+
+from hpclaunch.core.staging import care, choice, copies
+from hpclaunch.core.staging.generations import (
+    Holding,
+    Manifest,
+    Settled,
+    StagedFile,
+    manifest,
+)
+
+if TYPE_CHECKING:
+    from staging_cluster import Cluster
+
+PERIOD = 1.0
+
+
+def complete(
+    shown: dict[str, tuple[Data, int]],
+) -> list[Manifest]:
+    """Return the checkpoints that the search takes for complete, the newest first. It does not see
+    tokens, and takes an older file of a checkpoint for one that has not changed.
+    """
+    found = []
+    for name, (decisive, _) in shown.items():
+        if decisive.world and decisive.is_whole:
+            key = name.rpartition("/")[0] or name
+            shards = [f"{key}/shard-{rank}" for rank in range(decisive.world)]
+            names = [name] if key == name else [*shards, *_config(key, shown), name]
+            parts = [(n, *shown[n]) for n in names if n in shown]
+            if len(parts) == len(names) and all(
+                data.is_whole and data.time <= decisive.time for _, data, _ in parts
+            ):
+                files = [StagedFile(n, d.size, d.time, owner=node) for n, d, node in parts]
+                found.append(manifest(key, files, name, frozenset(names), (key,)))
+    return sorted(found, key=lambda m: m.time, reverse=True)
+
+
+def _config(key: str, shown: dict[str, tuple[Data, int]]) -> list[str]:
+    return [name] if (name := f"{key}/config") in shown else []
+
+
+class Leader:
+    """The leader of one term."""
+
+    def __init__(self, cluster: Cluster, node: Node, term: int, peers: Sequence[int]) -> None:
+        self.cluster, self.world, self.node, self.term = cluster, cluster.world, node, term
+        self.peers = tuple(peers)  # the living nodes, as the head says
+        self.number = 0  # of the last restore that it was asked for
+        self.is_restoring = False
+        self.care = care.Care(node.index)
+        self._draining: Manifest | None = None
+        self._drained: set[str] = set()  # generations
+        self.world.spawn(self._watch(), node)
+
+    def _call(self, node: int, work: Activity) -> Answer:
+        order = self.term, self.number
+        return call(self.world, self.node, self.cluster.nodes[node], order, lambda: work)
+
+    def _all(self, answers: Iterable[Answer]) -> Generator[Answer, None, list[Any]]:
+        """Wait for all answers. Raises LostError if one order has failed."""
+        answers = list(answers)
+        for answer in answers:
+            yield answer
+        for answer in answers:
+            if (error := answer.value[1]) is not None:
+                raise error
+        return [answer.value[0] for answer in answers]
+
+    def look(self) -> Generator[Answer, None, tuple[list[Manifest], list[Holding]]]:
+        """Return the complete checkpoints of the view, and what each node has."""
+
+        def inventory(node: Node) -> Activity:
+            return node.inventory()
+            yield
+
+        peers = self.peers
+        reports = yield from self._all(
+            self._call(n, inventory(self.cluster.nodes[n])) for n in peers
+        )
+        holdings = [holding for holding, _ in reports]
+        data = {holding.node: files for holding, files in reports}
+        view = choice.shown(holdings)
+        found = complete({n: (data[h.node][n], h.node) for n, h in view.items()})
+        return found, holdings
+
+    # While workers run
+
+    def _watch(self) -> Activity:
+        while True:
+            yield PERIOD
+            if self.is_restoring:
+                continue
+            try:
+                number = self.number
+                found, holdings = yield from self.look()
+            except LostError:
+                continue
+            if self.is_restoring or number != self.number:
+                continue
+            for effect in self.care.handle(care.View(found, holdings)):
+                self._perform(effect)
+            mixed = choice.mixtures(found, holdings)
+            newest = next((m for m in found if m not in mixed), None)
+            if newest and self._draining is None and newest.generation not in self._drained:
+                self._draining = newest
+                self.world.spawn(self._drain(newest), self.node)
+
+    def _perform(self, effect: care.Effect) -> None:
+        self.world.say(f"leader {self.node.index}: {short(effect)}")
+        nodes = self.cluster.nodes
+        match effect:
+            case care.Keep(node=node):
+                self.world.spawn(self._keep(effect), self.node)
+            case care.Drop(node=node, generation=generation):
+
+                def drop() -> Activity:
+                    self.cluster.checker.dropping(nodes[node], generation)
+                    nodes[node].kept.pop(generation, None)
+                    return
+                    yield
+
+                self._call(node, drop())
+            case care.DropFetched(node=node, names=names):
+
+                def drop_fetched() -> Activity:
+                    nodes[node].drop_fetched(names)
+                    return
+                    yield
+
+                self._call(node, drop_fetched())
+            case care.Delete(manifest=deleted, left=left):
+                self.cluster.checker.deleting(deleted)
+                for node, files in left.items():
+                    self._call(node, self._remove(nodes[node], files))
+                self.cluster.delete_stored(deleted)
+
+    def _remove(self, node: Node, files: Iterable[StagedFile]) -> Activity:
+        node.remove(files)
+        return
+        yield
+
+    def _keep(self, effect: care.Keep) -> Activity:
+        node, name = self.cluster.nodes[effect.node], effect.manifest.generation
+
+        def keep() -> Activity:
+            if name not in node.kept and len(node.kept) >= 2:
+                raise LostError("two generations are kept")
+            node.kept.setdefault(name, Copies(effect.manifest))
+            for fetch in effect.fetches:
+                data = yield from read(self.world, self.cluster.nodes, fetch, name)
+                if name in node.kept:
+                    node.kept[name].files[fetch.file.name] = data
+                    self.cluster.checker.kept(effect.manifest, fetch.file.name, node)
+
+        _, error = yield self._call(effect.node, keep())
+        self.care.handle(care.KeepEnded(effect.node, error is None))
+
+    def _drain(self, newest: Manifest) -> Activity:
+        """Copy a generation to storage, and publish it if no file has changed meanwhile."""
+        rng, nodes, number = self.world.rng, self.cluster.nodes, self.number
+        draft: dict[str, Data] = {}
+
+        def copy(node: Node, files: list[StagedFile]) -> Activity:
+            for file in files:
+                data = node.find(file, "")
+                yield rng.uniform(0.05, 1.0)
+                if node.find(file, "") != data:
+                    raise LostError("changed")
+                draft[file.name] = data
+
+        try:
+            owners = sorted({f.owner for f in newest.files})
+            yield from self._all(
+                self._call(o, copy(nodes[o], [f for f in newest.files if f.owner == o]))
+                for o in owners
+            )
+            found, holdings = yield from self.look()
+            same = next((m for m in found if m.generation == newest.generation), None)
+            if same and same not in choice.mixtures(found, holdings) and self.number == number:
+                self.cluster.publish(newest, draft)
+                self._drained.add(newest.generation)
+        except LostError:
+            pass
+        finally:
+            self._draining = None
+
+    # Between rounds
+
+    def restore(self, number: int, participants: Sequence[int], peers: Sequence[int]) -> Activity:
+        """Give all nodes of the next round the newest generation. Return False if that fails."""
+        self.peers, self.number, self.is_restoring = tuple(peers), number, True
+        work, value = self._restore(number, participants), None
+        try:
+            while self.number == number:  # else another one has begun
+                value = yield work.send(value)
+        except LostError as e:
+            self.world.say(f"leader {self.node.index}: the restore has failed: {e}")
+        except StopIteration:
+            self.is_restoring = False
+            return True
+        return False
+
+    def _restore(self, number: int, participants: Sequence[int]) -> Activity:
+        found, holdings = yield from self.look()
+        nodes, receivers = self.cluster.nodes, sorted({*participants, self.node.index})
+        chosen = choice.choice(found, holdings, stored=self.cluster.newest_stored())
+        what = "none" if chosen is None else f"{chosen.key} {chosen.generation}"
+        self.world.say(f"leader {self.node.index}: restore {number}: {what} of {len(found)}")
+        if chosen is None and self.cluster.storage:
+            chosen = yield from self._from_storage()
+        outdated = choice.outdated(chosen, found, holdings)
+        while chosen is not None:
+            _, holdings = yield from self.look()
+            wave = copies.restoring(chosen, holdings, receivers)
+            if not wave:
+                break
+            by_node: dict[int, list[copies.Fetch]] = {}
+            for fetch in wave:
+                by_node.setdefault(fetch.node, []).append(fetch)
+            yield from self._all(
+                self._call(n, self._fetch(nodes[n], chosen, some)) for n, some in by_node.items()
+            )
+        if chosen is not None and any(
+            h.node in receivers and not h.has(f) for h in holdings for f in chosen.needed
+        ):
+            raise LostError("a file is lost")
+        settled = Settled(number, frozenset(receivers), chosen.generation if chosen else "")
+        yield from self._all(
+            self._call(n, self._settle(nodes[n], settled, outdated.get(n, ()))) for n in receivers
+        )
+
+    def _settle(self, node: Node, settled: Settled, outdated: Collection[str]) -> Activity:
+        for name in outdated:
+            node.files.pop(name, None)
+        node.settle(settled)
+        return
+        yield
+
+    def _fetch(self, node: Node, chosen: Manifest, fetches: Collection[copies.Fetch]) -> Activity:
+        order, draft = (self.term, self.number), {}
+        for fetch in fetches:
+            data = yield from read(self.world, self.cluster.nodes, fetch, chosen.generation)
+            draft[fetch.file.name] = data
+        node.obey(order)  # another order may have come meanwhile
+        node.files |= draft
+        node.fetched |= {f.file.name: f.file.identity for f in fetches if f.source != f.node}
+
+    def _from_storage(self) -> Generator[float, None, Manifest]:
+        """Copy the newest checkpoint of storage into the staging directory of this node."""
+        order, node = (self.term, self.number), self.node
+        newest = self.cluster.newest_of_storage()
+        data = {f.name: self.cluster.storage[f.name] for f in newest.files}
+        yield self.world.rng.uniform(0.1, 2.0)
+        node.obey(order)
+        node.files |= data
+        self._drained.add(newest.generation)
+        return newest
+
+
+def short(effect: care.Effect) -> str:
+    match effect:
+        case care.Keep(node=node, manifest=kept, fetches=fetches):
+            what = ", ".join(f"{f.file.name} from {f.source}" for f in fetches)
+            return f"node {node} keeps {kept.key} {kept.generation}: {what}"
+        case care.Drop(node=node, generation=generation):
+            return f"node {node} drops {generation}"
+        case care.DropFetched(node=node, names=names):
+            return f"node {node} drops what it has fetched: {', '.join(sorted(names))}"
+        case care.Delete(manifest=deleted, left=left):
+            return f"{deleted.key} {deleted.generation} was deleted; left on {sorted(left)}"

@@ -1,0 +1,139 @@
+"""Several nodes in one process, one of whose stagers leads the others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+from kill_points import Channel
+
+from hpclaunch.system.staging import messages
+from hpclaunch.system.staging.copying import THREADS, GivenUpError
+from hpclaunch.system.staging.launch import Launch
+from hpclaunch.system.staging.node import Entry, StageNode
+from hpclaunch.system.staging.nodes import Nodes
+from hpclaunch.system.staging.peers import LocalNode
+from hpclaunch.system.staging.service import Stager
+
+
+class Copying(Future[None]):
+    """A copy to storage by a node."""
+
+    done_bytes = 0
+    is_urgent = False
+    is_given_up = False
+
+    def cancel(self) -> bool:
+        self.is_given_up = True
+        return True
+
+
+class Peer(LocalNode):
+    """Another node, without a network."""
+
+    def copy(
+        self,
+        entries: Sequence[Entry],
+        essential: Collection[str],
+        drafted: str,
+        *,
+        in_memory: bool = False,
+    ) -> Copying:
+        call = Copying()
+
+        def between(done: int, _: float) -> int:
+            if call.is_given_up:
+                raise GivenUpError("it was cancelled")
+            call.done_bytes = done
+            return THREADS
+
+        def run() -> None:
+            try:
+                self._node.copy(entries, essential, drafted, between, in_memory=in_memory)
+                call.set_result(None)
+            except Exception as e:
+                call.set_exception(e)
+
+        self._pool.submit(run)
+        return call
+
+    def note(self, record: str) -> Future[None]:
+        return self._pool.submit(self._node.note, record)
+
+
+class LedNodes:
+    """Nodes with a staging directory each, and one storage. `lead` makes one of them the leader."""
+
+    def __init__(self, scratch: Path, number: int = 3, name: str = "ckpt") -> None:
+        self.storage = scratch / "storage" / name
+        self.storage.mkdir(parents=True)
+        self.stages = [scratch / f"memory-{index}" / name for index in range(number)]
+        for stage in self.stages:
+            stage.mkdir(parents=True)
+        self.living = set(range(number))
+        self._stage_nodes = [StageNode(str(s), str(self.storage)) for s in self.stages]
+        self._peers = {
+            index: Peer(node, lambda: {i: self._stage_nodes[i] for i in self.living})
+            for index, node in enumerate(self._stage_nodes)
+        }
+        self._stagers: list[tuple[Stager, Channel]] = []
+
+    def lead(self, index: int = 0, **more: Any) -> Stager:
+        """Return the stager of a node, which leads the others."""
+        settings = {"pattern": "", "exclude": (), "complete": "", "verify": "auto", **more}
+        launch = Launch(str(self.storage), str(self.stages[index]), **settings, launch="job")
+        self.channel = Channel()
+        stager = Stager(self.channel, launch)
+        stager.requests.is_hurried = True
+        self._stagers.append((stager, self.channel))
+        self.leader, self._led_by = index, stager
+        self._lead()
+        return stager
+
+    def _lead(self) -> None:
+        peers = {i: p for i, p in self._peers.items() if i in self.living - {self.leader}}
+        assert isinstance(self._led_by.nodes, Nodes)
+        self._led_by.nodes.lead(self.leader, peers, {i: f"n{i}" for i in peers})
+
+    def lose(self, *lost: int) -> None:
+        """Lose nodes with all that is in their memory."""
+        for index in lost:
+            self.living.remove(index)
+            shutil.rmtree(self.stages[index].parent)
+            self.stages[index].mkdir(parents=True)
+        if self.leader in self.living:
+            self._lead()
+
+    def join(self, index: int) -> None:
+        self.living.add(index)
+        self._lead()
+
+    def close(self) -> None:
+        for stager, channel in self._stagers:
+            stager.close()
+            channel.close()
+
+    def sent(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.channel.sent if isinstance(message, kind)]
+
+    def restore(self, stager: Stager, *avoid: str, nodes: Collection[int] = ()) -> Any:
+        wanted = tuple(sorted(nodes or self.living))
+        return stager.restore(messages.Restore(1, avoid, wanted))
+
+    def care(self, stager: Stager) -> None:
+        """Copy the newest checkpoint to other nodes, but not to storage."""
+        assert isinstance(stager.nodes, Nodes)
+        for _ in range(3):
+            found = stager.looking.look()
+            stager.nodes.care(list(stager.looking.complete(found)))
+            wait(stager.nodes._caring._keeping.values())
+
+    def work(self, stager: Stager) -> None:
+        """Work until all is copied and drained."""
+        assert isinstance(stager.nodes, Nodes)
+        for _ in range(5):
+            stager.work()
+            wait(stager.nodes._caring._keeping.values())

@@ -1,0 +1,386 @@
+"""A stager that leads several nodes: what it drains, keeps, restores and deletes."""
+
+import os
+import shutil
+import warnings
+
+import pytest
+from led_nodes import LedNodes
+from looking import cut_short, damage, newest
+from saving_scripts import picture, write
+
+from hpclaunch.system.staging import messages, node
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    made = LedNodes(tmp_path)
+    yield made
+    made.close()
+
+
+def dcp(nodes, step, scratch, *, key="", times=None):
+    """Save with torch.distributed.checkpoint: the first node has the metadata, the second and the
+    third have a shard each. Return the whole as on a shared directory.
+    """
+    import torch
+    from torch.distributed import checkpoint
+
+    saved = scratch / "saved" / f"{step}" / (key or f"step-{step}")
+    state = {f"layer.{i}": torch.full((100_000, 5), float(step + i)) for i in range(6)}
+    writer = checkpoint.FileSystemWriter(saved, thread_count=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one process
+        checkpoint.save(state, storage_writer=writer)
+    for at, name in enumerate((".metadata", "__0_0.distcp", "__0_1.distcp")):
+        target = nodes.stages[at] / saved.name
+        target.mkdir(exist_ok=True)
+        shutil.copy2(saved / name, target / name)
+    return saved.parent
+
+
+def clear(storage):
+    """Delete all that is on storage, so that only memory has something to restore."""
+    shutil.rmtree(storage)
+    storage.mkdir()
+
+
+# Draining
+
+
+def test_what_another_node_has_saved_reaches_storage(nodes):
+    stager = nodes.lead(1)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    (nodes.stages[0] / "log.txt").write_text("step 1")
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[0])
+    assert [m.path for m in nodes.sent(messages.Drained)] == [str(nodes.storage / "step-1.pt")]
+
+
+@pytest.mark.parametrize("leader", [0, 1])
+def test_shards_of_several_nodes_become_one_checkpoint(nodes, tmp_path, leader):
+    """They are too large for the view, so each node copies its own."""
+    stager = nodes.lead(leader)
+    expected = picture(dcp(nodes, 1, tmp_path))
+    nodes.work(stager)
+    assert picture(nodes.storage) == expected
+    dcp(nodes, 2, tmp_path)
+    os.utime(nodes.stages[2] / "step-2" / "__0_1.distcp")
+    nodes.work(stager)
+    assert newest(nodes.storage)[0] == str(nodes.storage / "step-2")
+    assert not nodes.sent(messages.DrainFailed)
+
+
+@pytest.mark.parametrize("change", [None, cut_short])
+def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
+    stager = nodes.lead()
+    expected = picture(dcp(nodes, 1, tmp_path))
+    shard = nodes.stages[2] / "step-1" / "__0_1.distcp"
+    whole, times = shard.read_bytes(), (os.stat(shard).st_atime_ns, os.stat(shard).st_mtime_ns)
+    if change is None:
+        shard.unlink()
+    else:
+        damage(shard, change)
+    nodes.work(stager)
+    assert not nodes.sent(messages.Drained)
+    shard.write_bytes(whole)
+    os.utime(shard, ns=times)
+    nodes.work(stager)
+    assert picture(nodes.storage) == expected
+
+
+def test_a_shard_that_is_rewritten_while_its_node_copies_it_is_not_published(
+    nodes, tmp_path, monkeypatch
+):
+    stager = nodes.lead()
+    dcp(nodes, 1, tmp_path)
+    shard = nodes.stages[2] / "step-1" / "__0_1.distcp"
+    copied, todo = node.copying.copy, [lambda: shard.write_bytes(shard.read_bytes())]
+
+    def copy(items, source, draft, *more):
+        copied(items, source, draft, *more)
+        if todo and any(each.name.endswith("__0_1.distcp") for each in items):
+            todo.pop()()
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    stager.work()
+    assert os.listdir(nodes.storage) == []
+    nodes.work(stager)
+    assert newest(nodes.storage)[0] == str(nodes.storage / "step-1")
+
+
+def test_everything_of_all_nodes_is_flushed(nodes):
+    stager = nodes.lead(1)
+    for at, stage in enumerate(nodes.stages):
+        (stage / "logs").mkdir()
+        (stage / "logs" / f"rank-{at}.log").write_text(f"rank {at}\n")
+    (nodes.stages[2] / "results.bin").write_bytes(os.urandom(3 << 20))
+    write(nodes.stages[0] / "step-1.pt", 1)
+    write(nodes.stages[2] / "final" / "weights.pt", 9)
+    expected = {name: data for stage in nodes.stages for name, data in picture(stage).items()}
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert picture(nodes.storage) == expected
+    damage(nodes.stages[2] / "results.bin", lambda data: data[::-1])
+    assert stager.flush(2).missing == ()
+    assert picture(nodes.storage)["results.bin"] == picture(nodes.stages[2])["results.bin"]
+
+
+# Restoring
+
+
+@pytest.mark.parametrize("leader", [0, 1])
+def test_what_a_lost_node_has_saved_is_restored_from_its_buddy(nodes, leader):
+    stager = nodes.lead(leader)
+    write(nodes.stages[2] / "step-1.pt", 1)
+    (nodes.stages[2] / "last.pt").symlink_to(nodes.stages[2] / "step-1.pt")
+    (nodes.stages[2] / "latest").write_text("step-1.pt")
+    before = picture(nodes.stages[2])
+    nodes.work(stager)
+    clear(nodes.storage)
+    nodes.lose(2)
+    restored = nodes.restore(stager)
+    assert restored.path == ""
+    assert restored.fetched > 0
+    assert picture(nodes.stages[0]) == picture(nodes.stages[1]) == before
+    assert nodes.restore(stager).fetched == 0  # all have it
+
+
+def test_shards_of_a_lost_node_are_restored(nodes, tmp_path):
+    stager = nodes.lead()
+    expected = picture(dcp(nodes, 1, tmp_path))
+    nodes.work(stager)
+    clear(nodes.storage)
+    nodes.lose(1)
+    nodes.join(1)
+    assert nodes.restore(stager).path == ""
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
+
+
+def test_another_leader_continues(nodes, tmp_path):
+    stager = nodes.lead(0)
+    write(nodes.storage / "old.pt", 5)
+    (nodes.stages[1] / "log.txt").write_text("step 1\n")
+    dcp(nodes, 1, tmp_path)
+    expected = dcp(nodes, 2, tmp_path)
+    nodes.work(stager)
+    nodes.lose(0)
+    stager = nodes.lead(1)
+    assert nodes.restore(stager).path == ""
+    for index in (1, 2):
+        assert newest(nodes.stages[index])[0] == str(nodes.stages[index] / "step-2")
+        found = picture(nodes.stages[index] / "step-2")
+        assert found == picture(expected / "step-2")
+    with (nodes.stages[1] / "log.txt").open("a") as file:
+        file.write("step 2\n")
+    nodes.join(0)
+    dcp(nodes, 3, tmp_path)
+    nodes.work(stager)
+    assert stager.flush(1).missing == ()
+    assert (nodes.storage / "log.txt").read_text() == "step 1\nstep 2\n"
+    assert sorted(os.listdir(nodes.storage)) == ["log.txt", "old.pt", "step-1", "step-2", "step-3"]
+
+
+def kept(nodes):
+    """Return the numbers of generations that the nodes keep."""
+    roots = (stage.parent / "kept" for stage in nodes.stages)
+    return [len(os.listdir(root)) if root.exists() else 0 for root in roots]
+
+
+def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
+    """Node 0 keeps what node 2 has saved. Storage has step 1 only."""
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "step-1.pt", 1)
+    nodes.work(stager)
+    before = picture(nodes.storage)
+    write(nodes.stages[2] / "step-2.pt", 2)
+    nodes.care(stager)
+    nodes.care(stager)
+    assert kept(nodes) == [1, 0, 0]
+    nodes.lose(0, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "step-1.pt")
+    assert picture(nodes.stages[1]) == before
+
+
+def test_what_is_only_on_storage_is_read_once_and_reaches_all(nodes, tmp_path):
+    expected = picture(dcp(nodes, 1, tmp_path / "other"))
+    for stage in nodes.stages:
+        shutil.rmtree(stage / "step-1")
+    shutil.copytree(tmp_path / "other" / "saved" / "1", nodes.storage, dirs_exist_ok=True)
+    (nodes.storage / "log.txt").write_text("step 1\n")
+    stager = nodes.lead()
+    restored = nodes.restore(stager)
+    assert restored.path == str(nodes.storage / "step-1")
+    for stage in nodes.stages:
+        found = picture(stage)
+        assert found.pop("log.txt")
+        assert found == expected
+    nodes.work(stager)
+    assert not nodes.sent(messages.Drained)
+    assert stager.flush(1).missing == ()
+    assert sorted(os.listdir(nodes.storage)) == ["log.txt", "step-1"]
+
+
+def test_a_save_in_place_that_a_kill_has_torn_is_restored_whole(nodes):
+    """The buddy keeps the last state, and all nodes get it."""
+    stager = nodes.lead()
+    write(nodes.stages[1] / "snapshot.pt", 1)
+    nodes.work(stager)
+    assert nodes.restore(stager).path == ""
+    write(nodes.stages[1] / "snapshot.pt", 2)
+    expected = picture(nodes.stages[1])
+    nodes.work(stager)
+    clear(nodes.storage)
+    damage(nodes.stages[1] / "snapshot.pt", cut_short)
+    assert nodes.restore(stager).path == ""
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
+
+
+def test_a_save_of_shards_in_place_that_a_kill_has_torn_is_restored_whole(nodes, tmp_path):
+    stager = nodes.lead()
+    expected = picture(dcp(nodes, 1, tmp_path, key="last"))
+    nodes.work(stager)
+    clear(nodes.storage)
+    os.unlink(nodes.stages[0] / "last" / ".metadata")
+    damage(nodes.stages[1] / "last" / "__0_0.distcp", cut_short)
+    assert nodes.restore(stager).path == ""
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
+
+
+def test_a_node_that_returns_with_an_old_state_has_no_say(nodes, tmp_path):
+    """Neither its files nor a mixture with them is restored."""
+    stager = nodes.lead()
+    dcp(nodes, 1, tmp_path, key="last")
+    nodes.work(stager)
+    nodes.restore(stager)
+    old = nodes.stages[2].parent.with_name("old")
+    shutil.copytree(nodes.stages[2].parent, old, copy_function=shutil.copy2)
+    expected = picture(dcp(nodes, 2, tmp_path, key="last"))
+    nodes.work(stager)
+    nodes.lose(2)
+    assert nodes.restore(stager, nodes=(0, 1)).path == ""
+    assert [picture(stage) for stage in nodes.stages[:2]] == [expected] * 2
+    shutil.rmtree(nodes.stages[2].parent)
+    old.rename(nodes.stages[2].parent)
+    nodes.join(2)
+    nodes.work(stager)
+    assert picture(nodes.storage) == expected
+    assert nodes.restore(stager).path == ""
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
+
+
+def test_a_checkpoint_with_which_the_job_has_failed_is_avoided(nodes):
+    stager = nodes.lead()
+    for step in (1, 2):
+        write(nodes.stages[1] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    restored = nodes.restore(stager, str(nodes.storage / "step-2.pt"), nodes=(0, 2))
+    assert restored.path == ""
+    assert [sorted(picture(nodes.stages[i])) for i in (0, 2)] == [["step-1.pt"]] * 2
+
+
+def test_without_room_on_a_node_its_host_is_named(nodes, monkeypatch):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    inventory = node.StageNode.inventory
+
+    def full(self):
+        found = inventory(self)
+        free = 100 if self.stage == str(nodes.stages[2]) else found.free.free
+        return found._replace(free=found.free._replace(free=free))
+
+    monkeypatch.setattr(node.StageNode, "inventory", full)
+    refused = nodes.restore(stager)
+    assert isinstance(refused, messages.Refused)
+    assert refused.host == "n2"
+    assert "2 checkpoints of 158 KiB" in refused.why
+
+
+# Deletion
+
+
+def test_what_the_first_rank_deletes_is_deleted_everywhere(nodes, tmp_path):
+    """Its script rotates only on its own node."""
+    stager = nodes.lead(1)
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    nodes.restore(stager)
+    expected = picture(dcp(nodes, 2, tmp_path))
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-1", "step-2"]
+    shutil.rmtree(nodes.stages[0] / "step-1")
+    nodes.work(stager)
+    assert picture(nodes.storage) == expected
+    assert [os.listdir(stage) for stage in nodes.stages] == [["step-2"]] * 3
+    assert [m.path for m in nodes.sent(messages.Deleted)] == [str(nodes.storage / "step-1")]
+
+
+def test_a_lost_node_has_deleted_nothing(nodes):
+    stager = nodes.lead()
+    for step in (1, 2):
+        write(nodes.stages[1] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    nodes.lose(1)
+    nodes.restore(stager)
+    write(nodes.stages[2] / "step-3.pt", 3)
+    nodes.work(stager)
+    assert stager.flush(1).missing == ()
+    assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-2.pt", "step-3.pt"]
+    assert not nodes.sent(messages.Deleted)
+
+
+def test_only_the_newest_generation_is_kept(nodes):
+    stager = nodes.lead()
+    for step in (1, 2, 3):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        nodes.work(stager)
+        assert sum(kept(nodes)) == 1
+
+
+def test_restored_copies_are_dropped_once_a_newer_one_is_safe(nodes):
+    """Logs stay: a script may have opened one and not yet written to it."""
+    stager = nodes.lead(0)
+    write(nodes.stages[1] / "step-1.pt", 1)
+    (nodes.stages[1] / "log.txt").write_text("step 1")
+    nodes.work(stager)
+    nodes.restore(stager)
+    write(nodes.stages[1] / "step-2.pt", 2)
+    nodes.work(stager)
+    assert [sorted(os.listdir(stage)) for stage in nodes.stages] == [
+        ["log.txt", "step-1.pt"],
+        ["log.txt", "step-1.pt", "step-2.pt"],
+        ["log.txt"],
+    ]
+    assert sorted(os.listdir(nodes.storage)) == ["log.txt", "step-1.pt", "step-2.pt"]
+
+
+def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    inventory = node.StageNode.inventory
+
+    def limited(self):
+        found = inventory(self)
+        used = sum(e.size for e in found.entries if e.is_file)
+        return found._replace(free=found.free._replace(free=700_000 - used))
+
+    monkeypatch.setattr(node.StageNode, "inventory", limited)
+    for step in range(1, 9):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == [f"step-{step}.pt" for step in range(1, 9)]
+    assert len(os.listdir(nodes.stages[0])) <= 3
+    assert not nodes.sent(messages.Deleted)
+
+
+# The end
+
+
+def test_what_only_buddies_have_is_flushed(nodes):
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "step-1.pt", 1)
+    expected = picture(nodes.stages[2])
+    nodes.care(stager)
+    assert picture(nodes.storage) == {}
+    nodes.lose(2)
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert picture(nodes.storage) == expected

@@ -1,0 +1,98 @@
+"""Stagers of several nodes as processes, which reach each other over a network."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from random_kills import wait_for
+from saving_scripts import picture, write
+
+from hpclaunch.system.staging import messages
+from hpclaunch.system.staging.client import StagingClient
+from hpclaunch.system.staging.stage_directory import StageDirectory
+
+pytestmark = pytest.mark.starts
+KEY = os.urandom(32).hex()
+
+
+class Stagers:
+    """A stager for each of several nodes on this machine."""
+
+    def __init__(self, scratch: Path, number: int) -> None:
+        self.storage = scratch / "storage" / "ckpt"
+        self.storage.mkdir(parents=True)
+        self.directories, self.clients, self.ports = [], [], []
+        for index in range(number):
+            base = scratch / f"memory-{index}"
+            base.mkdir()
+            directory = StageDirectory(str(base), str(self.storage))
+            client = StagingClient(str(self.storage), directory.path, (), "", "auto", launch="job")
+            client.introduce(KEY)
+            self.directories.append(directory)
+            self.clients.append(client)
+        for client in self.clients:
+            self.ports.append(wait_for(client, messages.Listening).port)
+        self.living = set(range(number))
+        self.term = 0
+
+    def stage(self, index: int) -> Path:
+        return Path(self.directories[index].path)
+
+    def lead(self, leader: int) -> StagingClient:
+        self.term += 1
+        peers = tuple(
+            messages.PeerPlace(i, f"n{i}", "127.0.0.1", self.ports[i], "127.0.0.1")
+            for i in sorted(self.living - {leader})
+        )
+        client = self.clients[leader]
+        client.lead(self.term, leader, peers)
+        client.hurry(on=True)
+        return client
+
+    def lose(self, index: int) -> None:
+        """Kill a stager, and remove all that its node has in memory."""
+        self.living.remove(index)
+        self.clients[index].close()
+        self.directories[index].remove()
+
+    def close(self) -> None:
+        for index in list(self.living):
+            self.lose(index)
+
+
+@pytest.fixture
+def stagers(tmp_path):
+    made = Stagers(tmp_path, 3)
+    yield made
+    made.close()
+
+
+def test_a_launch_that_loses_its_leader(stagers):
+    leader = stagers.lead(0)
+    leader.restore(1, nodes=(0, 1, 2))
+    assert wait_for(leader, messages.Restored).path == ""
+    write(stagers.stage(2) / "step-1.pt", 1)
+    (stagers.stage(2) / "results.data").write_bytes(os.urandom(5 << 20))
+    (stagers.stage(1) / "log.txt").write_text("a log")
+    path = str(stagers.storage / "step-1.pt")
+    assert wait_for(leader, messages.Drained).path == path
+    kept = [stagers.stage(0).parent / "kept"]
+    until = time.monotonic() + 10
+    while not [*kept[0].rglob("step-1.pt")] and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(1.5)  # another look
+    leader.search(5)
+    found = wait_for(leader, messages.Searched).found
+    assert [(each.path, each.lacks) for each in found] == [(path, None)]
+    saved = picture(stagers.stage(2))
+    stagers.lose(0)
+    (stagers.storage / "step-1.pt").unlink()
+    leader = stagers.lead(1)
+    leader.restore(2, nodes=(1, 2))
+    restored = wait_for(leader, messages.Restored)
+    assert restored.path == ""
+    assert picture(stagers.stage(1))["step-1.pt"] == saved["step-1.pt"]
+    leader.flush(3)
+    assert wait_for(leader, messages.Flushed) == messages.Flushed(3, (), "")
+    assert picture(stagers.storage) == {**saved, "log.txt": picture(stagers.stage(1))["log.txt"]}
