@@ -12,15 +12,27 @@ from pathlib import Path
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 from saving_scripts import picture
 
 from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
+from hpclaunch.system.shared import packing
 from hpclaunch.system.staging import mesh as mesh_module
 from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.mesh import Mesh
-from hpclaunch.system.staging.mesh_messages import Look, Order
+from hpclaunch.system.staging.mesh_messages import (
+    Copy,
+    Delete,
+    Fetch,
+    Keep,
+    Look,
+    Order,
+    Read,
+    Settle,
+)
 from hpclaunch.system.staging.messages import PeerPlace
-from hpclaunch.system.staging.node import PIECE, StageNode, Wanted
+from hpclaunch.system.staging.node import PIECE, Entry, StageNode, Wanted
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
 KEY = b"k" * 32
@@ -388,11 +400,49 @@ def test_messages_that_make_no_sense(leader, follower):
     """A peer of another version, say, gets no reply and does no harm."""
     (peer,) = lead(leader, follower.port)
     connection = mesh_module._Connection(leader, peer.place)
-    for frames in ([b"junk"], [b""], [b"{}"], [b"a", b"b", b"c"], [b'"\\udc00"'], [os.urandom(99)]):
+    deep = b'{"term":1,"request":{"type":"look","x":' + b"[" * 100_000
+    for frames in ([b"junk"], [b""], [b"{}"], [b"a", b"b", b"c"], [b'"\\udc00"'], [deep]):
         connection._socket.send_multipart(frames)
     assert not connection._socket.poll(300)
     connection.close()
     peer.inventory().result(LONG)
+
+
+ORDERS = [
+    Order(3, request)
+    for entry in [Entry("odd \udcff", 0o100600, 5, 6, 7)]
+    for file in [StagedFile("name", 5, 6)]
+    for request in (
+        Look(),
+        Read("name", "some", (5, 6), 0, 1),
+        Copy((entry,), ("name",), DRAFT, True),
+        Fetch((Wanted(entry, 1, "some"),), "some", 2, {1: ("::1", 5)}),
+        Keep(manifest("key", [file], "name", frozenset({"name"}))),
+        Delete((entry,)),
+        Settle(Settled(1, frozenset({2}), "some")),
+    )
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_stay_the_same_on_their_way(order):
+    assert packing.unpack(packing.pack(order), Order) == order
+
+
+@pytest.mark.fuzz
+@given(st.binary(max_size=300))
+def test_noise_is_no_order(data):
+    with pytest.raises((ValueError, RecursionError)):
+        packing.unpack(data, Order)
+
+
+@pytest.mark.fuzz
+@given(st.sampled_from(ORDERS), st.integers(0, 1000), st.integers(0, 255))
+def test_one_wrong_byte_of_an_order(order, position, value):
+    data = bytearray(packing.pack(order))
+    data[position % len(data)] = value
+    with contextlib.suppress(ValueError):
+        assert isinstance(packing.unpack(bytes(data), Order), Order)
 
 
 def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):

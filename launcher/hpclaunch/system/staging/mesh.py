@@ -377,7 +377,7 @@ class Mesh:
                 order = packing.unpack(data, Order)
             except zmq.Again:
                 return
-            except ValueError:  # not of this version
+            except (ValueError, RecursionError):  # not of this version
                 continue
             job = self._jobs.get(who)
             match order.request:
