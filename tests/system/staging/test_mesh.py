@@ -241,6 +241,12 @@ def test_a_leader_of_a_lower_term_is_refused(leader, follower, start):
             call.result(LONG)
     of_later.inventory().result(LONG)
     assert follower.term == 4
+    # Nor does it lead on after it has obeyed a later one.
+    (_, of_old_itself) = lead(later, follower.port, old.port, term=4)
+    of_old_itself.inventory().result(LONG)
+    assert old.term == 4
+    with pytest.raises(ConnectionRefusedError):
+        of_old.inventory().result(LONG)
     # One that has led itself obeys only later ones.
     (of_leader,) = lead(leader, later.port, term=4)
     of_leader.inventory().result(LONG)

@@ -2,12 +2,12 @@
 ZeroMQ with CURVE: only a holder of the launch's key completes a handshake.
 
 A connection carries one request at a time. It is answered once a second until it has been served,
-so a peer that is silent is lost. A leader's requests have its term; those of an
-earlier leader are refused, and what is still being done for it is given up.
+so a peer that is silent is lost. A leader's requests have its term; those of an earlier leader are
+refused, and what is still being done for it is given up.
 
 A thread of its own waits for each reply, and threads of a pool serve the requests of others, so
-nothing here blocks the stager. A node that fetches has at most STREAMS pieces of a file in memory,
-and so has each node from which it fetches.
+nothing here blocks the stager. A node that fetches asks for STREAMS pieces of files at a time, so
+it has only these in memory, and its sources have them, too.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class RemoteNode:
         try:
             connection, reply = self._connection(), None
             try:
-                reply, data = connection.request(call, Order(self._mesh.term, request))
+                reply, data = connection.request(call, Order(self._mesh.led_term, request))
             finally:
                 if reply is not None and len(self._idle) < STREAMS:
                     self._idle.append(connection)
@@ -276,7 +276,7 @@ class Mesh:
     def __init__(self, key: bytes, node: StageNode) -> None:
         """Raises ZMQError if no port is free."""
         open_file_limit.raise_to(0)
-        self.term = 0  # the highest that this stager has seen
+        self.term = self.led_term = 0  # the highest that it has seen, and that in which it leads
         self.peers: dict[int, RemoteNode] = {}
         self.is_closed = False
         self.keys = zmq_channel.derive(key, "staging")
@@ -308,7 +308,8 @@ class Mesh:
     def lead(self, term: int, index: int, peers: Iterable[PeerPlace]) -> None:
         """Lead these peers from now on. `index` is that of this node."""
         self._obey(max(term, self.term))
-        self._index, before, self.peers = index, self.peers, {}
+        self.led_term, self._index = term, index
+        before, self.peers = self.peers, {}
         for peer in peers:
             place, known = (peer.address, peer.port), before.pop(peer.index, None)
             if known is None or known.place != place:
@@ -319,7 +320,7 @@ class Mesh:
 
     def follow(self) -> None:
         """Lead no longer."""
-        self.lead(self.term, self._index, ())
+        self.lead(self.led_term, self._index, ())
 
     @property
     def sources(self) -> Mapping[int, Source]:
