@@ -173,6 +173,7 @@ def test_another_leader_continues(nodes, tmp_path):
     with (nodes.stages[1] / "log.txt").open("a") as file:
         file.write("step 2\n")
     nodes.join(0)
+    nodes.restore(stager)
     dcp(nodes, 3, tmp_path)
     nodes.work(stager)
     assert stager.flush(1).missing == ()
@@ -395,8 +396,8 @@ def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
     nodes.work(stager)
     refresh, todo = stager.nodes.refresh, []
 
-    def refresh_late():
-        refresh()
+    def refresh_late(**more):
+        refresh(**more)
         while todo:
             todo.pop()()
 

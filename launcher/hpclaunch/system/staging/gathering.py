@@ -60,7 +60,7 @@ class Gathering:
         """Let all nodes have the newest checkpoint."""
         began, nodes = time.monotonic(), self._nodes
         try:
-            nodes.refresh()
+            nodes.refresh_soon()
             found = nodes.manifests(self._looking.candidates(self._looking.found()))
             chosen, holdings = self._chosen(found, request), nodes.holdings
             reply = Restored(request.id, "", 0, 0.0)
@@ -69,8 +69,9 @@ class Gathering:
                 if isinstance(answer, Refused):
                     return answer
                 reply = answer
-                nodes.refresh()
+                nodes.refresh_soon()
                 chosen = None if restored is None else self._own(restored)
+                nodes.own.mark(chosen.files if chosen else ())
             fetched = self._gather(chosen, request) + self._fetch_others(request)
             self._settle(chosen, outdated(chosen, found, holdings), request)
         except GatheringError as e:
@@ -88,12 +89,12 @@ class Gathering:
         """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
         nodes keep it, but those that had saved it are lost. Raises OSError and GivenUpError.
         """
-        self._nodes.refresh()
+        self._nodes.refresh(needs_all=False)
         request = Restore(0, (), (self._nodes.index,))
         found = self._nodes.manifests(self._looking.candidates(self._looking.found()))
         chosen = self._chosen(found, request)
         if chosen is not None and all(m.generation != chosen.generation for m in found):
-            self._gather(chosen, request)
+            self._gather(chosen, request, needs_all=False)
 
     def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
         storage = self._launch.storage
@@ -121,7 +122,7 @@ class Gathering:
             files.append(StagedFile(name, size, when, found.st_mode, index, target))
         return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)
 
-    def _gather(self, chosen: Manifest | None, request: Restore) -> int:
+    def _gather(self, chosen: Manifest | None, request: Restore, *, needs_all: bool = True) -> int:
         """Have the nodes fetch what they lack. Return the bytes."""
         nodes, fetched, failures = self._nodes, 0, 0
         for node in request.nodes if chosen is None else ():
@@ -144,7 +145,7 @@ class Gathering:
                     text = getattr(why_not, "strerror", None) or str(why_not)
                     raise GatheringError(text, nodes.hosts.get(node, ""))
             fetched += sum(size for node, size in lacking.items() if node not in failed)
-            nodes.refresh()
+            nodes.refresh_soon(needs_all=needs_all)
         return fetched
 
     def _fetch_others(self, request: Restore) -> int:
@@ -169,11 +170,10 @@ class Gathering:
     ) -> None:
         """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
-        for node in request.nodes:
-            entries = nodes.inventories[node].entries if node in nodes.inventories else ()
-            nodes.delete_at({node: [e for e in entries if e.name in outdated.get(node, ())]})
+        for node, found in nodes.inventories.items():
+            nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         nodes.restored |= chosen.essential if chosen else frozenset()
         settled = Settled(number, frozenset(request.nodes), generation)
-        nodes.wait({n: nodes[n].settle(settled) for n in request.nodes if n in nodes})
+        nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})

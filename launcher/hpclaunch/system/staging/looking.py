@@ -33,7 +33,7 @@ class Looking:
         """Return the checkpoints that are in memory now, the newest first."""
         began = time.monotonic()
         try:
-            self._nodes.refresh()
+            self._nodes.refresh(needs_all=not self.has_ended)
             return self.found()
         except (OSError, GivenUpError):
             return []

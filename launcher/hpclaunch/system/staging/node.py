@@ -3,7 +3,7 @@
 Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`):
 - `kept/GENERATION/manifest` and `kept/GENERATION/files`: files of one complete checkpoint in one
   state, of this node or of others;
-- `fetched`: which files of the staging directory are copies of other nodes' files;
+- `fetched`: which files a restore has copied into the staging directory;
 - `settled`: the last restore, and which files the staging directory had then.
 
 A file is known by its name, size and time: with another size or time it is another file. Other
@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled
+from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled, StagedFile
 from hpclaunch.system.shared import packing
 
 from . import copying
@@ -75,12 +75,11 @@ class Inventory(NamedTuple):
     """All that a node has."""
 
     entries: tuple[Entry, ...]  # of the staging directory; directories before what they contain
-    fetched: frozenset[str]  # those that are copies of other nodes' files
+    fetched: frozenset[str]  # those that a restore has copied here, unchanged since
     kept: tuple[Kept, ...]
     free: Room
     settled: Settled = Settled()
     old: frozenset[str] = frozenset()  # those that are unchanged since then
-    gone: frozenset[str] = frozenset()  # those that the script has changed or deleted since
     time: int = 0  # of the staging directory itself
 
 
@@ -118,10 +117,8 @@ class StageNode:
             frozenset(e.name for e in entries if known.get(e.name) == e.identity)
             for known in (marks, had)
         )
-        kept, gone = tuple(self._generations()), had.keys() - old
-        return Inventory(
-            entries, fetched, kept, room(self.stage), settled, old, frozenset(gone), time
-        )
+        kept = tuple(self._generations())
+        return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
 
     def _entries(self) -> Iterator[Entry]:
         for each in tree(self.stage, HERE):
@@ -205,7 +202,7 @@ class StageNode:
         with draft_beside(self.stage) as drafted:
             _receive(wanted, sources, drafted, progress, _pieces)
             if not generation:
-                self._mark(each.entry for each in wanted)
+                self.mark(each.entry for each in wanted)
             _place(wanted, drafted, self._root(generation))
 
     def keep(self, manifest: Manifest) -> None:
@@ -226,10 +223,6 @@ class StageNode:
         """
         parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
         times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
-        if settled := self._load(self._settled, tuple[Settled, Marks]):
-            names = {each.name for each in entries}  # the script has not deleted these
-            left = {name: identity for name, identity in settled[1].items() if name not in names}
-            _write(self._settled, packing.pack((settled[0], left)))
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
             _refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
@@ -267,11 +260,11 @@ class StageNode:
             return packing.unpack(file.read(), kind)
         return None
 
-    def _mark(self, fetched: Iterable[Entry]) -> None:
-        """Record that these files are copies of other nodes' files."""
+    def mark(self, fetched: Iterable[StagedFile | Entry]) -> None:
+        """Record that a restore has copied these files into the staging directory."""
         marks = self._load(self._marks, Marks) or {}
         old = {n: known for n, known in marks.items() if _has(self.stage, n, known)}
-        new = {each.name: each.identity for each in fetched if each.is_file}
+        new = {each.name: each.identity for each in fetched if stat.S_ISREG(each.mode)}
         _write(self._marks, packing.pack(old | new))
 
 

@@ -32,6 +32,7 @@ from .view import UNKNOWN, WHOLE, View
 if TYPE_CHECKING:
     from .mesh import Mesh
 
+PATIENCE = 60.0  # seconds until a node that does not answer is lost for a restore, too
 TICK = 0.1  # seconds between two looks at the copies of other nodes
 T = TypeVar("T")
 NOTHING: Mapping[int, Collection[int]] = {}
@@ -110,8 +111,7 @@ class Nodes(OneNode):
 
     # What they have
 
-    def refresh(self) -> None:
-        """Have all nodes say what they have. Those that do not answer count as lost."""
+    def refresh(self, *, needs_all: bool = True) -> None:
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
@@ -120,8 +120,9 @@ class Nodes(OneNode):
         self._caring.note_ended()
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
-        if self.index in failed:
-            raise failed[self.index]
+        for node, why in failed.items():
+            if node == self.index or (needs_all and node in self):
+                raise why  # another one may lead by now, and have drained something newer
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
             Holding(
@@ -129,14 +130,25 @@ class Nodes(OneNode):
                 self.hosts.get(node, ""),
                 {e.name: e.identity for e in found.entries if not e.is_folder},
                 found.old,
-                found.gone,
-                found.fetched & found.old,
+                found.fetched,
                 found.kept,
                 found.settled,
             )
             for node, found in self.inventories.items()
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
+
+    def refresh_soon(self, *, needs_all: bool = True) -> None:
+        """Refresh once all nodes answer. The agent removes those that are lost."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.refresh(needs_all=needs_all)
+                return
+            except (OSError, GivenUpError):
+                if time.monotonic() >= until or not self._leads:
+                    raise
+                self._pause()
 
     def wait(
         self, calls: Mapping[int, Future[T]], needed: Mapping[int, Collection[int]] = NOTHING

@@ -32,8 +32,10 @@ class OneNode:
         """Return whether this stager drains checkpoints."""
         return True
 
-    def refresh(self) -> None:
-        """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError."""
+    def refresh(self, *, needs_all: bool = True) -> None:
+        """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError, also if a
+        node does not answer and `needs_all`.
+        """
 
     def care(self, complete: Sequence[Complete]) -> None:
         """Give the orders that follow from the complete checkpoints, the newest first."""
