@@ -264,7 +264,7 @@ def test_a_kept_file_that_is_damaged_is_none(node, other):
 
 
 def test_a_node_fetches_from_itself(node):
-    """What a node keeps gets to its staging directory as a copy, since scripts write in place."""
+    """Keep a copy of its own file, since scripts write in place."""
     generation = generation_of(node)
     name = generation.generation
     node.keep(generation)

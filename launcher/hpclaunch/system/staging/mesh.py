@@ -2,12 +2,12 @@
 ZeroMQ with CURVE: only a holder of the launch's key completes a handshake.
 
 A connection carries one request at a time. It is answered once a second until it has been served,
-so a peer that is silent is lost. A leader's requests have its term; those of an
-earlier leader are refused, and what is still being done for it is given up.
+so a peer that is silent is lost. A leader's requests have its term; those of an earlier leader are
+refused, and what is still being done for it is given up.
 
 A thread of its own waits for each reply, and threads of a pool serve the requests of others, so
-nothing here blocks the stager. A node that fetches has at most STREAMS pieces of a file in memory,
-and so has each node from which it fetches.
+nothing here blocks the stager. A node that fetches asks for STREAMS pieces of files at a time, so
+it has only these in memory, and its sources have them, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import zmq
@@ -53,6 +53,7 @@ from .publishing import DRAFT
 
 SILENCE = 10.0  # seconds without a message until a peer is lost
 SAY = 1.0  # seconds between two messages that a request is being served
+CLOSING = 5.0  # seconds
 TICK = 0.1  # seconds until a call that is cancelled or urgent is noticed
 LIMIT = 64 << 20  # bytes of a message
 SERVING = 32  # requests that are served at the same time
@@ -146,16 +147,19 @@ class RemoteNode:
         return call
 
     def _request(self, call: Call[Any], request: Request) -> tuple[Reply, Data]:
-        connection, reply = self._connection(), None
         try:
-            reply, data = connection.request(call, Order(self._mesh.term, request))
-        finally:
-            if reply is not None and len(self._idle) < STREAMS:
-                self._idle.append(connection)
-            else:
-                connection.close()
-            if self._mesh.is_closed:
-                self.close()
+            connection, reply = self._connection(), None
+            try:
+                reply, data = connection.request(call, Order(self._mesh.led_term, request))
+            finally:
+                if reply is not None and len(self._idle) < STREAMS:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
+                if self._mesh.is_closed:
+                    self.close()
+        except zmq.ZMQError as e:  # the context is closed
+            raise ConnectionAbortedError(errno.ECONNABORTED, "connection closed") from e
         if (failure := reply.failure) is not None:
             if failure.number is None:
                 raise GivenUpError(failure.why)
@@ -225,7 +229,7 @@ class _Connection:
                 raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address)
             elif time.monotonic() >= until:
                 raise TimeoutError(errno.ETIMEDOUT, "no answer", self._address)
-        raise ConnectionAbortedError(errno.ECONNABORTED, "connection closed", self._address)
+        raise zmq.ContextTerminated
 
     def _send(self, order: Order) -> None:
         try:
@@ -234,7 +238,8 @@ class _Connection:
             raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address) from None
 
     def close(self) -> None:
-        self._socket.disable_monitor()
+        with contextlib.suppress(zmq.ContextTerminated):
+            self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
 
@@ -245,6 +250,7 @@ class _Job:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.done = 0  # bytes
+        self.served: Future[None] | None = None
         self.is_urgent = threading.Event()
         self._is_cancelled = False
 
@@ -259,8 +265,9 @@ class _Job:
 
     def between(self, done: int, took: float) -> int:
         """Pause between two pieces of a copy: this is a `Between`."""
+        is_urgent = self.is_urgent.wait(took)
         self.progress(done)
-        return THREADS if self.is_urgent.wait(took) else 1
+        return THREADS if is_urgent else 1
 
 
 class Mesh:
@@ -269,7 +276,7 @@ class Mesh:
     def __init__(self, key: bytes, node: StageNode) -> None:
         """Raises ZMQError if no port is free."""
         open_file_limit.raise_to(0)
-        self.term = 0  # the highest that this stager has seen
+        self.term = self.led_term = 0  # the highest that it has seen, and that in which it leads
         self.peers: dict[int, RemoteNode] = {}
         self.is_closed = False
         self.keys = zmq_channel.derive(key, "staging")
@@ -301,7 +308,8 @@ class Mesh:
     def lead(self, term: int, index: int, peers: Iterable[PeerPlace]) -> None:
         """Lead these peers from now on. `index` is that of this node."""
         self._obey(max(term, self.term))
-        self._index, before, self.peers = index, self.peers, {}
+        self.led_term, self._index = term, index
+        before, self.peers = self.peers, {}
         for peer in peers:
             place, known = (peer.address, peer.port), before.pop(peer.index, None)
             if known is None or known.place != place:
@@ -312,7 +320,7 @@ class Mesh:
 
     def follow(self) -> None:
         """Lead no longer."""
-        self.lead(self.term, self._index, ())
+        self.lead(self.led_term, self._index, ())
 
     @property
     def sources(self) -> Mapping[int, Source]:
@@ -370,7 +378,7 @@ class Mesh:
                 order = packing.unpack(data, Order)
             except zmq.Again:
                 return
-            except ValueError:  # not of this version
+            except (ValueError, RecursionError):  # not of this version
                 continue
             job = self._jobs.get(who)
             match order.request:
@@ -382,7 +390,7 @@ class Mesh:
                     pass
                 case _ if job is None:
                     self._jobs[who] = job = _Job(order)
-                    self._pool.submit(self._work, who, job)
+                    job.served = self._pool.submit(self._work, who, job)
 
     def _work(self, who: bytes, job: _Job) -> None:
         """Serve a request."""
@@ -443,17 +451,19 @@ class Mesh:
                 job.cancel()
 
     def close(self) -> None:
-        """Stop serving and waiting for others. What is being copied is given up."""
+        """Stop serving and waiting for others. What is being done for them is given up, and has
+        ended then, unless it takes longer than CLOSING.
+        """
         self.is_closed = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         for job in self._jobs.values():
             job.cancel()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait([job.served for job in self._jobs.values() if job.served], CLOSING)
         for each in (*self.peers.values(), *self._strangers.values()):
             each.close()
-        self.context.term()
-        os.close(self._wake)
+        threading.Thread(target=self.context.term, daemon=True).start()
 
 
 def _packed(message: Order | Reply) -> bytes:

@@ -1,0 +1,531 @@
+"""Stagers that reach each other over real sockets: several in this process, and some as others."""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from saving_scripts import picture
+
+from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
+from hpclaunch.system.shared import packing
+from hpclaunch.system.staging import mesh as mesh_module
+from hpclaunch.system.staging.copying import GivenUpError
+from hpclaunch.system.staging.mesh import Mesh
+from hpclaunch.system.staging.mesh_messages import (
+    Copy,
+    Delete,
+    Fetch,
+    Keep,
+    Look,
+    Order,
+    Read,
+    Settle,
+)
+from hpclaunch.system.staging.messages import PeerPlace
+from hpclaunch.system.staging.node import PIECE, Entry, StageNode, Wanted
+from hpclaunch.system.staging.publishing import DRAFT, draft
+
+KEY = b"k" * 32
+LONG = 120.0  # seconds; a test that needs them fails
+SILENCE = 1.0
+
+
+@pytest.fixture
+def storage(tmp_path):
+    path = tmp_path / "storage"
+    path.mkdir()
+    return str(path)
+
+
+@pytest.fixture
+def start(tmp_path, storage):
+    """Return a function that starts a stager in this process."""
+    with contextlib.ExitStack() as stack:
+
+        def started(name, key=KEY):
+            stage = tmp_path / name / "ckpt"
+            stage.mkdir(parents=True, exist_ok=True)
+            made = Mesh(key, StageNode(str(stage), storage))
+            stack.callback(made.close)
+            return made
+
+        yield started
+    left = [path for path in tmp_path.rglob("*") if path.name.startswith(DRAFT)]
+    assert not left
+
+
+@pytest.fixture
+def leader(start):
+    return start("leader")
+
+
+@pytest.fixture
+def follower(start):
+    return start("follower")
+
+
+@pytest.fixture
+def spawn(tmp_path, storage):
+    """Return a function that starts a stager as a process, and returns it and its port."""
+    with contextlib.ExitStack() as stack:
+
+        def started(name):
+            (tmp_path / name / "ckpt").mkdir(parents=True, exist_ok=True)
+            program = str(Path(__file__).with_name("mesh_peer.py"))
+            words = [str(tmp_path / name / "ckpt"), storage, KEY.hex(), str(SILENCE)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, program, *words], **pipes)
+            )
+            stack.callback(process.kill)
+            return process, int(process.stdout.readline())
+
+        yield started
+
+
+def lead(leader, *ports, term=1, index=0):
+    """Have a stager lead others, which get the indices that follow."""
+    here = "127.0.0.1"
+    peers = [PeerPlace(index + 1 + at, "host", here, port, here) for at, port in enumerate(ports)]
+    leader.lead(term, index, peers)
+    return list(leader.peers.values())
+
+
+def write(root, name, data=b""):
+    path = root / "ckpt" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def files(inventory):
+    return [entry for entry in inventory.entries if entry.is_file]
+
+
+def wait_for(condition):
+    until = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+
+
+# What peers do
+
+
+def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_path):
+    write(tmp_path / "follower", "step/odd \udcff\n名", b"x")
+    (tmp_path / "follower" / "ckpt" / "latest").symlink_to("step")
+    (peer,) = lead(leader, follower.port)
+    node = StageNode(str(tmp_path / "follower" / "ckpt"), "")
+    found = [StagedFile(e.name, e.size, e.time) for e in files(node.inventory())]
+    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",), 7)
+    peer.keep(kept).result(LONG)
+    peer.settle(Settled(2, frozenset({0, 1}), "some")).result(LONG)
+    assert peer.inventory().result(LONG)._replace(free=None) == node.inventory()._replace(free=None)
+    assert peer.inventory().result(LONG).kept[0].manifest == kept
+    peer.drop(kept.generation).result(LONG)
+    peer.delete(node.inventory().entries).result(LONG)
+    found = peer.inventory().result(LONG)
+    assert (found.entries, found.kept) == ((), ())
+
+
+def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
+    """Another node fetches it, the leader fetches it, and each has the same bytes."""
+    data = os.urandom(3 * PIECE + 5)
+    write(tmp_path / "one", "step/rank0.pt", data)
+    write(tmp_path / "two", "step/rank1.pt", data[::-1])
+    write(tmp_path / "leader", "step/meta", b"meta")
+    one, two, three = lead(leader, *(start(name).port for name in ("one", "two", "three")))
+    entries = [*files(one.inventory().result(LONG)), *files(two.inventory().result(LONG))]
+    own = files(leader.sources[0].inventory())
+    wanted = [Wanted(entry, 1 + at) for at, entry in enumerate(entries)]
+    call = three.fetch([*wanted, Wanted(own[0], 0)], "some")
+    call.result(LONG)
+    leader.sources[0].fetch(wanted, "", leader.sources)
+    whole = picture(tmp_path / "leader" / "ckpt")
+    assert len(whole) == 3
+    assert picture(tmp_path / "three" / "kept" / "some" / "files") == whole
+    # The leader is lost; the others have all.
+    write(tmp_path / "one", "step/rank0.pt")
+    kept = [Wanted(entry, 3, "some") for entry in (*entries, *own)]
+    one_again, *_ = lead(start("next"), *(peer.place[1] for peer in (one, two, three)), term=2)
+    one_again.fetch(kept, "").result(LONG)
+    assert picture(tmp_path / "one" / "ckpt") == whole
+
+
+def test_a_copy_to_storage(leader, follower, tmp_path, storage):
+    """It makes pauses, until it is urgent; then it is done at once."""
+    write(tmp_path / "follower", "model.pt", data := os.urandom(PIECE))
+    (peer,) = lead(leader, follower.port)
+    entries = peer.inventory().result(LONG).entries
+    with draft(storage, "launch") as drafted:
+        peer.copy(entries, ["model.pt"], drafted).result(LONG)
+        assert (Path(drafted) / "model.pt").read_bytes() == data
+        write(tmp_path / "follower", "model.pt", data[::-1])
+        with pytest.raises(GivenUpError):
+            peer.copy(entries, ["model.pt"], drafted).result(LONG)
+
+
+@pytest.fixture
+def slow_copy(monkeypatch):
+    """Have a copy to storage take forever, but for its pauses."""
+
+    def slow(_items, _source, _draft, _root, between):
+        threads, done = between(0, 0.0), 0
+        while threads == 1:
+            threads, done = between(done := done + 1, 0.01), done
+        assert threads > 1
+
+    monkeypatch.setattr("hpclaunch.system.staging.copying.copy", slow)
+
+
+@pytest.fixture
+def copying(slow_copy, leader, follower, tmp_path, storage):
+    """A copy to storage that another node has begun."""
+    write(tmp_path / "follower", "model.pt", b"x")
+    (peer,) = lead(leader, follower.port)
+    entries = peer.inventory().result(LONG).entries
+    with draft(storage, "launch") as drafted:
+        call = peer.copy(entries, ["model.pt"], drafted)
+        wait_for(lambda: call.done_bytes > 0)
+        assert not call.done()
+        yield call
+
+
+def held(tmp_path):
+    return [path for path in (tmp_path / "follower").iterdir() if path.name.startswith(DRAFT)]
+
+
+def test_a_copy_becomes_urgent(copying):
+    copying.is_urgent = True
+    assert copying.result(LONG) is None
+
+
+def test_a_copy_is_cancelled(copying, tmp_path):
+    """Once it is done, the other node has stopped and holds nothing any more."""
+    assert held(tmp_path)
+    assert copying.cancel()
+    with pytest.raises(GivenUpError, match="cancelled"):
+        copying.result(LONG)
+    assert not held(tmp_path)
+
+
+def test_a_copy_ends_with_the_leader_that_has_ordered_it(copying, leader, tmp_path):
+    leader.close()
+    with pytest.raises(ConnectionError):
+        copying.result(LONG)
+    wait_for(lambda: not held(tmp_path))
+
+
+# Who leads
+
+
+def test_a_leader_of_a_lower_term_is_refused(leader, follower, start):
+    old, later = start("old"), start("later")
+    (of_old,) = lead(old, follower.port, term=3)
+    of_old.inventory().result(LONG)
+    (of_later,) = lead(later, follower.port, term=4)
+    of_later.inventory().result(LONG)
+    for call in (of_old.inventory(), of_old.drop("some"), of_old.delete([])):
+        with pytest.raises(ConnectionRefusedError):
+            call.result(LONG)
+    of_later.inventory().result(LONG)
+    assert follower.term == 4
+    # Nor does it lead on after it has obeyed a later one.
+    (_, of_old_itself) = lead(later, follower.port, old.port, term=4)
+    of_old_itself.inventory().result(LONG)
+    assert old.term == 4
+    with pytest.raises(ConnectionRefusedError):
+        of_old.inventory().result(LONG)
+    # One that has led itself obeys only later ones.
+    (of_leader,) = lead(leader, later.port, term=4)
+    of_leader.inventory().result(LONG)
+    later.lead(5, 0, ())
+    with pytest.raises(ConnectionRefusedError):
+        of_leader.inventory().result(LONG)
+
+
+def test_a_later_leader_ends_what_was_ordered_before(copying, follower, start, tmp_path):
+    (peer,) = lead(start("later"), follower.port, term=2)
+    peer.inventory().result(LONG)
+    with pytest.raises(GivenUpError):
+        copying.result(LONG)
+    assert not held(tmp_path)
+
+
+def test_any_node_may_read(leader, follower, start, tmp_path):
+    """A node that fetches for the leader of a lower term gets pieces of files."""
+    write(tmp_path / "follower", "model.pt", b"x")
+    (entry,) = follower.sources[-1].inventory().entries
+    follower.lead(9, 0, ())
+    (peer,) = lead(leader, follower.port)
+    assert bytes(peer.read("model.pt", "", entry.identity, 0, 1)) == b"x"
+
+
+def test_peers_that_stay_keep_their_connections(leader, follower, start):
+    (peer,) = lead(leader, follower.port)
+    peer.inventory().result(LONG)
+    assert lead(leader, follower.port, start("other").port, term=2)[0] is peer
+    leader.follow()
+    assert not leader.peers
+
+
+# Nodes that are lost
+
+
+def test_a_node_that_is_not_there(leader):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        (peer,) = lead(leader, s.getsockname()[1])
+        with pytest.raises(ConnectionError):
+            peer.inventory().result(LONG)
+
+
+def large(path, size):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        for _ in range(size // PIECE):
+            file.write(os.urandom(PIECE))
+
+
+@pytest.mark.starts
+def test_a_source_that_is_killed(leader, spawn, tmp_path):
+    """The fetch fails at once, and leaves nothing; another source of the file will do."""
+    large(tmp_path / "one" / "ckpt" / "model.pt", 64 * PIECE)
+    (process, port), (_, other) = spawn("one"), spawn("two")
+    lead(leader, port, other)
+    wanted = [Wanted(e, 1) for e in files(leader.peers[1].inventory().result(LONG))]
+    leader.peers[2].fetch(wanted, "").result(LONG)
+    call = leader.peers[2].fetch(wanted, "some")
+
+    def kill(done):
+        if done:
+            process.kill()
+
+    with pytest.raises(ConnectionError):
+        leader.sources[0].fetch(wanted, "", leader.sources, kill)
+    with contextlib.suppress(OSError):  # it may have been done before
+        call.result(LONG)
+    assert leader.sources[0].inventory().entries == ()
+    leader.sources[0].fetch([w._replace(source=2) for w in wanted], "", leader.sources)
+    assert picture(tmp_path / "leader" / "ckpt") == picture(tmp_path / "one" / "ckpt")
+
+
+@pytest.mark.starts
+def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
+    """A node that is silent fails what waits for it, and serves again once it continues."""
+    monkeypatch.setattr(mesh_module, "SILENCE", SILENCE)
+    large(tmp_path / "one" / "ckpt" / "model.pt", 8 * PIECE)
+    (process, port), (_, other) = spawn("one"), spawn("two")
+    one, two = lead(leader, port, other)
+    wanted = [Wanted(e, 1) for e in files(one.inventory().result(LONG))]
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        one.inventory().result(LONG)
+    with pytest.raises(TimeoutError):
+        two.fetch(wanted, "").result(LONG)  # this one is alive, and says so meanwhile
+    with pytest.raises(TimeoutError):
+        leader.sources[0].fetch(wanted, "", leader.sources)
+    assert time.monotonic() - began < 30 * SILENCE
+    os.kill(process.pid, signal.SIGCONT)
+    two.fetch(wanted, "").result(LONG)
+    assert picture(tmp_path / "two" / "ckpt") == picture(tmp_path / "one" / "ckpt")
+
+
+def peak(pid):
+    """Return the most memory that a process has had, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.starts
+def test_the_memory_of_a_fetch_is_bounded(leader, spawn, tmp_path):
+    size = 192 * PIECE
+    large(tmp_path / "one" / "ckpt" / "model.pt", size)
+    (source, port), (fetcher, other) = spawn("one"), spawn("two")
+    one, two = lead(leader, port, other)
+    wanted = [Wanted(e, 1) for e in files(one.inventory().result(LONG))]
+    before = peak(source.pid), peak(fetcher.pid)
+    call = two.fetch(wanted, "")
+    call.result(LONG)
+    assert picture(tmp_path / "two" / "ckpt") == picture(tmp_path / "one" / "ckpt")
+    assert peak(source.pid) - before[0] < size / 3
+    assert peak(fetcher.pid) - before[1] < size / 3
+
+
+# Strangers
+
+
+def test_without_the_key_nobody_gets_anything(leader, follower, start):
+    stranger = start("stranger", b"another key".ljust(32))
+    (peer,) = lead(stranger, follower.port, term=9)
+    with pytest.raises(ConnectionError):
+        peer.inventory().result(LONG)
+    context = zmq.Context()
+    order = mesh_module._packed(Order(9, Look()))
+    with context, context.socket(zmq.DEALER) as plain, socket.socket() as raw:
+        plain.linger = 0
+        plain.connect(f"tcp://127.0.0.1:{follower.port}")
+        plain.send(order)
+        raw.connect(("127.0.0.1", follower.port))
+        raw.sendall(os.urandom(1000))
+        assert not plain.poll(300)
+    assert follower.term == 0
+    (peer,) = lead(leader, follower.port)
+    peer.inventory().result(LONG)
+
+
+def test_a_node_that_is_no_stager_of_the_launch(leader, start):
+    """A server without the key learns nothing from those who connect to it."""
+    (peer,) = lead(leader, start("stranger", b"another key".ljust(32)).port)
+    with pytest.raises(ConnectionError):
+        peer.inventory().result(LONG)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (peer,) = lead(leader, server.getsockname()[1])
+        call = peer.inventory()
+        connection, _ = server.accept()
+        with connection:
+            assert b"Look" not in connection.recv(4096)
+            connection.sendall(os.urandom(1000))
+        with pytest.raises(ConnectionError):
+            call.result(LONG)
+
+
+def test_messages_that_make_no_sense(leader, follower):
+    """A peer of another version, say, gets no reply and does no harm."""
+    (peer,) = lead(leader, follower.port)
+    connection = mesh_module._Connection(leader, peer.place)
+    deep = b'{"term":1,"request":{"type":"look","x":' + b"[" * 100_000
+    for frames in ([b"junk"], [b""], [b"{}"], [b"a", b"b", b"c"], [b'"\\udc00"'], [deep]):
+        connection._socket.send_multipart(frames)
+    assert not connection._socket.poll(300)
+    connection.close()
+    peer.inventory().result(LONG)
+
+
+ORDERS = [
+    Order(3, request)
+    for entry in [Entry("odd \udcff", 0o100600, 5, 6, 7)]
+    for file in [StagedFile("name", 5, 6)]
+    for request in (
+        Look(),
+        Read("name", "some", (5, 6), 0, 1),
+        Copy((entry,), ("name",), DRAFT, True),
+        Fetch((Wanted(entry, 1, "some"),), "some", 2, {1: ("::1", 5)}),
+        Keep(manifest("key", [file], "name", frozenset({"name"}))),
+        Delete((entry,)),
+        Settle(Settled(1, frozenset({2}), "some")),
+    )
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_stay_the_same_on_their_way(order):
+    assert packing.unpack(packing.pack(order), Order) == order
+
+
+@pytest.mark.fuzz
+@given(st.binary(max_size=300))
+def test_noise_is_no_order(data):
+    with pytest.raises((ValueError, RecursionError)):
+        packing.unpack(data, Order)
+
+
+@pytest.mark.fuzz
+@given(st.sampled_from(ORDERS), st.integers(0, 1000), st.integers(0, 255))
+def test_one_wrong_byte_of_an_order(order, position, value):
+    data = bytearray(packing.pack(order))
+    data[position % len(data)] = value
+    with contextlib.suppress(ValueError):
+        assert isinstance(packing.unpack(bytes(data), Order), Order)
+
+
+def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):
+    for number in range(50):
+        write(tmp_path / "follower", f"{number:0200}")
+    (peer,) = lead(leader, follower.port)
+    entries = peer.inventory().result(LONG).entries
+    monkeypatch.setattr(mesh_module, "LIMIT", 9000)
+    for call in (peer.inventory(), peer.delete(entries)):
+        with pytest.raises(OSError, match="too many files") as failure:
+            call.result(LONG)
+        assert failure.value.errno == errno.EMSGSIZE
+    assert len(follower.sources[-1].inventory().entries) == 50
+
+
+def test_a_message_that_a_stranger_to_the_limit_sends(leader, follower, monkeypatch):
+    """The connection is closed before the message is in memory."""
+    (peer,) = lead(leader, follower.port)
+    connection = mesh_module._Connection(leader, peer.place)
+    connection._socket.send(bytes(mesh_module.LIMIT + 1))
+    wait_for(connection.is_lost)
+    connection.close()
+    peer.inventory().result(LONG)
+
+
+@pytest.mark.parametrize("name", ["../storage/secret", "/etc/passwd", "link/secret"])
+def test_names_that_leave_the_directory(name, leader, follower, tmp_path):
+    (tmp_path / "storage" / "secret").write_text("secret")
+    write(tmp_path / "follower", "x")
+    (tmp_path / "follower" / "ckpt" / "link").symlink_to(tmp_path / "storage")
+    (peer,) = lead(leader, follower.port)
+    entry, *_ = files(peer.inventory().result(LONG))
+    entry = entry._replace(name=name)
+    for attempt in (
+        lambda: peer.read(name, "", entry.identity, 0, 6),
+        lambda: peer.read("x", name, entry.identity, 0, 6),
+        peer.drop(name).result,
+        peer.delete([entry]).result,
+        peer.fetch([Wanted(entry, 0)], "").result,
+        peer.fetch([], name).result,
+    ):
+        with pytest.raises(PermissionError):
+            attempt()
+    assert (tmp_path / "storage" / "secret").read_text() == "secret"
+
+
+def test_drafts_lie_on_storage(leader, follower, tmp_path):
+    """Whatever a request names, files are copied into a draft only."""
+    write(tmp_path / "follower", "x", b"x")
+    (tmp_path / "storage" / "mine").mkdir()
+    (peer,) = lead(leader, follower.port)
+    entries = peer.inventory().result(LONG).entries
+    for drafted in (str(tmp_path / "storage" / "mine"), "..", "", f"{DRAFT}gone", "/"):
+        with pytest.raises(OSError):  # noqa: PT011 - one or the other
+            peer.copy(entries, (), drafted).result(LONG)
+    assert not list((tmp_path / "storage" / "mine").iterdir())
+
+
+def test_a_bug_while_a_request_is_served(leader, follower, monkeypatch):
+    """The leader has a reply in any case, and does not wait for ever."""
+    monkeypatch.setattr(StageNode, "inventory", lambda _: 1 // 0)
+    (peer,) = lead(leader, follower.port)
+    with pytest.raises(OSError, match="ZeroDivisionError"):
+        peer.inventory().result(LONG)
+
+
+def test_many_requests_at_once(leader, follower, tmp_path):
+    write(tmp_path / "follower", "x", b"x")
+    (peer,) = lead(leader, follower.port)
+    calls = [peer.inventory() for _ in range(200)]
+    assert {call.result(LONG).entries for call in calls} == {peer.inventory().result(LONG).entries}
+    assert len(peer._idle) <= mesh_module.STREAMS
+
+
+def test_a_call_ends_when_its_stager_is_closed(slow_copy, copying, leader):
+    leader.close()
+    with pytest.raises(ConnectionAbortedError):
+        copying.result(LONG)
+    with pytest.raises(ConnectionAbortedError):
+        leader.peers[1].inventory().result(LONG)
