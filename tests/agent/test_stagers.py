@@ -37,7 +37,7 @@ class Story:
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
         self.control = SimpleNamespace(leads=leads, index=0)
-        stagers = Stagers(b"key", "7.0", "identity", self.control)
+        stagers = Stagers(b"key", "identity", self.control)
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
         self.adapter = Staging(context, settings, stagers)
         self.events = self.reply(messages.Listening(6000)) if self.adapter.paths else []

@@ -100,7 +100,7 @@ class Cluster:
     # The head
 
     def _living(self) -> list[Node]:
-        return [n for n in self.nodes if n.runs and n.group == 0]
+        return [n for n in self.nodes if n.is_heard]
 
     def _leads(self) -> bool:
         leader = self.leader
@@ -170,7 +170,7 @@ class Cluster:
         self.world.spawn(self._train(number, ranks))
         while not self._fails:
             yield POLL
-            are_there = all(n.runs and n.group == 0 for n in (*ranks, self.leader.node))
+            are_there = all(n.is_heard for n in (*ranks, self.leader.node))
             if not are_there or any(n.start != starts[n.index] for n in (*ranks, self.leader.node)):
                 break
             living = self._living()
@@ -354,4 +354,5 @@ class Cluster:
         )
         if len(self._living()) > 2:
             self.world.say(f"node {node.index} is paused")
+            node.paused_at = self.world.now
             node.paused_until = self.world.now + self.rng.choice((1.0, 8.0, 25.0))

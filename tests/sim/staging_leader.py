@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from staging_cluster import Cluster
 
 PERIOD = 1.0
+FRESH = 3.0  # seconds; less than the silence after which a leader counts as lost
 
 
 def complete(
@@ -182,7 +183,10 @@ class Leader:
                 self._call(o, copy(nodes[o], [f for f in newest.files if f.owner == o]))
                 for o in owners
             )
+            began = self.world.now
             found, holdings = yield from self.look()
+            if self.world.now > began + FRESH:
+                raise LostError("another leader may have published since")
             same = next((m for m in found if m.generation == newest.generation), None)
             if same and same not in choice.mixtures(found, holdings) and self.number == number:
                 self.cluster.publish(newest, draft)
@@ -234,7 +238,7 @@ class Leader:
             raise LostError("a file is lost")
         settled = Settled(number, frozenset(receivers), chosen.generation if chosen else "")
         yield from self._all(
-            self._call(n, self._settle(nodes[n], settled, outdated.get(n, ()))) for n in receivers
+            self._call(n, self._settle(nodes[n], settled, outdated.get(n, ()))) for n in self.peers
         )
 
     def _settle(self, node: Node, settled: Settled, outdated: Collection[str]) -> Activity:
@@ -251,7 +255,7 @@ class Leader:
             draft[fetch.file.name] = data
         node.obey(order)  # another order may have come meanwhile
         node.files |= draft
-        node.fetched |= {f.file.name: f.file.identity for f in fetches if f.source != f.node}
+        node.fetched |= {f.file.name: f.file.identity for f in fetches}
 
     def _from_storage(self) -> Generator[float, None, Manifest]:
         """Copy the newest checkpoint of storage into the staging directory of this node."""
@@ -261,6 +265,7 @@ class Leader:
         yield self.world.rng.uniform(0.1, 2.0)
         node.obey(order)
         node.files |= data
+        node.fetched |= {name: each.identity for name, each in data.items()}
         self._drained.add(newest.generation)
         return newest
 

@@ -25,6 +25,7 @@ from hpclaunch.core.staging.generations import (
 
 SIZE = 1000
 LATE = 4.0  # seconds; the longest delay of a message
+LOSS = 4.0  # seconds of silence after which a node counts as lost
 SILENCE = 6.0  # seconds until an order counts as lost
 
 Activity = Generator[Any, Any, Any]
@@ -142,7 +143,7 @@ class Node:
         self.world, self.index, self.host = world, index, host
         self.start = 0  # how often it has started anew, with nothing
         self.is_alive = True
-        self.paused_until = 0.0
+        self.paused_at = self.paused_until = 0.0
         self.group = 0  # nodes of other groups are out of reach
         self.round = 0  # of the workers that run; 0: none
         self.empty()
@@ -158,6 +159,12 @@ class Node:
     @property
     def runs(self) -> bool:
         return self.is_alive and self.world.now >= self.paused_until
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the node does not count as lost."""
+        is_silent = not self.runs and self.world.now >= self.paused_at + LOSS
+        return self.is_alive and self.group == 0 and not is_silent
 
     def reaches(self, other: Node) -> bool:
         return self.group == other.group and self.is_alive and other.is_alive
@@ -177,8 +184,7 @@ class Node:
         fetched = frozenset(n for n, i in self.fetched.items() if self._is_same(n, i))
         files = {name: data.identity for name, data in self.files.items()}
         kept = tuple(Kept(c.manifest, frozenset(c.files)) for c in self.kept.values())
-        gone = frozenset(self.had.keys() - old)
-        holding = Holding(self.index, self.host, files, old, gone, fetched, kept, self.settled)
+        holding = Holding(self.index, self.host, files, old, fetched, kept, self.settled)
         return holding, dict(self.files)
 
     def find(self, file: StagedFile, generation: str) -> Data:
@@ -202,7 +208,6 @@ class Node:
         for name in names:
             if self._is_same(name, self.fetched.get(name)):
                 del self.files[name]
-                self.had.pop(name, None)
 
 
 def read(

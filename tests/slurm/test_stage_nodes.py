@@ -23,7 +23,8 @@ OPTIONS = ("--nproc", 1, "--stage", "--checkpoint-dir", "saved")
 TIMING = {"loss": 3.0}
 OWN = rf"{AGENT}|{WORKER}|hpclaunch\.|^\(template\)"  # all processes of a launch
 LAST = 6
-# Rank 0 saves every step, and keeps the last two. In the first round, all stay at step 3.
+# Rank 0 saves every step, and keeps the last two. The first round stays at step 3. Later ones end
+# once storage can be written.
 TRAIN = f"""
 import os, socket, sys, time
 from pathlib import Path
@@ -37,11 +38,10 @@ for step in range(done + 1, {LAST} + 1):
         save(step, directory / "draft.tmp")
         (directory / "draft.tmp").rename(directory / f"step-{{step}}.pt")
         (directory / f"step-{{step - 2}}.pt").unlink(missing_ok=True)
-    while step == 3 and not Path("go").exists():
+    while step == 3 and not done and not Path("writable").exists():
         time.sleep(0.05)
-while rank != "0" and not Path("done").exists():
+while not Path("writable").exists():
     time.sleep(0.05)
-Path("done").touch()
 """
 
 
@@ -63,6 +63,7 @@ def read_only(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
     finally:
         for node in nodes:
             cluster.on(node, ["umount", "-l", str(path)])
+    (path.parent / "writable").touch()
 
 
 def copies(cluster: Cluster, node: str, name: str) -> list[str]:
@@ -119,7 +120,6 @@ def test_the_node_of_rank_0_is_lost(
         job = launch("--nnodes", "2:3", *OPTIONS, script, "saved", nodes=3, timing=TIMING)
         until_saved(cluster, "n1", "n2")
         kill_node(cluster, "n1")
-        (tmp_path / "go").touch()
         until_resumed(job, 2)
     output = require_all_on_storage(job, 1, 2)
     assert "without n1" in output
@@ -135,7 +135,6 @@ def test_the_agent_of_rank_0_is_killed(
         until_saved(cluster, "n1", "n2")
         (agent,) = cluster.processes(AGENT, host="n1")
         agent.kill()
-        (tmp_path / "go").touch()
         until_resumed(job, 1)
     require_all_on_storage(job, 1)
     require_no_memory_used(cluster, "n1", "n2")
@@ -149,7 +148,6 @@ def test_a_killed_worker(cluster: Cluster, launch: Launch, script: Path, tmp_pat
         job.says("rank 1 on n2 begins")
         (worker,) = cluster.processes(WORKER, host="n2")
         worker.kill()
-        (tmp_path / "go").touch()
         until_resumed(job, 2)
     require_all_on_storage(job, 0, 1)
     (facts,) = tmp_path.glob("hpclaunch-logs/*/facts.jsonl")
@@ -161,7 +159,7 @@ def test_a_killed_worker(cluster: Cluster, launch: Launch, script: Path, tmp_pat
 def test_a_node_without_such_a_directory_makes_all_save_on_storage(
     cluster: Cluster, launch: Launch, script: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "go").touch()
+    (tmp_path / "writable").touch()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", MEMORY])
     try:
         ended = launch(*OPTIONS, script, "saved", nodes=2).wait()

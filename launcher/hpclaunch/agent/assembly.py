@@ -95,7 +95,7 @@ class Agent:
             if isinstance(network, Channels):
                 where = network.where
                 key = network.keys(where.index).stager_key
-                stagers = Stagers(key, where.name, where.identity, control)
+                stagers = Stagers(key, where.identity, control)
             staging = Staging(context, config.checkpoints, stagers)
         resuming = Resuming(context, health.look_at_checkpoints, staging)
         self._fork_server = fork_server = ForkServer(

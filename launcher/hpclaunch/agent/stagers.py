@@ -14,13 +14,14 @@ OTHERS = "another node cannot save in memory"
 
 
 class Stagers:
-    """`key` is the one by which the stagers of this `launch` know each other."""
+    """`key` is the one by which the stagers of a launch know each other, and `identity` that of the
+    launch (see Allocation).
+    """
 
-    def __init__(self, key: bytes, launch: str, identity: str, control: Control) -> None:
-        self.launch = launch
-        # The staging directory has the same path on all nodes: scripts may send it to other ranks,
-        # or save it in a checkpoint.
-        self.directory = f"{checksum(identity):08x}"
+    def __init__(self, key: bytes, identity: str, control: Control) -> None:
+        # The name of the launch, the same on all nodes, is also in the path of its staging
+        # directory: scripts may send that path to other ranks, or save it in a checkpoint.
+        self.launch = f"{checksum(identity):08x}"
         self.port = 0  # where the stager listens; 0: it does not yet
         self.refused = ""  # why no script can save in memory here; "": it can
         self._key, self._control = key, control

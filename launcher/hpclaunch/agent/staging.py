@@ -86,7 +86,7 @@ class Staging(Adapter):
         try:
             sweep(settings.stage)
             storage, pattern = split(settings.where)
-            name = "" if stagers is None else stagers.directory
+            name = "" if stagers is None else stagers.launch
             self._directory = StageDirectory(settings.stage, storage, name)
             self.paths = StagedPaths(storage, self._directory.path, pattern, settings.aliases)
             self._start()

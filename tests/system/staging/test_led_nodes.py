@@ -173,6 +173,7 @@ def test_another_leader_continues(nodes, tmp_path):
     with (nodes.stages[1] / "log.txt").open("a") as file:
         file.write("step 2\n")
     nodes.join(0)
+    nodes.restore(stager)
     dcp(nodes, 3, tmp_path)
     nodes.work(stager)
     assert stager.flush(1).missing == ()
@@ -384,3 +385,51 @@ def test_what_only_buddies_have_is_flushed(nodes):
     nodes.lose(2)
     assert stager.flush(1) == messages.Flushed(1, (), "")
     assert picture(nodes.storage) == expected
+
+
+def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
+    nodes, tmp_path, monkeypatch
+):
+    """Node 2 saves again between the looks at node 1 and at itself."""
+    stager = nodes.lead()
+    dcp(nodes, 1, tmp_path, key="last")
+    nodes.work(stager)
+    refresh, todo = stager.nodes.refresh, []
+
+    def refresh_late(**more):
+        refresh(**more)
+        while todo:
+            todo.pop()()
+
+    monkeypatch.setattr(stager.nodes, "refresh", refresh_late)
+    expected = picture(dcp(nodes, 2, tmp_path, key="last"))
+    shard = nodes.stages[1] / "last" / "__0_0.distcp"
+    todo.append(lambda: shard.write_bytes(shard.read_bytes()[::-1]))
+    before = picture(nodes.storage)
+    stager.work()
+    assert picture(nodes.storage) == before
+    shutil.copy2(tmp_path / "saved" / "2" / "last" / "__0_0.distcp", shard)
+    nodes.work(stager)
+    assert picture(nodes.storage) == expected
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_copied_reaches_storage_all_the_same(
+    nodes, monkeypatch
+):
+    """Else a script that saves often to one name would never have anything on storage."""
+    stager = nodes.lead(1)
+    path = nodes.stages[0] / "snapshot.pt"
+    write(path, 1, more=os.urandom(3 << 20))
+    before = picture(nodes.stages[0])
+    copied, todo = node.copying.copy, [lambda: write(path, 2)]
+
+    def copy(items, source, draft, *more):
+        if todo and "storage" in draft and items:
+            todo.pop()()
+        copied(items, source, draft, *more)
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    stager.work()
+    assert picture(nodes.storage) == before
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[0]) != before

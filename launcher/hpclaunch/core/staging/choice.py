@@ -10,49 +10,49 @@ from .generations import Holding, Manifest, Settled
 def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
     """Return which node shows its file in the view, by the name of the file.
 
-    Nodes that took part in the last restore show the files that were saved since, then those that
-    they have from the restore, unless one of these nodes has changed or deleted it since. Other
-    nodes show the files whose names nobody else has: they may have been cut off from the job, and
-    return with old ones.
+    Nodes that took part in the last restore come before others, which may have been cut off from
+    the job, and return with old files. Files that were saved since come before restored ones.
     """
-    last = _last_restore(holdings)
-    gone = frozenset[str]().union(*(h.gone for h in holdings if h.settled == last))
 
     def rank(holding: Holding, name: str) -> tuple[int, bool, int, int]:
-        is_new, time = name not in holding.old, holding.files[name][1]
-        return holding.settled.number, is_new, time, -holding.node
+        is_new = name not in holding.old and name not in holding.fetched
+        return holding.settled.number, is_new, holding.files[name][1], -holding.node
 
     view: dict[str, Holding] = {}
     for holding in holdings:
         for name in holding.files:
-            is_gone = name in gone and (holding.settled != last or name in holding.old)
-            if not is_gone and (name not in view or rank(holding, name) > rank(view[name], name)):
+            if name not in view or rank(holding, name) > rank(view[name], name):
                 view[name] = holding
     return view
-
-
-def _last_restore(holdings: Sequence[Holding]) -> Settled:
-    return max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
 
 
 def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Manifest]:
     """Return the checkpoints of the view that may have files of several saves.
 
-    If a node of the round is lost, the newer file of a name may be lost with it, and another node
-    shows an older one. So a checkpoint with older files counts only if it is known to be one: it
-    was restored, or is kept.
+    A node may have older files than the one that has written these names since. If that is lost, or
+    its script deletes them, the view shows the older ones. So a checkpoint counts if one of these
+    holds:
+    - It is known, since it was restored or is kept.
+    - All of its files were saved since the last restore, or none of them was.
+    - The other ones are unchanged on all nodes of the round, and none of these is lost.
     """
-    last = _last_restore(holdings)
-    if last.nodes <= {h.node for h in holdings if h.settled == last}:
-        return []
+    last = max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
     known = {h.settled.generation for h in holdings}
     known |= {k.manifest.generation for h in holdings for k in h.kept}
+    round_ = [h for h in holdings if h.settled == last and h.node in last.nodes]
     view = shown(holdings)
 
-    def is_old(name: str) -> bool:
-        return name not in view or name in view[name].old or view[name].settled != last
+    def is_one_save(manifest: Manifest) -> bool:
+        names = [f.name for f in manifest.needed]
+        if any(n not in view or view[n].settled != last for n in names):
+            return False
+        if any(n in view[n].fetched - view[n].old for n in names):  # by a restore that has failed
+            return False
+        old = [f for f in manifest.needed if f.name in view[f.name].old]
+        are_unchanged = all(h.has(f) and f.name in h.old for f in old for h in round_)
+        return len(old) in (0, len(names)) or (len(round_) == len(last.nodes) and are_unchanged)
 
-    return [m for m in found if m.generation not in known and any(is_old(f.name) for f in m.needed)]
+    return [m for m in found if m.generation not in known and not is_one_save(m)]
 
 
 def is_available(manifest: Manifest, holdings: Sequence[Holding]) -> bool:

@@ -83,12 +83,12 @@ class Kept:
 
 @value(frozen=True)
 class Settled:
-    """The last restore that a node has completed. It is recorded once all of its nodes have all
-    files, and before workers start.
+    """The last restore that a node has completed. All living nodes record it once the nodes of the
+    round have all files, and before workers start.
     """
 
     number: int = 0  # grows with every restore of the job; 0: none yet
-    nodes: frozenset[int] = frozenset()  # the nodes of the round
+    nodes: frozenset[int] = frozenset()  # those that have all files
     generation: str = ""  # what was restored; "" if there was no checkpoint
 
 
@@ -100,10 +100,7 @@ class Holding:
     host: str
     files: dict[str, Identity] = field(default_factory=dict)  # of its staging directory, by name
     old: frozenset[str] = frozenset()  # names of files that are unchanged since it was settled
-    gone: frozenset[str] = (
-        frozenset()
-    )  # those that were changed or deleted since, not by DropFetched
-    fetched: frozenset[str] = frozenset()  # those of `old` that came from another node
+    fetched: frozenset[str] = frozenset()  # names of unchanged files that a restore has copied here
     kept: tuple[Kept, ...] = ()
     settled: Settled = Settled()
 

@@ -6,9 +6,8 @@ What is to be done is decided by `core/staging/care.py`.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, names_any, notes
-from .copying import GivenUpError
+from .one_node import Complete
 from .peers import entry_of, wanted
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Caring:
                 is_done = call.done() and call.exception() is None
                 self._ended.append(KeepEnded(node, is_done))
 
-    def look(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+    def look(self, complete: Sequence[Complete]) -> None:
         """Give the orders that follow from a look at the nodes."""
         nodes = self._nodes
         if self._care is None:
@@ -49,7 +48,7 @@ class Caring:
         while self._ended:
             self._care.handle(self._ended.pop())
         # What is dropped makes room for what is kept.
-        effects = self._care.handle(View(self.manifests(complete), nodes.holdings))
+        effects = self._care.handle(View(nodes.manifests(complete), nodes.holdings))
         nodes.wait({e.node: nodes[e.node].drop(e.generation) for e in effects if type(e) is Drop})
         keeps = [e for e in effects if type(e) is Keep]
         failed = nodes.wait({e.node: nodes[e.node].keep(e.manifest) for e in keeps})
@@ -70,18 +69,10 @@ class Caring:
                     entries = nodes.inventories[node].entries
                     nodes.delete_at({node: [e for e in entries if e.name in names]})
 
-    def manifests(self, complete: Iterable[tuple[ExaminedCheckpoint, Contents]]) -> list[Manifest]:
-        """Return the manifests of complete checkpoints, but not of those that are just being
-        written or deleted.
+    def manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
+        """Return the manifest of a checkpoint, with the trackers and links that name it. Raises
+        OSError and GivenUpError.
         """
-        found = []
-        for each, contents in complete:
-            with contextlib.suppress(OSError, GivenUpError):
-                found.append(self._manifest(each, contents))
-        return found
-
-    def _manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
-        """Return the manifest of a checkpoint, with the trackers and links that name it."""
         root, candidate = self._nodes.launch.root, found.candidate
         is_root = contents.key == HERE
         items = [i for i in contents.items if not i.is_folder]

@@ -8,9 +8,9 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from hpclaunch.core.staging.choice import choice
+from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import restoring
 from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
 
@@ -60,18 +60,20 @@ class Gathering:
         """Let all nodes have the newest checkpoint."""
         began, nodes = time.monotonic(), self._nodes
         try:
-            nodes.refresh()
-            chosen = self._chosen(request)
+            nodes.refresh_soon()
+            found = nodes.manifests(self._looking.candidates(self._looking.found()))
+            chosen, holdings = self._chosen(found, request), nodes.holdings
             reply = Restored(request.id, "", 0, 0.0)
             if chosen is None:
                 answer, restored = from_storage()
                 if isinstance(answer, Refused):
                     return answer
                 reply = answer
-                nodes.refresh()
+                nodes.refresh_soon()
                 chosen = None if restored is None else self._own(restored)
+                nodes.own.mark(chosen.files if chosen else ())
             fetched = self._gather(chosen, request) + self._fetch_others(request)
-            self._settle(chosen, request)
+            self._settle(chosen, outdated(chosen, found, holdings), request)
         except GatheringError as e:
             return Refused(request.id, str(e), e.host)
         except GivenUpError as e:
@@ -87,16 +89,15 @@ class Gathering:
         """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
         nodes keep it, but those that had saved it are lost. Raises OSError and GivenUpError.
         """
-        self._nodes.refresh()
+        self._nodes.refresh(needs_all=False)
         request = Restore(0, (), (self._nodes.index,))
-        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
-        chosen = choice(found, self._nodes.holdings, stored=self._stored(request))
+        found = self._nodes.manifests(self._looking.candidates(self._looking.found()))
+        chosen = self._chosen(found, request)
         if chosen is not None and all(m.generation != chosen.generation for m in found):
-            self._gather(chosen, request)
+            self._gather(chosen, request, needs_all=False)
 
-    def _chosen(self, request: Restore) -> Manifest | None:
+    def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
         storage = self._launch.storage
-        found = self._nodes.manifests(self._looking.complete(self._looking.found()))
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
         stored = self._stored(request)
         return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
@@ -121,7 +122,7 @@ class Gathering:
             files.append(StagedFile(name, size, when, found.st_mode, index, target))
         return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)
 
-    def _gather(self, chosen: Manifest | None, request: Restore) -> int:
+    def _gather(self, chosen: Manifest | None, request: Restore, *, needs_all: bool = True) -> int:
         """Have the nodes fetch what they lack. Return the bytes."""
         nodes, fetched, failures = self._nodes, 0, 0
         for node in request.nodes if chosen is None else ():
@@ -144,7 +145,7 @@ class Gathering:
                     text = getattr(why_not, "strerror", None) or str(why_not)
                     raise GatheringError(text, nodes.hosts.get(node, ""))
             fetched += sum(size for node, size in lacking.items() if node not in failed)
-            nodes.refresh()
+            nodes.refresh_soon(needs_all=needs_all)
         return fetched
 
     def _fetch_others(self, request: Restore) -> int:
@@ -164,10 +165,15 @@ class Gathering:
         nodes.fetch(lacking)  # a log that cannot be fetched is no reason to stop
         return fetched
 
-    def _settle(self, chosen: Manifest | None, request: Restore) -> None:
+    def _settle(
+        self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore
+    ) -> None:
+        """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
+        for node, found in nodes.inventories.items():
+            nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         nodes.restored |= chosen.essential if chosen else frozenset()
         settled = Settled(number, frozenset(request.nodes), generation)
-        nodes.wait({n: nodes[n].settle(settled) for n in request.nodes if n in nodes})
+        nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})

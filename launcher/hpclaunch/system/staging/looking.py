@@ -14,7 +14,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from .contents import HERE, Contents, contents_of
 from .copying import GivenUpError
 from .launch import Launch
-from .one_node import OneNode
+from .one_node import Complete, OneNode
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
@@ -33,7 +33,7 @@ class Looking:
         """Return the checkpoints that are in memory now, the newest first."""
         began = time.monotonic()
         try:
-            self._nodes.refresh()
+            self._nodes.refresh(needs_all=not self.has_ended)
             return self.found()
         except (OSError, GivenUpError):
             return []
@@ -49,9 +49,11 @@ class Looking:
             rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
         return list(self._launch.seen.examine(rounds))
 
-    def complete(
-        self, found: Sequence[ExaminedCheckpoint]
-    ) -> Iterator[tuple[ExaminedCheckpoint, Contents]]:
+    def complete(self, found: Sequence[ExaminedCheckpoint]) -> list[Complete]:
+        """Return the complete checkpoints, but no mixtures of the saves of several nodes."""
+        return self._nodes.whole(self.candidates(found))
+
+    def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Complete]:
         """Yield the complete checkpoints. Left out are those of which another rank's file is not
         whole, and files inside of another one: they count only together.
         """

@@ -3,7 +3,7 @@
 Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`):
 - `kept/GENERATION/manifest` and `kept/GENERATION/files`: files of one complete checkpoint in one
   state, of this node or of others;
-- `fetched`: which files of the staging directory are copies of other nodes' files;
+- `fetched`: which files a restore has copied into the staging directory;
 - `settled`: the last restore, and which files the staging directory had then.
 
 A file is known by its name, size and time: with another size or time it is another file. Other
@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled
+from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled, StagedFile
 from hpclaunch.system.shared import packing
 
 from . import copying
@@ -75,7 +75,7 @@ class Inventory(NamedTuple):
     """All that a node has."""
 
     entries: tuple[Entry, ...]  # of the staging directory; directories before what they contain
-    fetched: frozenset[str]  # those that are copies of other nodes' files
+    fetched: frozenset[str]  # those that a restore has copied here, unchanged since
     kept: tuple[Kept, ...]
     free: Room
     settled: Settled = Settled()
@@ -202,7 +202,7 @@ class StageNode:
         with draft_beside(self.stage) as drafted:
             _receive(wanted, sources, drafted, progress, _pieces)
             if not generation:
-                self._mark(each.entry for each in wanted)
+                self.mark(each.entry for each in wanted)
             _place(wanted, drafted, self._root(generation))
 
     def keep(self, manifest: Manifest) -> None:
@@ -260,11 +260,11 @@ class StageNode:
             return packing.unpack(file.read(), kind)
         return None
 
-    def _mark(self, fetched: Iterable[Entry]) -> None:
-        """Record that these files are copies of other nodes' files."""
+    def mark(self, fetched: Iterable[StagedFile | Entry]) -> None:
+        """Record that a restore has copied these files into the staging directory."""
         marks = self._load(self._marks, Marks) or {}
         old = {n: known for n, known in marks.items() if _has(self.stage, n, known)}
-        new = {each.name: each.identity for each in fetched if each.is_file}
+        new = {each.name: each.identity for each in fetched if stat.S_ISREG(each.mode)}
         _write(self._marks, packing.pack(old | new))
 
 

@@ -9,14 +9,14 @@ import os
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpclaunch.core.staging.choice import mixtures
 from hpclaunch.core.staging.copies import buddies
 from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
-from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .caring import Caring
 from .contents import HERE, Contents, Item
@@ -24,7 +24,7 @@ from .copying import Between, GivenUpError, RewrittenError, at_once, copy
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
 from .node import Entry, Inventory, Source, StageNode, Wanted
-from .one_node import OneNode
+from .one_node import Complete, OneNode
 from .peers import Call, LocalNode, Peer
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
@@ -32,6 +32,7 @@ from .view import UNKNOWN, WHOLE, View
 if TYPE_CHECKING:
     from .mesh import Mesh
 
+PATIENCE = 60.0  # seconds until a node that does not answer is lost for a restore, too
 TICK = 0.1  # seconds between two looks at the copies of other nodes
 T = TypeVar("T")
 NOTHING: Mapping[int, Collection[int]] = {}
@@ -57,6 +58,7 @@ class Nodes(OneNode):
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
         self.restored: frozenset[str] = frozenset()  # files of the last checkpoint of a restore
+        self._whole: dict[str, Manifest] = {}  # the last state of each checkpoint, by its key
         self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
         self._mesh: Mesh | None = None
         requests.on_peers = self.take
@@ -109,8 +111,7 @@ class Nodes(OneNode):
 
     # What they have
 
-    def refresh(self) -> None:
-        """Have all nodes say what they have. Those that do not answer count as lost."""
+    def refresh(self, *, needs_all: bool = True) -> None:
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
@@ -119,8 +120,9 @@ class Nodes(OneNode):
         self._caring.note_ended()
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
-        if self.index in failed:
-            raise failed[self.index]
+        for node, why in failed.items():
+            if node == self.index or (needs_all and node in self):
+                raise why  # another one may lead by now, and have drained something newer
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
             Holding(
@@ -128,13 +130,25 @@ class Nodes(OneNode):
                 self.hosts.get(node, ""),
                 {e.name: e.identity for e in found.entries if not e.is_folder},
                 found.old,
-                found.fetched & found.old,
+                found.fetched,
                 found.kept,
                 found.settled,
             )
             for node, found in self.inventories.items()
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
+
+    def refresh_soon(self, *, needs_all: bool = True) -> None:
+        """Refresh once all nodes answer. The agent removes those that are lost."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.refresh(needs_all=needs_all)
+                return
+            except (OSError, GivenUpError):
+                if time.monotonic() >= until or not self._leads:
+                    raise
+                self._pause()
 
     def wait(
         self, calls: Mapping[int, Future[T]], needed: Mapping[int, Collection[int]] = NOTHING
@@ -181,11 +195,34 @@ class Nodes(OneNode):
     def is_here(self, each: Item) -> bool:
         return self._owner(each) == self.index
 
-    def manifests(self, complete: Iterable[tuple[ExaminedCheckpoint, Contents]]) -> list[Manifest]:
-        """Return the manifests of complete checkpoints."""
-        return self._caring.manifests(complete)
+    def manifests(self, complete: Iterable[Complete]) -> list[Manifest]:
+        """Return the manifests of complete checkpoints, as far as they are whole."""
+        return [found for _, found in self._with_manifests(complete)]
 
-    def care(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+    def whole(self, complete: Iterable[Complete]) -> list[Complete]:
+        every = list(self._with_manifests(complete))
+        mixed = mixtures([found for _, found in every], self.holdings)
+        return [each for each, found in every if found not in mixed]
+
+    def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
+        for each in complete:
+            with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
+                found = self._caring.manifest(*each)
+                if not self._has_lost(found):
+                    yield each, found
+
+    def _has_lost(self, found: Manifest) -> bool:
+        """Return whether a checkpoint had more files: some formats do not show that one is missing,
+        and it may have been on a node that is lost.
+        """
+        known = [k.manifest for h in self.holdings for k in h.kept]
+        if (last := self._whole.get(found.key)) is not None:
+            known.append(last)
+        states = [k for k in known if (k.key, k.decisive_file) == (found.key, found.decisive_file)]
+        self._whole[found.key] = max((found, *states), key=lambda each: len(each.essential))
+        return any(found.essential < each.essential for each in states)
+
+    def care(self, complete: Sequence[Complete]) -> None:
         self._caring.look(complete)
 
     def deleted(self, vanished: set[str]) -> set[str]:
@@ -215,6 +252,12 @@ class Nodes(OneNode):
 
     # Orders
 
+    def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
+        super().hold(contents, held, in_memory=in_memory)
+        if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
+            # The nodes were not looked at simultaneously. What is still the same is no mixture.
+            self.refresh()
+
     def copy(
         self,
         items: Sequence[Item],
@@ -222,58 +265,49 @@ class Nodes(OneNode):
         drafted: str,
         between: Between,
         *,
-        essential: Collection[str] = frozenset(),
+        essential: frozenset[str] = frozenset(),
         in_memory: bool = False,
     ) -> None:
-        elsewhere = self._elsewhere(items)
-        if not elsewhere:
-            copy(items, source, drafted, self.launch.root, between)
-            return
-        names = {entry.name for entries in elsewhere.values() for entry in entries}
-        mine = sum(i.stat.st_size for i in items if i.is_file and i.name not in names)
+        shown = {} if self._view is None else {i.name: self._view.shown(i) for i in items}
+        elsewhere: dict[int, list[Entry]] = {}
+        for each in items if shown else ():
+            node, entry = shown[each.name]
+            is_whole = each.stat.st_size <= WHOLE and entry.inode != UNKNOWN  # in the view
+            if each.is_file and node != self.index and not is_whole:
+                elsewhere.setdefault(node, []).append(entry)
+        others = {entry.name for entries in elsewhere.values() for entry in entries}
+        folders = [each for each in items if each.is_folder]
+        here = [each for each in items if each.name not in others and not each.is_folder]
+        with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
+            copy(here, source, drafted, self.launch.root, _with(calls, between))
+            done = sum(each.stat.st_size for each in here if each.is_file)
+            self._await(calls, drafted, done, between)
+        copy(folders, source, drafted, self.launch.root, at_once)
+
+    @contextlib.contextmanager
+    def _copying(
+        self,
+        entries: Mapping[int, Sequence[Entry]],
+        essential: Collection[str],
+        drafted: str,
+        *,
+        in_memory: bool,
+    ) -> Iterator[dict[int, Call]]:
+        """Have nodes copy these files, and cancel that in the end."""
+        if lost := entries.keys() - self.peers.keys():
+            raise GivenUpError(f"{self.hosts.get(min(lost), 'a node')} is lost")
         calls = {
-            node: self.peers[node].copy(entries, essential, drafted, in_memory=in_memory)
-            for node, entries in elsewhere.items()
-            if node in self.peers
+            node: self.peers[node].copy(some, essential, drafted, in_memory=in_memory)
+            for node, some in entries.items()
         }
         try:
-            here = [each for each in items if each.name not in names and not each.is_folder]
-            copy(here, source, drafted, self.launch.root, self._with(calls, between))
-            self._await(calls, drafted, mine, between)
+            yield calls
         finally:
             for call in calls.values():
                 call.cancel()
-        if calls.keys() != elsewhere.keys():
-            raise GivenUpError("a node is lost")
-        folders = [each for each in items if each.is_folder]
-        copy(folders, source, drafted, self.launch.root, at_once)
-
-    def _elsewhere(self, items: Iterable[Item]) -> dict[int, list[Entry]]:
-        """Return the files that other nodes have to copy. A small one is whole in the view."""
-        found: dict[int, list[Entry]] = {}
-        view = self._view
-        if view is None:
-            return found
-        for each in items:
-            node, entry = view.shown(each)
-            is_whole = each.stat.st_size <= WHOLE and entry.inode != UNKNOWN
-            if each.is_file and node != self.index and not is_whole:
-                found.setdefault(node, []).append(entry)
-        return found
-
-    def _with(self, calls: Mapping[int, Call], between: Between) -> Between:
-        """Return what to do between two pieces while others copy, too."""
-
-        def both(done: int, took: float) -> int:
-            threads = between(done + sum(call.done_bytes for call in calls.values()), took)
-            for call in calls.values():
-                call.is_urgent = threads > 1
-            return threads
-
-        return both
 
     def _await(self, calls: Mapping[int, Call], drafted: str, mine: int, between: Between) -> None:
-        both = self._with(calls, between)
+        both = _with(calls, between)
         for call in calls.values():
             call.add_done_callback(lambda _: self._requests.wake())
         while any(not call.done() for call in calls.values()):
@@ -314,6 +348,18 @@ class Nodes(OneNode):
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
             self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+
+
+def _with(calls: Mapping[int, Call], between: Between) -> Between:
+    """Return what to do between two pieces while others copy, too."""
+
+    def both(done: int, took: float) -> int:
+        threads = between(done + sum(call.done_bytes for call in calls.values()), took)
+        for call in calls.values():
+            call.is_urgent = threads > 1
+        return threads
+
+    return both
 
 
 def with_folders(entries: Iterable[Entry]) -> list[Entry]:

@@ -6,7 +6,8 @@ With several nodes, `nodes.py` takes the place of this.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
@@ -15,6 +16,8 @@ from .copying import Between, at_once, copy, hold
 from .launch import Launch
 from .publishing import draft_beside, place
 from .room import room
+
+Complete: TypeAlias = tuple[ExaminedCheckpoint, Contents]
 
 
 class OneNode:
@@ -29,11 +32,17 @@ class OneNode:
         """Return whether this stager drains checkpoints."""
         return True
 
-    def refresh(self) -> None:
-        """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError."""
+    def refresh(self, *, needs_all: bool = True) -> None:
+        """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError, also if a
+        node does not answer and `needs_all`.
+        """
 
-    def care(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+    def care(self, complete: Sequence[Complete]) -> None:
         """Give the orders that follow from the complete checkpoints, the newest first."""
+
+    def whole(self, complete: Iterable[Complete]) -> list[Complete]:
+        """Return those of which no node has lost or is writing files."""
+        return list(complete)
 
     def share(self) -> None:
         """Share the record of this launch with other nodes."""
@@ -71,7 +80,7 @@ class OneNode:
         drafted: str,
         between: Between,
         *,
-        essential: Collection[str] = frozenset(),  # noqa: ARG002 - for several nodes
+        essential: frozenset[str] = frozenset(),  # noqa: ARG002 - for several nodes
         in_memory: bool = False,  # noqa: ARG002
     ) -> None:
         """Copy items from the directory `source` into a draft on storage. Raises OSError,

@@ -157,7 +157,7 @@ class View:
                     is_later = name not in union or entry.time > union[name].entry.time
                     if name not in files and is_later:
                         union[name] = new
-                elif files[name] == node:
+                elif files.get(name) == node:
                     union[name] = new
         found: dict[str, Shown] = {}
         for name, new in sorted(union.items()):
