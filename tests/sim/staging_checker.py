@@ -37,14 +37,13 @@ class Checker:
         self._deleted: set[int] = set()  # tokens of saves of which the script has deleted a file
         self._guards: dict[str, dict[str, set[tuple[int, int]]]] = {}  # who has kept which file
         self._safe: Manifest | None = None  # the newest that was ever safe
-        self._deleted_at: dict[str, float] = defaultdict(float)
 
     def fail(self, law: str) -> None:
         raise BrokenLawError(law)
 
     # What happens
 
-    def saved(self, token: int, step: int, decisive: Data, _: object) -> None:
+    def saved(self, token: int, step: int, decisive: Data) -> None:
         self.saves[token] = Save(token, step, decisive.time)
 
     def script_deletes(self, data: Data) -> None:
@@ -85,9 +84,6 @@ class Checker:
             if not keepers or len(keepers | holders) < 2:
                 return False
         return True
-
-    def dropping(self, node: Node, generation: str) -> None:
-        pass
 
     def deleting(self, manifest: Manifest) -> None:
         """Check a deletion in staging directories."""
@@ -157,6 +153,8 @@ class Checker:
     def settled(self) -> None:
         """Check the end, when there was no fault for a while."""
         cluster = self.cluster
+        if not any(node.round for node in cluster.nodes):
+            self.fail("no round runs in the end")
         before = int((cluster.world.now - 25.0) * 1e9)
         times = [s.time for s in self.saves.values() if s.time < before]
         if not times or len({n.host for n in cluster.members}) < 2:

@@ -123,7 +123,6 @@ class Leader:
             case care.Drop(node=node, generation=generation):
 
                 def drop() -> Activity:
-                    self.cluster.checker.dropping(nodes[node], generation)
                     nodes[node].kept.pop(generation, None)
                     return
                     yield
