@@ -20,8 +20,10 @@ see SURROUNDINGS, and `make test-surroundings`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -50,6 +52,7 @@ SURROUNDINGS = {
     "tmpdir": "TMPDIR is longer than the path of a socket may be, and has a space and an umlaut",
     "stranger": "another user's process has a name that ends within a character",
 }
+PORTS = range(10000, 20000)  # for servers of tests: neither the kernel's own choice, nor a launch's
 SHORT = "/tmp"  # the directory for sockets, whose paths must be short
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
 STAND_INS = str(STRANGER.parent)
@@ -165,6 +168,16 @@ def start_stranger(name: bytes = b"mod\xc3") -> subprocess.Popen[bytes]:
     with stranger.stdout as closed:
         closed.read()
     return stranger
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at. No program gets it without asking for it, so it stays
+    free until it is used.
+    """
+    while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -81,11 +80,6 @@ def outputs(cwd, number=0):
 
 def outputs_if_any(cwd, number=0):
     return outputs(cwd, number) if any(cwd.glob("hpclaunch-logs/*")) else {}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, free_port, living, until
+from launching import LIMIT, living, until
 from passed import modes, shout
 
 import hpclaunch
-from surroundings import SHORT, environment
+from surroundings import SHORT, environment, free_port
 
 pytestmark = pytest.mark.starts
 

@@ -16,6 +16,7 @@ from hpclaunch.core.protocol.facts import EndReason, SeatUse
 from hpclaunch.core.protocol.model import Origin
 from hpclaunch.core.protocol.node_facts import NodeFact
 from hpclaunch.system.logs import fact_files
+from lines import only
 from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
@@ -210,6 +211,7 @@ def test_the_words_of_an_earlier_launch_explain_nothing(tmp_path):
     done = hpclaunch(*options, script(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 7
     assert done.stderr.count("; restart 1 of 1\n") == 1
+    assert only(done.stderr, "docs/messages.md#") == "  see docs/messages.md#failure"
     assert "nowhere" not in done.stderr
 
 

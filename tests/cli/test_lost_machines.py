@@ -6,10 +6,10 @@ import os
 import signal
 
 import pytest
-from launching import LIMIT, fork_server, free_port, script, until
+from launching import LIMIT, fork_server, script, until
 from machines import MALFORMED, QUICK, is_open, start
 
-from surroundings import talker
+from surroundings import free_port, talker
 
 pytestmark = pytest.mark.starts
 

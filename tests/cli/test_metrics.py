@@ -17,10 +17,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import free_port, hpclaunch, script, until
+from launching import hpclaunch, script, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
 from test_status import runs, stepping, waiting
+
+from surroundings import free_port
 
 pytestmark = pytest.mark.starts
 

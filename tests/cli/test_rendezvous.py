@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import free_port, hpclaunch, script
+from launching import hpclaunch, script
+
+from surroundings import free_port
 
 MEET = Path(__file__).parents[1] / "slurm" / "scripts" / "meet.py"
 

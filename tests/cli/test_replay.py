@@ -10,11 +10,11 @@ import sys
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import LIMIT, family, free_port, hpclaunch, living, script, start, until
+from launching import LIMIT, family, hpclaunch, living, script, start, until
 
 from hpclaunch.cli import main
 from journals import feed
-from surroundings import environment
+from surroundings import environment, free_port
 
 FAILS = """
 import os

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launching import LIMIT, crowd, free_port, script, until
+from launching import LIMIT, crowd, script, until
 from machines import MALFORMED, QUICK, is_open, start
 
 import hpclaunch
 from hpclaunch.system.network.wire import VERSION
-from surroundings import LIGHT_TORCH, STAND_INS, entered, talker
+from surroundings import LIGHT_TORCH, STAND_INS, entered, free_port, talker
 
 pytestmark = pytest.mark.starts
 

@@ -7,10 +7,10 @@ import signal
 
 import psutil
 import pytest
-from launching import LIMIT, family, fork_server, free_port, living, script, start, until
+from launching import LIMIT, family, fork_server, living, script, start, until
 
 from hpclaunch.system.shared.prctl import adopt_orphans
-from surroundings import LIGHT_TORCH, environment
+from surroundings import LIGHT_TORCH, environment, free_port
 
 pytestmark = pytest.mark.starts
 

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from launching import LIMIT, end, free_port, script, until
+from launching import LIMIT, end, script, until
 
-from surroundings import LIGHT_TORCH, environment
+from surroundings import LIGHT_TORCH, environment, free_port
 
 pytestmark = pytest.mark.starts
 

@@ -70,7 +70,7 @@ PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 
 
 def eventually(
-    what: str, found: Callable[[], object], timeout: float = 60.0, pause: float = 0.1
+    what: str, found: Callable[[], object], timeout: float = 120.0, pause: float = 0.1
 ) -> None:
     """Wait until `found()` is true. AssertionError, which names `what`, after the timeout."""
     began = time.monotonic()
@@ -390,7 +390,7 @@ class Job:
     def cancel(self, *options: str) -> None:
         self.cluster.on(CONTROLLER, ["scancel", *options, str(self.id)])
 
-    def says(self, text: str, timeout: float = 60.0) -> None:
+    def says(self, text: str, timeout: float = 120.0) -> None:
         """Wait until the text is on the job's console."""
         eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
 

@@ -109,7 +109,7 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
     cluster.submitted.clear()
     # Jobs that are completing would still occupy the first nodes.
     with suppress(AssertionError):
-        eventually("idle nodes", cluster.is_idle, timeout=5)
+        eventually("idle nodes", cluster.is_idle, timeout=30)
     try:
         yield
     finally:

@@ -31,7 +31,8 @@ def test_a_late_head(launch: Launch) -> None:
 
 
 def test_late_members(launch: Launch) -> None:
-    job = launch("--nproc", 1, SIMPLE, srun=late("!= 0", "sleep 4"), nodes=2)
+    timing = {"first_notice": 60.0}  # a busy machine may take long to start them, too
+    job = launch("--nproc", 1, SIMPLE, srun=late("!= 0", "sleep 4"), nodes=2, timing=timing)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert list(job.environments()) == [0, 1]

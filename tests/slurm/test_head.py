@@ -120,7 +120,7 @@ def test_two_nodes_end_if_the_head_is_started_again_and_no_host_says_that_it_was
     fork_server.kill(signal.SIGSTOP)
     agent.kill()
     fork_server.kill()
-    ended = job.wait(timeout=60.0)
+    ended = job.wait()
     assert (job.codes[0], job.codes[1]) == (1, 1), str(ended)
     lost = r"the head on n1 was lost: it has been silent for \d+ s, and too few agents are left"
     assert re.search(lost, ended.output), str(ended)

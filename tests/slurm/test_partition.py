@@ -96,7 +96,7 @@ def test_a_half_that_is_cut_off_until_the_job_ends_does_not_train(
 ) -> None:
     """The network is healed after a normal end of the head, which is not reported as a loss."""
     saved = tmp_path / "saved"
-    options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 20), {"goodbye": 4.0}
+    options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 30), {"goodbye": 4.0}
     job = train(launch, saved, *options, nodes=4, timing=timing)
     with cluster.partitioned(["n3", "n4"]):
         job.says("continuing without n3, n4")

@@ -188,7 +188,7 @@ def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Pat
 
 SILENT = (
     "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); "
-    "s.bind(('127.0.0.53', 53)); time.sleep(60)"
+    "s.bind(('127.0.0.53', 53)); time.sleep(600)"
 )
 
 

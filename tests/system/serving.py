@@ -2,7 +2,6 @@
 
 import select
 import signal
-import socket
 import sys
 import time
 
@@ -81,11 +80,6 @@ class Client:
     def others(self):
         """Return the fork server's children, the template first."""
         return psutil.Process(self.pid).children()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def sh(script):

@@ -16,10 +16,11 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import LIMIT, Client, free_port, python
+from serving import LIMIT, Client, python
 
 from hpclaunch.worker import activity, connections, processes
 from hpclaunch.worker.fork_server_messages import KillIdle, Stop
+from surroundings import free_port
 
 pytestmark = pytest.mark.starts
 

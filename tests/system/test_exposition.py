@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as older
 from hpclaunch.core.protocol.metrics import MetricFamily, MetricKind, MetricSample
 from hpclaunch.system import exposition
 from hpclaunch.system.exposition import Exposition
+from surroundings import free_port
 
 ODD = 'a "job"\nwith \\ in its name'
 FAMILIES = [
@@ -29,11 +30,6 @@ FAMILIES = [
     MetricFamily("t_age_seconds", MetricKind.GAUGE, "An age.", "seconds", (MetricSample({}, 0.5),)),
 ]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture

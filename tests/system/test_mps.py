@@ -265,11 +265,11 @@ def test_the_server_takes_clients_before_the_workers_start(
     assert clients(pipes).says == "client"
 
 
-@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     ("traits", "why"), [("initializing", "its state is INITIALIZING"), ("broken", "there is none")]
 )
 def test_a_server_that_takes_no_clients(agents, base, monkeypatch, traits, why):
+    set_limits(monkeypatch, "mps_daemon.SERVER_LIMIT = mps_daemon.LISTED_LIMIT = 0.3")
     monkeypatch.setenv("MPS_STAND_IN", traits)
     agent = agents()
     assert agent.fails(0, ONE) == f"the MPS server for GPU-1 does not start: {why}"
@@ -354,11 +354,11 @@ def set_limits(monkeypatch, statements):
 
 @pytest.fixture
 def _impatient(monkeypatch):
-    """The keepers of this test give up on a server at once."""
+    """The keepers of this test wait only briefly for what does not end or does not answer."""
     set_limits(
         monkeypatch,
-        "mps_daemon.SERVER_LIMIT = mps_daemon.LISTED_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
-        "mps_daemon.ANSWER_LIMIT = 2.5; mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
+        "mps_keeper.LAST_CLIENTS_LIMIT = mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
+        "mps_daemon.ANSWER_LIMIT = 2.5; "
         "mps_daemon.FrontEnd.ask.__defaults__ = (2.5,)",
     )
 

@@ -278,6 +278,7 @@ def test_a_killed_peer_is_noticed_on_both_sides(keys, wiring):
     os.kill(head, signal.SIGKILL)
     os.waitpid(head, 0)
     assert wiring.until(member, zmq_channel.Closed) == zmq_channel.Closed(0)
+    wiring.close(member)  # it would come back, and keep out the other one of its index
 
     head_channel = wiring.head(keys, 2)
     other = wiring.member(keys, 1)

@@ -11,6 +11,7 @@ import pytest
 
 import surroundings
 from hpclaunch.system.processes.fork_server_client import SITE
+from surroundings import free_port
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -140,11 +141,6 @@ def end_well(ranks):
     for process in ranks:
         out, err = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, out + err
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_the_launchers_store_and_addresses_of_the_scripts_own(store, processes, tmp_path):

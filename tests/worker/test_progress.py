@@ -3,7 +3,6 @@
 import importlib.util
 import math
 import os
-import socket
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,7 +14,7 @@ from progress_server import HOOKS, LIMIT, python
 from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site import _hpclaunch_layout as layout
-from surroundings import LIGHT_TORCH, environment
+from surroundings import LIGHT_TORCH, environment, free_port
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -416,12 +415,12 @@ if torch.distributed.is_initialized():
         ("transformers", HF_TRAINER),
     ],
 )
-def test_frameworks_make_as_many_steps_as_they_say(server, tmp_path, module, text, free_port):
+def test_frameworks_make_as_many_steps_as_they_say(server, tmp_path, module, text):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"needs {module}: pip install -e '.[frameworks]'")
     met = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port,
+        "MASTER_PORT": free_port(),
         "TORCHELASTIC_RUN_ID": "1",
         "GROUP_RANK": 0,
         "LOCAL_WORLD_SIZE": 2,
@@ -431,12 +430,6 @@ def test_frameworks_make_as_many_steps_as_they_say(server, tmp_path, module, tex
         steps = int(out.rpartition("steps")[2])
         assert steps > 3
         assert server.progress(rank)[0] == steps
-
-
-@pytest.fixture
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_a_fork_server_without_descriptors_continues(monkeypatch):

@@ -68,7 +68,7 @@ def test_after_the_end_of_its_agent_it_saves_what_is_left(client, directory, sto
     (stage / "log").write_text("the end")
     expected = picture(stage)
     client._lines.close()
-    client._process.wait(60)
+    client._process.wait(120)
     assert picture(storage) == expected
     assert not stage.parent.exists()
 
@@ -91,7 +91,7 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
         assert not select.select([client], [], [], 2)[0]
         orphan._process.send_signal(signal.SIGCONT)
         assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
-        orphan._process.wait(60)
+        orphan._process.wait(120)
     finally:
         orphan._process.kill()
 
