@@ -165,7 +165,7 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
 
 
 def test_a_copy_to_storage(leader, follower, tmp_path, storage):
-    """It makes pauses, until it is urgent; then it is done at once."""
+    """Copy into a draft; give up if a file has changed."""
     write(tmp_path / "follower", "model.pt", data := os.urandom(PIECE))
     (peer,) = lead(leader, follower.port)
     entries = peer.inventory().result(LONG).entries
