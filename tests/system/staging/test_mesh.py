@@ -38,7 +38,7 @@ from hpclaunch.system.staging.publishing import DRAFT, draft
 
 KEY = b"k" * 32
 LONG = 120.0  # seconds; a test that needs them fails
-SILENCE = 1.0
+SILENCE = 3.0
 
 
 @pytest.fixture
@@ -395,7 +395,7 @@ def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
         two.fetch(wanted, "").result(LONG)  # this one is alive, and says so meanwhile
     with pytest.raises(TimeoutError):
         leader.sources[0].fetch(wanted, "", leader.sources)
-    assert time.monotonic() - began < 30 * SILENCE
+    assert time.monotonic() - began < 20 * SILENCE
     os.kill(process.pid, signal.SIGCONT)
     two.fetch(wanted, "").result(LONG)
     assert picture(tmp_path / "two" / "ckpt") == picture(tmp_path / "one" / "ckpt")
