@@ -177,7 +177,8 @@ class Care:
         for h in holdings:
             self._deleted |= self._gone(h)
             self._last[h.node] = self._seen(h, found)
-        others = {(f.name, f.identity) for m in found for f in m.files}
+        staying = (m for m in found if m.generation not in self._deleted)
+        others = {(f.name, f.identity) for m in staying for f in m.files}
         effects: list[Effect] = []
         for name, manifest in list(self._deleted.items()):
             files = [f for f in manifest.files if (f.name, f.identity) not in others]
