@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -173,9 +172,14 @@ class Checker:
         if cluster.plan.script.is_in_place:  # a deleted file is written again
             return
         token, at = self._restored
-        known = {token, *(t for t, save in self.saves.items() if save.time > at * 1e9)}
+        # What is deleted at once was not seen.
+        known = {
+            t
+            for t, save in self.saves.items()
+            if (t == token or save.time > at * 1e9)
+            and self._deleted_at.get(t, 0.0) > max(at, save.time / 1e9) + 10.0
+        }
         for node in cluster.members:
             for name, data in node.files.items():
-                deleted_at = self._deleted_at.get(data.token, math.inf)
-                if data.token in known and at + 10.0 < deleted_at < cluster.world.now - 10.0:
+                if data.token in known and self._deleted_at[data.token] < cluster.world.now - 10.0:
                     self.fail(f"the script has deleted {name}, and node {node.index} has it")
