@@ -58,9 +58,8 @@ def test_the_fields_are_there(tmp_path: Path) -> None:
             cwd=tmp_path,
             env=environment(),
             stdout=subprocess.PIPE,
-            check=True,
         )
-        return json.loads(done.stdout)
+        return json.loads(done.stdout) if done.returncode == 0 else []
 
     command = [HPCLAUNCH, "--nproc", "1", "--rdzv-id", "documented", "--log-dir", "logs"]
     job = subprocess.Popen([*command, "train.py"], cwd=tmp_path, env=environment())
@@ -69,9 +68,15 @@ def test_the_fields_are_there(tmp_path: Path) -> None:
         while not (tmp_path / "logs" / "round-1" / "rank-0.out").exists():
             assert time.monotonic() < deadline, "no second round"
             time.sleep(0.05)
-        (launch,) = [each for each in answer("status") if each["logs"] == str(tmp_path / "logs")]
-        assert len([value(launch, field) for field in fields("status")]) > 5
-        assert launch["job"]["restarts"] == 1
+
+        def launches() -> list[Any]:
+            """Return this launch as it is in the second round, unless it answers too late."""
+            mine = [each for each in answer("status") if each["logs"] == str(tmp_path / "logs")]
+            return [each for each in mine if each["job"]["restarts"] == 1]
+
+        while not (found := launches()):
+            assert time.monotonic() < deadline, "no answer"
+        assert len([value(found[0], field) for field in fields("status")]) > 5
     finally:
         (tmp_path / "over").touch()
         try:

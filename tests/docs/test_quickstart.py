@@ -41,7 +41,7 @@ def test_on_a_laptop(title: str, tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=150,
+            timeout=250,
         )
         assert done.returncode == 0, done.stdout
         return done.stdout

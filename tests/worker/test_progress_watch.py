@@ -241,6 +241,21 @@ def test_stacks_that_anybody_asks_for_are_no_sign_of_life(watch, worker):
     assert all(each.still > 0 for each in looks(watch, process))
 
 
+def test_answers_that_are_removed_during_a_look_are_no_sign_of_life(watch, worker, monkeypatch):
+    process = worker(QUIET)
+    file, work_of = watch.pages[0].place.stacks, progress_watch.work_of
+    os.pwrite(file, b"a stack", 0)
+    looks(watch, process)
+
+    def empty(pid):
+        os.ftruncate(file, 0)
+        return work_of(pid)
+
+    monkeypatch.setattr(progress_watch, "work_of", empty)
+    for _ in range(2):
+        assert watch.look({0: process.pid}).still > 0
+
+
 def test_what_its_children_do_counts(watch, worker):
     process = worker(
         "import os, time\nif os.fork():\n    time.sleep(600)\n"

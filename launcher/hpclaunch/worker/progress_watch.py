@@ -297,12 +297,13 @@ class ProgressWatch:
         """Return whether the processes of a worker have done something since the last look, and
         whether they use the CPU.
         """
-        answers, answers_before = worker.page.size_of_answers, worker.answer_bytes
-        before, work = worker.work, work_of(pid)
-        worker.work = work
-        known, written = worker.bytes, sum(each.written for each in work.values())
+        before, answers_before = worker.work, worker.answer_bytes
         # An answer that is written in between is no sign of life, now or at the next look.
-        worker.answer_bytes = worker.page.size_of_answers
+        answers, work = worker.page.size_of_answers, work_of(pid)
+        while (size := worker.page.size_of_answers) < answers:  # they were removed just now
+            answers, work = size, work_of(pid)
+        worker.work, worker.answer_bytes = work, size
+        known, written = worker.bytes, sum(each.written for each in work.values())
         if before is None or worker.answer_bytes < answers_before:
             worker.bytes = written - answers
             return False, False
