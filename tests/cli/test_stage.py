@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, hpclaunch, script, start
+from launching import LIMIT, free_port, hpclaunch, script, start
+from machines import start as start_machine
 
 from lines import only
 from surroundings import STAND_INS, environment
@@ -270,12 +271,24 @@ def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(
     assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
 
 
-def test_several_machines_are_refused_with_one_line(tmp_path):
-    words = ("--stage", "--checkpoint-dir", "ckpt", "--nnodes", 2, "--node-rank", 0)
-    words += ("--master-addr", "localhost", script(tmp_path, "print('ran')"))
-    done = hpclaunch(*words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert "--stage is so far for a launch with one task, not with 2 tasks" in done.stderr
+def test_two_machines_save_in_the_memory_of_both(tmp_path):
+    """Here, both are one machine. Rank 0 saves, and rank 1 resumes from its own memory."""
+    stays = 'if os.environ["RANK"] == "1": sys.exit(time.sleep(0 if done else 60))\n'
+    body = TRAIN.replace("os.makedirs", f"{stays}os.makedirs", 1)
+    body = body.replace("begins at", 'begins in", os.path.dirname(checkpoint), "at')
+    path = script(tmp_path, body.replace("AFTER", DIES))
+    words = ["--nproc=1", "--stage", "--checkpoint-dir", "ckpt", "--nnodes=2"]
+    words += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    more = {"cwd": tmp_path, **ENVIRON}
+    agents = [start_machine(*words, f"--node-rank={r}", path, "ckpt", **more) for r in (1, 0)]
+    outputs = [agent.communicate(timeout=LIMIT) for agent in agents]
+    errors = "".join(err for _, err in outputs)
+    assert [agent.returncode for agent in agents] == [0, 0], errors
+    resumed = re.findall(r"begins in (\S+) at 3", "".join(out for out, _ in outputs))
+    assert len(set(resumed)) == 2, (outputs, errors)
+    assert all(where.startswith(str(BASE)) for where in resumed)
+    assert {"step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
+    assert not any(Path(where).exists() for where in resumed)
 
 
 def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(tmp_path):

@@ -85,6 +85,7 @@ class Crew:
         self.save_took = 0.0  # seconds
         self.flush_until: list[float] = []  # the ends of waits for copies from memory
         self.searched: list[effects.ChooseCheckpoint] = []  # every search
+        self.unflushed = False  # what is in memory cannot be copied to storage
         self.without_stager: set[int] = set()  # agents whose stager does not listen yet
         self.led: list[tuple[int, effects.LeadStagers]] = []  # the stagers, and by which agent
         self._questions: defaultdict[int, Questions] = defaultdict(Questions)
@@ -217,7 +218,7 @@ class Crew:
                 choice = events.CheckpointChosen(newest, passed_over, step=step, number=number)
                 age = None if self.saved_at is None else self.now - self.saved_at
                 more = {"is_read": not self.reads, "age": age, "took": self.save_took}
-                more["staged"] = effect.stages
+                more["staged"] = effect.stages or (self.unflushed and bool(effect.agents))
                 self._todo.append((i, replace(choice, **more)))
             case effects.LeadStagers():
                 self.led.append((i, effect))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from crew import Crew
+from types import SimpleNamespace
 
+from crew import Crew
+from story import a_job
+
+from hpclaunch.core.head.stagers import Stagers
 from hpclaunch.core.head.stages import choosing
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import EXIT_LOST, StagerPlace
@@ -106,6 +110,34 @@ def test_one_node_that_cannot_stage_moves_all_to_storage_from_the_next_round_on(
     assert stages(crew) == [{0: True, 1: True, 2: True}, {0: False, 1: False, 2: False}]
     assert crew.searched[-1].agents == (0, 1, 2)
     assert not crew.asked[-1].staged
+
+
+def test_if_storage_cannot_be_written_the_next_round_stays_in_memory():
+    crew = a_crew()
+    crew.unflushed = True
+    crew.feed(2, events.StagerFound(6002, FULL))
+    fail(crew)
+    assert stages(crew)[-1] == {0: True, 1: True, 2: True}
+
+
+def test_unless_a_node_cannot_have_anything_there():
+    crew = a_crew()
+    crew.unflushed = True
+    crew.feed(2, events.StagerFound(0, FULL))
+    fail(crew)
+    assert len(crew.parts) == 1
+    crew.feed(0, events.StageFlushed(("/c/2.pt",), loses_checkpoint=True))
+    assert crew.verdicts[0].reason == (
+        "n2 cannot save in memory, where the others have checkpoints that are not on storage"
+    )
+
+
+def test_the_heads_node_gets_the_checkpoint_even_as_a_spare():
+    """It is where the head searches."""
+    job = a_job("n0 n1 n2", stages=True)
+    peers = [SimpleNamespace(place=place) for place in job.places[1:]]
+    state = SimpleNamespace(job=job, me=0, next_participants=lambda: peers)
+    assert Stagers(state).agents == (0, 1, 2)
 
 
 def test_a_node_that_takes_no_part_does_not_count():
