@@ -209,7 +209,6 @@ class Cluster:
         self._saves += 1
         self._step += 10
         token, key = self._saves, "last" if script.is_in_place else f"step-{self._step}"
-        written: list[tuple[Node, str]] = []
 
         def write(node: Node, name: str, world: int = 0) -> Activity:
             def runs() -> bool:
@@ -225,7 +224,6 @@ class Cluster:
             if not runs():
                 return False
             node.files[name] = Data(1000, self.world.clock(), token, world=world)
-            written.append((node, name))
             return True
 
         if script.is_sharded:
@@ -247,7 +245,7 @@ class Cluster:
         ):
             return False
         self.world.say(f"saved {key} by {[n.index for n in ranks]}: save {token}")
-        self.checker.saved(token, self._step, first.files[decisive], written)
+        self.checker.saved(token, self._step, first.files[decisive])
         if script.keeps and not script.is_in_place:
             yield self.rng.uniform(0.0, 0.2)
             for node in ranks if script.rotates_everywhere else ranks[:1]:

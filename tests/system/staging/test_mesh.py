@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -190,6 +191,19 @@ def slow_copy(monkeypatch):
 
 
 @pytest.fixture
+def impatient(monkeypatch):
+    """Have peers count as lost soon."""
+    monkeypatch.setattr(mesh_module, "SILENCE", 2.0)
+    monkeypatch.setattr(mesh_module, "SAY", 0.1)
+
+
+def test_a_copy_may_take_longer_than_a_peer_may_be_silent(impatient, copying):
+    time.sleep(3.0)
+    copying.is_urgent = True
+    assert copying.result(LONG) is None
+
+
+@pytest.fixture
 def copying(slow_copy, leader, follower, tmp_path, storage):
     """A copy to storage that another node has begun."""
     write(tmp_path / "follower", "model.pt", b"x")
@@ -291,6 +305,50 @@ def test_a_node_that_is_not_there(leader):
             peer.inventory().result(LONG)
 
 
+class Relay:
+    """A port that stands for another one. It can close all connections."""
+
+    def __init__(self, port):
+        self._to, self._ends = ("127.0.0.1", port), []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                pair = self._server.accept()[0], socket.create_connection(self._to)
+                self._ends += pair
+                for one, other in (pair, pair[::-1]):
+                    threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    def _pass_on(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+
+    def cut(self):
+        for end in self._ends:
+            end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._ends = []
+
+    def close(self):
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+
+
+def test_a_connection_that_was_lost_while_idle(leader, follower):
+    """The next call makes another one."""
+    with contextlib.closing(Relay(follower.port)) as relay:
+        (peer,) = lead(leader, relay.port)
+        peer.inventory().result(LONG)
+        relay.cut()
+        wait_for(peer._idle[0].is_lost)
+        peer.inventory().result(LONG)
+
+
 def large(path, size):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
@@ -374,13 +432,22 @@ def test_without_the_key_nobody_gets_anything(leader, follower, start):
         peer.inventory().result(LONG)
     context = zmq.Context()
     order = mesh_module._packed(Order(9, Look()))
-    with context, context.socket(zmq.DEALER) as plain, socket.socket() as raw:
-        plain.linger = 0
-        plain.connect(f"tcp://127.0.0.1:{follower.port}")
-        plain.send(order)
+    with (
+        context,
+        context.socket(zmq.DEALER) as plain,
+        context.socket(zmq.DEALER) as other,
+        socket.socket() as raw,
+    ):
+        other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()
+        other.curve_serverkey = follower.keys.head_public  # which is no secret
+        for each in (plain, other):
+            each.linger = 0
+            each.connect(f"tcp://127.0.0.1:{follower.port}")
+            each.send(order)
         raw.connect(("127.0.0.1", follower.port))
         raw.sendall(os.urandom(1000))
         assert not plain.poll(300)
+        assert not other.poll(300)
     assert follower.term == 0
     (peer,) = lead(leader, follower.port)
     peer.inventory().result(LONG)

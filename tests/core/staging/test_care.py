@@ -1,0 +1,140 @@
+"""The care for checkpoints while workers run."""
+
+from __future__ import annotations
+
+from holdings import a_save, have, keep, nodes
+
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.core.staging.care import (
+    Care,
+    Delete,
+    Drop,
+    DropFetched,
+    Keep,
+    KeepEnded,
+    View,
+)
+from hpclaunch.core.staging.generations import Settled
+
+FIRST, SECOND, THIRD = (a_save(time, 0, key=f"step-{time}") for time in (100, 200, 300))
+
+
+def care_of(*views: View) -> tuple[Care, list]:
+    """Return the care after these looks, and the effects of the last."""
+    care, effects = Care(leader=0), []
+    for view in views:
+        effects = care.handle(view)
+    return care, effects
+
+
+def test_a_generation_is_kept_once_two_looks_have_shown_it() -> None:
+    view = View([FIRST], nodes(FIRST))
+    care, effects = care_of(view)
+    assert effects == []
+    (effect,) = care.handle(view)
+    assert isinstance(effect, Keep)
+    assert (effect.node, effect.manifest) == (1, FIRST)
+    assert care.handle(view) == []  # it has not answered
+    care.handle(KeepEnded(1, is_done=False))
+    assert care.handle(view) == [effect]
+
+
+def test_a_generation_that_was_begun_is_finished_first() -> None:
+    view = View([SECOND, FIRST], nodes(FIRST, SECOND))
+    care, _ = care_of(View([FIRST], nodes(FIRST)), View([FIRST], nodes(FIRST)), view)
+    care.handle(KeepEnded(1, is_done=True))
+    (effect,) = care.handle(view)
+    assert effect.manifest == FIRST
+    care.handle(KeepEnded(1, is_done=False))
+    (effect,) = care.handle(view)
+    assert effect.manifest == SECOND
+
+
+def test_the_safe_one_stays_until_the_next_is_safe() -> None:
+    holdings = nodes(FIRST, SECOND)
+    holdings[1] = keep(holdings[1], FIRST)
+    view = View([SECOND, FIRST], holdings)
+    care, effects = care_of(view, view)
+    assert [type(e) for e in effects] == [Keep]
+    care.handle(KeepEnded(1, is_done=True))
+    holdings[1] = keep(holdings[1], SECOND)
+    assert care.handle(view) == [Drop(1, FIRST.generation)]
+
+
+def test_a_node_makes_room_before_it_keeps_another() -> None:
+    holdings = nodes(FIRST, SECOND, THIRD)
+    holdings[1] = keep(keep(holdings[1], FIRST), SECOND)
+    view = View([THIRD, SECOND, FIRST], holdings)
+    care, effects = care_of(view, view)
+    assert effects == [Drop(1, FIRST.generation)]
+    holdings[1] = replace(holdings[1], kept=holdings[1].kept[1:])
+    assert [type(e) for e in care.handle(view)] == [Keep]
+
+
+def test_a_copy_that_cannot_be_finished_is_dropped() -> None:
+    holdings = nodes(FIRST, THIRD)  # the script has deleted SECOND
+    holdings[1] = keep(keep(holdings[1], FIRST), SECOND, "step-200/0")
+    view = View([THIRD, FIRST], holdings)
+    assert care_of(view, view)[1] == [Drop(1, SECOND.generation)]
+
+
+def test_only_unused_copies_of_a_restore_are_dropped() -> None:
+    settled = Settled(1, frozenset(range(3)), FIRST.generation)
+    by_node_1 = a_save(200, 1, key="step-200")
+    holdings = [have(h, FIRST, old=True) for h in nodes(by_node_1, settled=settled)]
+    holdings = [replace(h, fetched=h.old) for h in holdings]
+    holdings[2] = keep(holdings[2], by_node_1)
+    view = View([by_node_1, FIRST], holdings)
+    # Node 0 leads, and node 1 has saved.
+    assert care_of(view, view)[1] == [DropFetched(2, FIRST.essential)]
+
+
+# What the script deletes
+
+
+def test_what_the_script_deletes_is_deleted_everywhere() -> None:
+    save = a_save(100, 0, 1)
+    holdings = nodes(save)
+    view = View([save], holdings)
+    care, _ = care_of(view, view)
+    left = [replace(holdings[0], files={}), *holdings[1:]]
+    effects = [e for e in care.handle(View([], left)) if isinstance(e, Delete)]
+    assert effects == [Delete(save, {1: (save.files[1],)})]
+    done = [replace(h, files={}) for h in holdings]
+    assert [e for e in care.handle(View([], done)) if isinstance(e, Delete)] == [Delete(save, {})]
+    assert care.handle(View([], done)) == []
+
+
+def deletions(before: list, after: list) -> list:
+    view = View([FIRST], before)
+    care, _ = care_of(view, view)
+    return [e for e in care.handle(View([], after)) if isinstance(e, Delete)]
+
+
+def test_a_node_that_is_lost_has_deleted_nothing() -> None:
+    holdings = nodes(FIRST)
+    assert deletions(holdings, holdings[1:]) == []
+
+
+def test_a_node_that_returns_with_nothing_has_deleted_nothing() -> None:
+    holdings = nodes(FIRST)
+    new = replace(holdings[0], files={}, settled=Settled())
+    assert deletions(holdings, [new, *holdings[1:]]) == []
+
+
+def test_a_file_that_is_written_again_is_not_deleted() -> None:
+    holdings = nodes(FIRST)
+    again = replace(holdings[0], files={"step-100/0": (10, 150)})  # the other one is to follow
+    assert deletions(holdings, [again, *holdings[1:]]) == []
+
+
+def test_copies_that_were_dropped_are_not_deleted_by_the_script() -> None:
+    settled = Settled(1, frozenset(range(3)), FIRST.generation)
+    holdings = [have(h, FIRST, old=True) for h in nodes(SECOND, settled=settled)]
+    holdings[2] = replace(holdings[2], fetched=holdings[2].old)
+    holdings[1] = keep(holdings[1], SECOND)
+    view = View([SECOND, FIRST], holdings)
+    care, effects = care_of(view, view)
+    assert effects == [DropFetched(2, FIRST.essential)]
+    holdings[2] = replace(holdings[2], files={}, old=frozenset(), fetched=frozenset())
+    assert care.handle(view) == []
