@@ -117,9 +117,9 @@ def test_two_nodes_end_if_the_head_is_started_again_and_no_host_says_that_it_was
     (job.directory / "again.n1").write_text("1\n")
     (agent,) = cluster.processes(AGENT, host="n1")
     (fork_server,) = cluster.processes(FORK_SERVER, host="n1")
-    fork_server.kill(signal.SIGSTOP)
-    agent.kill()
+    agent.kill(signal.SIGSTOP)  # otherwise the one that ends last might report the other's end
     fork_server.kill()
+    agent.kill()
     ended = job.wait()
     assert (job.codes[0], job.codes[1]) == (1, 1), str(ended)
     lost = r"the head on n1 was lost: it has been silent for \d+ s, and too few agents are left"

@@ -244,9 +244,9 @@ def test_an_agent_that_ends_in_order_leaves_nothing(start, port):
 
 def test_with_both_killed_nobody_says_so(start, port):
     agent = start(port)
-    psutil.Process(agent.server).send_signal(signal.SIGSTOP)
-    agent.kill()
+    agent.send_signal(signal.SIGSTOP)  # otherwise it might start another fork server
     psutil.Process(agent.server).kill()
+    agent.kill()
     assert gone(agent.worker)
     assert not found(port)
 
