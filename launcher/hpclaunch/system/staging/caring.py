@@ -7,7 +7,7 @@ What is to be done is decided by `core/staging/care.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, names_any, notes
 from .one_node import Complete
-from .peers import entry_of, wanted
+from .peers import entry_of, is_part, wanted
 
 if TYPE_CHECKING:
     from .nodes import Nodes
@@ -61,13 +61,18 @@ class Caring:
                         (some,) = wanted(fetches, kept).values()
                         self._keeping[node] = nodes[node].fetch(some, kept.generation)
                 case Delete(manifest=deleted, left=left):
-                    nodes.delete_at({n: map(entry_of, files) for n, files in left.items()})
+                    entries = {n: map(entry_of, files) for n, files in left.items()}
+                    nodes.delete_at(entries, set(deleted.moved) - {HERE})
                     if deleted.key in nodes.launch.record.moved:
                         nodes.by_script.add(deleted.key)
                 case DropFetched(node=node, names=names):
-                    names &= nodes.restored  # the script may append to others
-                    entries = nodes.inventories[node].entries
-                    nodes.delete_at({node: [e for e in entries if e.name in names]})
+                    self._drop(node, names)
+
+    def _drop(self, node: int, fetched: Collection[str]) -> None:
+        """Drop fetched files of checkpoints; the script may have opened others, to append."""
+        restored = self._nodes.restored
+        found = (e for e in self._nodes.inventories[node].entries if e.name in fetched)
+        self._nodes.delete_at({node: [e for e in found if is_part(e.name, restored)]}, restored)
 
     def manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint, with the trackers and links that name it. Raises
