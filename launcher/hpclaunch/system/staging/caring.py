@@ -16,7 +16,6 @@ from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, names_any, notes
-from .one_node import Complete
 from .peers import entry_of, is_part, wanted
 
 if TYPE_CHECKING:
@@ -40,15 +39,15 @@ class Caring:
                 is_done = call.done() and call.exception() is None
                 self._ended.append(KeepEnded(node, is_done))
 
-    def look(self, complete: Sequence[Complete]) -> None:
-        """Give the orders that follow from a look at the nodes."""
+    def look(self, found: Sequence[Manifest]) -> None:
+        """Give the orders that follow from a look that has found these checkpoints."""
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
         while self._ended:
             self._care.handle(self._ended.pop())
         # What is dropped makes room for what is kept.
-        effects = self._care.handle(View(nodes.manifests(complete), nodes.holdings))
+        effects = self._care.handle(View(found, nodes.holdings))
         nodes.wait({e.node: nodes[e.node].drop(e.generation) for e in effects if type(e) is Drop})
         keeps = [e for e in effects if type(e) is Keep]
         failed = nodes.wait({e.node: nodes[e.node].keep(e.manifest) for e in keeps})

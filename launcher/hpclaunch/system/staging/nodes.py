@@ -59,7 +59,8 @@ class Nodes(OneNode):
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
         self.restored: set[str] = set()  # the paths of checkpoints that were restored
-        self._whole: dict[str, Manifest] = {}  # the last state of each checkpoint, by its key
+        self._whole: list[Manifest] = []  # what `whole` has returned
+        self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
         self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
         self._mesh: Mesh | None = None
         requests.on_peers = self.take
@@ -205,29 +206,26 @@ class Nodes(OneNode):
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
         every = list(self._with_manifests(complete))
         mixed = mixtures([found for _, found in every], self.holdings)
-        return [each for each, found in every if found not in mixed]
+        every = [(each, found) for each, found in every if found not in mixed]
+        self._whole = [found for _, found in every]
+        return [each for each, _ in every]
 
     def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
+        kept = [k.manifest for holding in self.holdings for k in holding.kept]
+        last, self._last = self._last, {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
                 found = self._caring.manifest(*each)
-                if not self._has_lost(found):
+                before = [m for m in (*kept, *last.values()) if m.key == found.key]
+                # Some formats do not show that a file is missing: it may be on a lost node.
+                fuller = next((m for m in before if _state(found) < _state(m)), None)
+                self._last[found.key] = fuller or found
+                if fuller is None:
                     yield each, found
 
-    def _has_lost(self, found: Manifest) -> bool:
-        """Return whether a checkpoint had more files: some formats do not show that one is missing,
-        and it may have been on a node that is lost.
-        """
-        known = [k.manifest for h in self.holdings for k in h.kept]
-        if (last := self._whole.get(found.key)) is not None:
-            known.append(last)
-        states = [k for k in known if (k.key, k.decisive_file) == (found.key, found.decisive_file)]
-        self._whole[found.key] = max((found, *states), key=lambda each: len(each.essential))
-        return any(found.essential < each.essential for each in states)
-
-    def care(self, complete: Sequence[Complete]) -> None:
+    def care(self) -> None:
         if self._is_current:
-            self._caring.look(complete)
+            self._caring.look(self._whole)
 
     def deleted(self, vanished: set[str]) -> set[str]:
         self.by_script &= vanished
@@ -356,6 +354,10 @@ class Nodes(OneNode):
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
             self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+
+
+def _state(manifest: Manifest) -> set[tuple[str, tuple[int, int]]]:
+    return {(file.name, file.identity) for file in manifest.needed}
 
 
 def _with(calls: Mapping[int, Call], between: Between) -> Between:
