@@ -60,7 +60,7 @@ def test_what_another_node_has_saved_reaches_storage(nodes):
 
 @pytest.mark.parametrize("leader", [0, 1])
 def test_shards_of_several_nodes_become_one_checkpoint(nodes, tmp_path, leader):
-    """They are too large for the view, so each node copies its own."""
+    """Each node copies its own, since they are too large for the view."""
     stager = nodes.lead(leader)
     expected = picture(dcp(nodes, 1, tmp_path))
     nodes.work(stager)
@@ -302,7 +302,7 @@ def test_without_room_on_a_node_its_host_is_named(nodes, monkeypatch):
 
 
 def test_what_the_first_rank_deletes_is_deleted_everywhere(nodes, tmp_path):
-    """Its script rotates only on its own node."""
+    """The script rotates only on the node of its first rank."""
     stager = nodes.lead(1)
     dcp(nodes, 1, tmp_path)
     nodes.work(stager)
@@ -437,7 +437,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_copied_reaches_storage_all_th
 
 
 def test_a_rank_whose_file_was_on_a_lost_node_is_missed(nodes):
-    """Nothing in the format says how many ranks have saved."""
+    """Composer's format does not show how many ranks have saved."""
     stager = nodes.lead()
     write(nodes.stages[1] / "ep0-ba1-rank0.pt", 1)
     write(nodes.stages[2] / "ep0-ba1-rank1.pt", 1)

@@ -304,7 +304,7 @@ class Draining:
                 self._refuse()
 
     def _refuse(self) -> None:
-        """Tell the agent that there is no room, once the newest checkpoint is on storage."""
+        """Report that there is no room. Call this once the newest checkpoint is on storage."""
         if self._refusal is not None:
             self._requests.send(self._refusal)
             self._refusal = None

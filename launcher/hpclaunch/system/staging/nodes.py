@@ -232,7 +232,7 @@ class Nodes(OneNode):
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """As for one node. Each needs room for its own files and for those of its buddy."""
+        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's."""
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
         for each, sizes in ((newest, needed), *((c, freed) for c in older)):
