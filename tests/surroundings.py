@@ -26,12 +26,15 @@ import resource
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 KEPT = (
     *("PATH", "LD_LIBRARY_PATH"),  # needed to find and run programs
@@ -178,6 +181,16 @@ def free_port() -> int:
         port = PORTS.start + secrets.randbelow(len(PORTS))
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+def is_asked_by_test(end: socket.socket) -> bool:
+    """Return whether this process, or one below it, has made a connection to an agent's socket. The
+    commands of other tests ask all agents on this machine.
+    """
+    pid, *_ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    with contextlib.suppress(psutil.Error):
+        return os.getpid() in (pid, *(parent.pid for parent in psutil.Process(pid).parents()))
+    return False
 
 
 @contextmanager
