@@ -94,6 +94,7 @@ class Cluster:
     def run(self) -> None:
         self.world.spawn(self._head())
         self.world.spawn(self._strike())
+        self.world.after(FAULTS_END, self._calm)
         self.world.run(END, self.checker.check)
         self.checker.settled()
 
@@ -302,6 +303,8 @@ class Cluster:
                 self.rng.choice(
                     (self._fail, self._fail, self._kill, self._kill, self._cut, self._pause)
                 )()
+
+    def _calm(self) -> None:
         self.world.loses = self.world.delays = 0.0
         for node in self.nodes:
             node.group = 0

@@ -58,7 +58,7 @@ def test_a_checkpoint_with_which_the_job_has_failed_is_passed_over() -> None:
 
 
 def test_the_search_orders_what_is_in_the_view() -> None:
-    """It knows steps, and clocks of nodes differ."""
+    """The search knows steps, and clocks of nodes differ."""
     later = a_save(101, 0, key="later")
     holdings = nodes(OLD, later)
     holdings[1] = keep(holdings[1], later)

@@ -1,4 +1,4 @@
-"""Who copies which file from whom."""
+"""The copies of files between nodes: who fetches which file from whom."""
 
 from __future__ import annotations
 
