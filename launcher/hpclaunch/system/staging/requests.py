@@ -21,10 +21,11 @@ class Requests:
     time for them.
     """
 
-    def __init__(self, channel: AgentChannel) -> None:
+    def __init__(self, channel: AgentChannel, *, wakes: bool = False) -> None:
         self._channel = channel
-        self._woken, self._waking = socket.socketpair()
-        for each in (self._woken, self._waking):
+        # With several nodes, the ends of calls to them wake `serve` up.
+        self._waking = socket.socketpair() if wakes else ()
+        for each in self._waking:
             each.setblocking(False)
         self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
         # Takes a request at once, also in the middle of a copy.
@@ -44,10 +45,10 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            ready = select.select([self._channel.fileno(), self._woken.fileno()], [], [], left)[0]
-            if self._woken.fileno() in ready:
-                self._woken.recv(1 << 16)
-            if self._channel.fileno() not in ready:
+            ready = select.select([self._channel, *self._waking[:1]], [], [], left)[0]
+            if self._channel not in ready:
+                for woken in ready:
+                    woken.recv(1 << 16)
                 return
             had_pauses = self.has_pauses
             try:
@@ -60,12 +61,13 @@ class Requests:
 
     def wake(self) -> None:
         """End `serve` early. Any thread may call this."""
-        with contextlib.suppress(OSError):  # it has many reasons to wake up already, or is closed
-            self._waking.send(b"1")
+        for waking in self._waking[1:]:
+            with contextlib.suppress(OSError):  # it has many reasons to wake up, or is closed
+                waking.send(b"1")
 
     def close(self) -> None:
-        self._woken.close()
-        self._waking.close()
+        for each in self._waking:
+            each.close()
 
     def take(self, request: messages.Request) -> None:
         match request:
