@@ -110,6 +110,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/questions.py
 	$(BIN)/python bench/restarts_never_hang.py
 	$(BIN)/python bench/staging.py
+	$(BIN)/python bench/staging_losses.py
 
 docs: $(VENV)/docs     ## the site of docs/ in build/site, and the manual page build/hpclaunch.1; seconds
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python docs/build.py

@@ -33,6 +33,7 @@ SMALLEST = {
     "on_slurm": "--help",
     "on_slurm_losses": "--help",
     "endings": "--help",
+    "staging_losses": "--help",
     "false_alarms": "--help",
     "chaos": "--help",
 }

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, free_port, hpclaunch, script, start, until
+from launching import LIMIT, hpclaunch, script, start, until
 from machines import start as start_machine
 
 from lines import only
-from surroundings import LIGHT_TORCH, STAND_INS, environment
+from surroundings import LIGHT_TORCH, STAND_INS, environment, free_port
 
 pytestmark = pytest.mark.starts
 

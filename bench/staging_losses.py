@@ -1,0 +1,126 @@
+"""Time the loss of a node on a Slurm cluster, with checkpoints on slow storage and with --stage.
+
+    python bench/staging_losses.py [--runs 2] [--size 1000] [--every 20] [--rate 100]
+        [--latency 20]
+
+Three nodes train with one worker each, and a fourth is the spare. All processes of the node with
+the highest rank, or of the head's node, get SIGKILL once a checkpoint is complete. `restart` is the
+time from that until all ranks have done the first step after it; `repeated` are the steps, in
+seconds, that were lost with the node. The nodes are network namespaces of this machine: they share
+its memory, its CPUs and the storage of slow_storage.py. Needs root.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import measuring
+import slow_storage
+from measuring import HPCLAUNCH, Run, command, median, running
+from on_slurm import Allocation, allocation, cluster_of, why_not
+from staging import STAGE, WORKER, Case, Events, wait_for
+
+from slurm.cluster import Cluster
+
+NODES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    restart: float
+    repeated: float
+
+
+def lose(cluster: Cluster, run: Run, *, head: bool) -> float:
+    """Kill all processes of the head's node, or of that of the highest rank; return the time."""
+    pid = run.reports[-1].pid
+    (host,) = {p.host for p in cluster.processes() if p.pid == pid}
+    moment = time.monotonic()
+    for process in cluster.processes(host="n1" if head else host):
+        with suppress(ProcessLookupError):
+            process.kill()
+    return moment
+
+
+def measure(
+    cluster: Cluster, held: Allocation, case: Case, where: Path, args, *, head: bool
+) -> Loss | None:
+    """Run one training until it continues after a loss."""
+    more = [f"--nnodes={NODES - 1}", "--checkpoint-dir", str(where), *[STAGE] * case.stages]
+    start = command(HPCLAUNCH, 1, max_restarts=10, more=more)
+    here = replace(start, env=start.env | held.env)
+    script = (WORKER, where, "--how", case.how, "--size", args.size, "--every", args.every)
+    where.mkdir()
+    try:
+        with running([here], NODES - 1, held.srun, script) as run:
+            if run.wait_until_ready(run.began) is None:
+                return None
+            limit = 60 + 3 * args.every + 4 * args.size / args.rate
+            wait_for(lambda: len([*Events.read(run).stalls()]) >= 2, limit)
+            time.sleep(args.every / 2)
+            moment = lose(cluster, run, head=head)
+            ready = run.wait_until_ready(moment)
+            if ready is None:
+                return None
+            steps = [step for steps in Events.read(run).rounds for step in steps]
+            first = min(step.number for step in steps if step.began > moment)
+            before = [step for step in steps if step.ended < moment and step.number >= first]
+            repeated = sum(step.seconds for step in before)
+            return Loss(max(report.ready_at for report in ready) - moment, repeated)
+    finally:
+        for process in cluster.processes():
+            with suppress(ProcessLookupError):
+                process.kill()
+        shutil.rmtree(where, ignore_errors=True)
+
+
+def compare(cluster: Cluster, storage: Path, name: str, how: str, args) -> None:
+    print(f"\n{name}, {args.size} MB, saved every {args.every:g} s; medians of {args.runs} losses")
+    print(f"{'':40}{'restart':>12}{'repeated':>12}", flush=True)
+    for lost, head in (("a node is lost", False), ("the head's node is lost", True)):
+        for stages in (False, True):
+            case = Case(name, how, NODES - 1, stages)
+            found = []
+            for number in range(args.runs):
+                with allocation(cluster, NODES) as held:
+                    where = storage / f"{how}-{head}-{stages}-{number}"
+                    found.append(measure(cluster, held, case, where, args, head=head))
+            losses = [loss for loss in found if loss is not None]
+            restart = median([loss.restart for loss in losses])
+            repeated = median([loss.repeated for loss in losses])
+            title = f"{case.title}: {lost}"
+            print(f"{title:40}{restart:10.2f} s{repeated:10.2f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=2, help="losses of each row")
+    parser.add_argument("--size", type=int, default=1000, help="MB of a checkpoint")
+    parser.add_argument("--every", type=float, default=20, help="seconds between saves")
+    parser.add_argument("--rate", type=float, default=100, help="of the storage, MB per second")
+    parser.add_argument("--latency", type=float, default=20, help="of the storage, milliseconds")
+    args = parser.parse_args()
+    if missing := why_not() or slow_storage.why_not():
+        print(f"not measured: needs {missing}")
+        return
+    measuring.LIMIT = 60 + 4 * args.size / args.rate
+    directory = Path(tempfile.mkdtemp(prefix="bench-storage-"))
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}", flush=True)
+    try:
+        with (
+            slow_storage.slow_storage(directory, args.rate, args.latency) as storage,
+            cluster_of(NODES) as cluster,
+        ):
+            compare(cluster, storage, "torch.save", "torch", args)
+            compare(cluster, storage, "DCP", "dcp", args)
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()
