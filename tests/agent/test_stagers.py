@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -28,7 +29,7 @@ PEERS = (messages.PeerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1"),)
 class Story:
     """The adapter of one agent, whose stager listens. `asked` has the requests to its stagers."""
 
-    def __init__(self, base, monkeypatch, *, leads=True):
+    def __init__(self, base, monkeypatch, *, leads=True, listens=True):
         self.asked, self.facts, self.is_replaced = [], [], True
         monkeypatch.setattr(
             module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
@@ -40,7 +41,8 @@ class Story:
         stagers = Stagers(b"key", "identity", self.control)
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
         self.adapter = Staging(context, settings, stagers)
-        self.events = self.reply(messages.Listening(6000)) if self.adapter.paths else []
+        listens = listens and self.adapter.paths is not None
+        self.events = self.reply(messages.Listening(6000)) if listens else []
         if leads:
             self.adapter.lead(LEAD)
 
@@ -141,6 +143,15 @@ def test_between_two_restores_the_stager_searches(head):
     assert head.reply(messages.Searched(7, ())) == []
     assert head.reply(messages.Searched(8, ())) == ["found"]
     assert [reply.id for reply in found] == [8]
+
+
+def test_a_stager_that_is_slow_to_start_is_waited_for_with_a_message(tmp_path, monkeypatch):
+    """An earlier launch may still be copying on this node."""
+    story = Story(tmp_path, monkeypatch, leads=False, listens=False)
+    story.adapter.update(story.adapter.deadline())
+    assert story.said == ["waiting until a checkpoint of ckpt is copied into memory (5 s so far)"]
+    story.reply(messages.Listening(6000))
+    assert story.adapter.deadline() == math.inf
 
 
 # Another stager, and another head

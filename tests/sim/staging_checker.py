@@ -35,6 +35,8 @@ class Checker:
         self.cluster = cluster
         self.saves: dict[int, Save] = {}  # by token
         self._deleted: set[int] = set()  # tokens of saves of which the script has deleted a file
+        self._deleted_at: dict[int, float] = {}  # when its decisive file was
+        self._restored: tuple[int, float] = 0, 0.0  # the last save that was, and when
         self._guards: dict[str, dict[str, set[tuple[int, int]]]] = {}  # who has kept which file
         self._safe: Manifest | None = None  # the newest that was ever safe
 
@@ -48,6 +50,8 @@ class Checker:
 
     def script_deletes(self, data: Data) -> None:
         self._deleted.add(data.token)
+        if data.world:
+            self._deleted_at[data.token] = self.cluster.world.now
 
     def kept(self, manifest: Manifest, name: str, node: Node) -> None:
         guards = self._guards.setdefault(manifest.generation, defaultdict(set))
@@ -144,6 +148,7 @@ class Checker:
                 self.fail(f"node {index} finds another checkpoint than the head")
             self._check_one(node.files, newest, f"the choice on node {index}")
         self.cluster.world.say(f"restored save {save.token}")
+        self._restored = save.token, self.cluster.world.now
         return save.step
 
     def _found(self, node: Node) -> Manifest | None:
@@ -164,3 +169,17 @@ class Checker:
             self.fail("the newest save is not safe in the end")
         if cluster.newest_stored() < newest:
             self.fail("the newest save is not on storage in the end")
+        if cluster.plan.script.is_in_place:  # a deleted file is written again
+            return
+        token, at = self._restored
+        # What is deleted at once was not seen.
+        known = {
+            t
+            for t, save in self.saves.items()
+            if (t == token or save.time > at * 1e9)
+            and self._deleted_at.get(t, 0.0) > max(at, save.time / 1e9) + 10.0
+        }
+        for node in cluster.members:
+            for name, data in node.files.items():
+                if data.token in known and self._deleted_at[data.token] < cluster.world.now - 10.0:
+                    self.fail(f"the script has deleted {name}, and node {node.index} has it")

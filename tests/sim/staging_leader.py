@@ -231,6 +231,9 @@ class Leader:
             yield from self._all(
                 self._call(n, self._fetch(nodes[n], chosen, some)) for n, some in by_node.items()
             )
+        yield from self._all(
+            self._call(n, self._fetch_small(nodes[n], found, holdings)) for n in receivers
+        )
         if chosen is not None and any(
             h.node in receivers and not h.has(f) for h in holdings for f in chosen.needed
         ):
@@ -255,6 +258,20 @@ class Leader:
         node.obey(order)  # another order may have come meanwhile
         node.files |= draft
         node.fetched |= {f.file.name: f.file.identity for f in fetches}
+
+    def _fetch_small(
+        self, node: Node, found: Sequence[Manifest], holdings: Sequence[Holding]
+    ) -> Activity:
+        """Fetch a small file that belongs to no checkpoint, as one of an interrupted save."""
+        parts = {f.name for each in found for f in each.files}
+        for name, holding in choice.shown(holdings).items():
+            if name.endswith("config") and name not in parts and name not in node.files:
+                size, time = holding.files[name]
+                file = StagedFile(name, size, time)
+                fetch = copies.Fetch(node.index, file, holding.node, is_kept=False)
+                data = yield from read(self.world, self.cluster.nodes, fetch, "")
+                node.files[name] = data
+                node.fetched[name] = data.identity
 
     def _from_storage(self) -> Generator[float, None, Manifest]:
         """Copy the newest checkpoint of storage into the staging directory of this node."""

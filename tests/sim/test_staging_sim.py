@@ -89,8 +89,8 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-# The first seed for faults that do harm only in few runs.
-FIRST = {"old files stay": 33, "one look is enough": 388}
+# The first seed for a fault that does harm in one of some hundred runs.
+FIRST = {"one look is enough": 345}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

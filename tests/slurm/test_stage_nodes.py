@@ -115,7 +115,7 @@ def require_no_memory_used(cluster: Cluster, *nodes: str) -> None:
 def test_the_node_of_rank_0_is_lost(
     cluster: Cluster, launch: Launch, script: Path, tmp_path: Path
 ) -> None:
-    """It is also that of the head. Both others have the checkpoint before their workers start."""
+    """The head is lost with it. Both other nodes have the checkpoint before their workers start."""
     with read_only(cluster, tmp_path / "saved", "n1", "n2", "n3"):
         job = launch("--nnodes", "2:3", *OPTIONS, script, "saved", nodes=3, timing=TIMING)
         until_saved(cluster, "n1", "n2")

@@ -90,6 +90,8 @@ class Staging(Adapter):
             self._directory = StageDirectory(settings.stage, storage, name)
             self.paths = StagedPaths(storage, self._directory.path, pattern, settings.aliases)
             self._start()
+            if stagers is not None:
+                self._begin_wait()  # until the stager listens
         except OSError as e:
             self._refuse(e.strerror or str(e))
 
@@ -322,6 +324,8 @@ class Staging(Adapter):
         match reply:
             case messages.Listening(port=port) if self._stagers is not None:
                 self._stagers.port = port
+                if self._search is None and self._end is None:
+                    self._notice_at = math.inf
             case messages.Restored(id=number) if self._is_restoring and number == self._number:
                 return self._begin(reply)
             case messages.Searched(id=number) if number == self._search_number:
@@ -446,5 +450,7 @@ class Staging(Adapter):
             copied = self._copied or messages.Draining("", 0, 0)
             where, waited = self._settings.where, now - self._since
             progress = (copied.path, copied.done, copied.size, waited)
-            self._record(StageAwaited(self._host, where, *progress, self._is_restoring))
+            is_starting = self._stagers is not None and not self._stagers.port
+            is_restore = self._is_restoring or is_starting
+            self._record(StageAwaited(self._host, where, *progress, is_restore))
         return []

@@ -133,7 +133,7 @@ def test_unless_a_node_cannot_have_anything_there():
 
 
 def test_the_heads_node_gets_the_checkpoint_even_as_a_spare():
-    """It is where the head searches."""
+    """The head searches there."""
     job = a_job("n0 n1 n2", stages=True)
     peers = [SimpleNamespace(place=place) for place in job.places[1:]]
     state = SimpleNamespace(job=job, me=0, next_participants=lambda: peers)

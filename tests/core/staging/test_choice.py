@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from holdings import a_save, have, keep, nodes
 
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.staging.choice import choice, mixtures, outdated, shown
-from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
+from hpclaunch.core.staging.generations import Settled, manifest
 
 OLD, NEW = a_save(100, 0, 1), a_save(200, 0, 1)
 
@@ -125,19 +124,6 @@ def test_what_is_known_is_no_mixture() -> None:
         replace(h, settled=Settled(1, frozenset(range(3)), OLD.generation)) for h in holdings
     ]
     assert mixtures([OLD], holdings) == []
-
-
-@pytest.mark.parametrize("generation", ["", OLD.generation])
-def test_without_a_restored_checkpoint_the_nodes_may_differ(generation: str) -> None:
-    """A first save that was interrupted has left a file that is not written again."""
-    settled = Settled(1, frozenset(range(3)), generation)
-    holdings = nodes(NEW, settled=settled)
-    config = StagedFile("last/config", 5, 50)
-    holdings[0].files[config.name] = config.identity
-    holdings[0] = replace(holdings[0], old=frozenset({config.name}))
-    names = NEW.essential | {config.name}
-    save = manifest("last", [*NEW.files, config], "last/meta", names)
-    assert mixtures([save], holdings) == ([save] if generation else [])
 
 
 def test_files_of_a_node_that_was_not_there_do_not_count() -> None:

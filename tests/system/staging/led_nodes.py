@@ -127,8 +127,8 @@ class LedNodes:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.nodes, Nodes)
         for _ in range(3):
-            found = stager.looking.look()
-            stager.nodes.care(list(stager.looking.complete(found)))
+            stager.looking.complete(stager.looking.look())
+            stager.nodes.care()
             wait(stager.nodes._caring._keeping.values())
 
     def work(self, stager: Stager) -> None:

@@ -2,10 +2,11 @@
 
 import os
 import shutil
+import time
 import warnings
 
 import pytest
-from led_nodes import LedNodes
+from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
@@ -433,3 +434,58 @@ def test_a_checkpoint_that_is_replaced_while_it_is_copied_reaches_storage_all_th
     assert picture(nodes.storage) == before
     nodes.work(stager)
     assert picture(nodes.storage) == picture(nodes.stages[0]) != before
+
+
+def test_a_rank_whose_file_was_on_a_lost_node_is_missed(nodes):
+    """Nothing in the format says how many ranks have saved."""
+    stager = nodes.lead()
+    write(nodes.stages[1] / "ep0-ba1-rank0.pt", 1)
+    write(nodes.stages[2] / "ep0-ba1-rank1.pt", 1)
+    nodes.work(stager)
+    expected = picture(nodes.storage)
+    assert sorted(expected) == ["ep0-ba1-rank0.pt", "ep0-ba1-rank1.pt"]
+    write(nodes.stages[1] / "ep0-ba2-rank0.pt", 2)
+    write(nodes.stages[2] / "ep0-ba2-rank1.pt", 2)
+    stager.looking.complete(stager.looking.look())
+    nodes.lose(2)
+    nodes.work(stager)
+    assert picture(nodes.storage) == expected
+    assert nodes.restore(stager).path == ""
+    assert picture(nodes.stages[0]) == expected
+    assert sorted(nodes.stages[0].iterdir()) == sorted(nodes.stages[0] / name for name in expected)
+
+
+def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, monkeypatch):
+    stager = nodes.lead()
+    write(nodes.stages[1] / "step-1.pt", 1)
+    (nodes.stages[0] / "log.txt").write_text("a log")
+    (nodes.stages[2] / "results.data").write_bytes(os.urandom(3 << 20))
+    peer = stager.nodes.peers[2]
+
+    def copy(*_, **__):
+        nodes.lose(2)
+        return Copying()  # which never ends
+
+    monkeypatch.setattr(peer, "copy", copy)
+    flushed = stager.flush(1)
+    assert (flushed.missing, flushed.checkpoint) == ((), "")
+    assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
+
+
+def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):
+    stager = nodes.lead()
+    expected = picture(dcp(nodes, 1, tmp_path))
+    copied, todo = node.copying.copy, [messages.Restore(4, (), (0, 1, 2))]
+
+    def copy(items, source, draft, *more):
+        if todo and any(each.name.endswith("__0_1.distcp") for each in items):
+            stager.requests.pending.append(todo.pop())
+            while not nodes.sent(messages.Restored):
+                time.sleep(0.01)
+        copied(items, source, draft, *more)
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    nodes.work(stager)
+    assert [message.id for message in nodes.sent(messages.Restored)] == [4]
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
+    assert picture(nodes.storage) == expected

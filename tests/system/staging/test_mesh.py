@@ -38,7 +38,7 @@ from hpclaunch.system.staging.publishing import DRAFT, draft
 
 KEY = b"k" * 32
 LONG = 120.0  # seconds; a test that needs them fails
-SILENCE = 1.0
+SILENCE = 3.0
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
 
 
 def test_a_copy_to_storage(leader, follower, tmp_path, storage):
-    """It makes pauses, until it is urgent; then it is done at once."""
+    """Copy into a draft; give up if a file has changed."""
     write(tmp_path / "follower", "model.pt", data := os.urandom(PIECE))
     (peer,) = lead(leader, follower.port)
     entries = peer.inventory().result(LONG).entries
@@ -395,7 +395,7 @@ def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
         two.fetch(wanted, "").result(LONG)  # this one is alive, and says so meanwhile
     with pytest.raises(TimeoutError):
         leader.sources[0].fetch(wanted, "", leader.sources)
-    assert time.monotonic() - began < 30 * SILENCE
+    assert time.monotonic() - began < 20 * SILENCE
     os.kill(process.pid, signal.SIGCONT)
     two.fetch(wanted, "").result(LONG)
     assert picture(tmp_path / "two" / "ckpt") == picture(tmp_path / "one" / "ckpt")

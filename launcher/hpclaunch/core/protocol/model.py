@@ -225,7 +225,7 @@ class Job:
 
 @value(frozen=True)
 class StagerPlace:
-    """Where the stager of an agent (`system/staging`) is reached."""
+    """The place of an agent's stager (`system/staging`) in the network."""
 
     index: int  # of the agent
     host: str

@@ -34,8 +34,7 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
     holds:
     - It is known, since it was restored or is kept.
     - All of its files were saved since the last restore, or none of them was.
-    - The other ones are unchanged on all nodes of the round, and none of these is lost. If no
-      checkpoint was restored, it is enough that none is lost.
+    - The other ones are unchanged on all nodes of the round, and none of these is lost.
     """
     last = max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
     known = {h.settled.generation for h in holdings}
@@ -50,10 +49,8 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
         if any(n in view[n].fetched - view[n].old for n in names):  # by a restore that has failed
             return False
         old = [f for f in manifest.needed if f.name in view[f.name].old]
-        if len(old) in (0, len(names)):
-            return True
-        is_same = all(h.has(f) and f.name in h.old for f in old for h in round_)
-        return len(round_) == len(last.nodes) and (is_same or not last.generation)
+        are_unchanged = all(h.has(f) and f.name in h.old for f in old for h in round_)
+        return len(old) in (0, len(names)) or (len(round_) == len(last.nodes) and are_unchanged)
 
     return [m for m in found if m.generation not in known and not is_one_save(m)]
 

@@ -64,8 +64,9 @@ class Keys:
     member_public: bytes
     member_secret: bytes = field(repr=False)
     death_secret: bytes = field(repr=False)  # signs notices of an agent's death
-    stager_key: bytes = field(repr=False)  # the stagers of this job know each other by it
     ports: tuple[int, ...]  # where that agent may listen, in order of preference
+    # The stagers of this job know each other by it.
+    stager_key: bytes = field(repr=False, default=b"")
 
 
 def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
@@ -92,8 +93,8 @@ def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Ke
         member_public=zmq.curve_public(member_secret),
         member_secret=member_secret,
         death_secret=stream("death"),
-        stager_key=stream("stagers"),
         ports=tuple(dict.fromkeys(ports)),
+        stager_key=stream("stagers"),
     )
 
 

@@ -7,7 +7,7 @@ What is to be done is decided by `core/staging/care.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,7 @@ from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, names_any, notes
-from .one_node import Complete
-from .peers import entry_of, wanted
+from .peers import entry_of, is_part, wanted
 
 if TYPE_CHECKING:
     from .nodes import Nodes
@@ -40,15 +39,15 @@ class Caring:
                 is_done = call.done() and call.exception() is None
                 self._ended.append(KeepEnded(node, is_done))
 
-    def look(self, complete: Sequence[Complete]) -> None:
-        """Give the orders that follow from a look at the nodes."""
+    def look(self, found: Sequence[Manifest]) -> None:
+        """Give the orders that follow from a look that has found these checkpoints."""
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
         while self._ended:
             self._care.handle(self._ended.pop())
         # What is dropped makes room for what is kept.
-        effects = self._care.handle(View(nodes.manifests(complete), nodes.holdings))
+        effects = self._care.handle(View(found, nodes.holdings))
         nodes.wait({e.node: nodes[e.node].drop(e.generation) for e in effects if type(e) is Drop})
         keeps = [e for e in effects if type(e) is Keep]
         failed = nodes.wait({e.node: nodes[e.node].keep(e.manifest) for e in keeps})
@@ -61,13 +60,18 @@ class Caring:
                         (some,) = wanted(fetches, kept).values()
                         self._keeping[node] = nodes[node].fetch(some, kept.generation)
                 case Delete(manifest=deleted, left=left):
-                    nodes.delete_at({n: map(entry_of, files) for n, files in left.items()})
+                    entries = {n: map(entry_of, files) for n, files in left.items()}
+                    nodes.delete_at(entries, set(deleted.moved) - {HERE})
                     if deleted.key in nodes.launch.record.moved:
                         nodes.by_script.add(deleted.key)
                 case DropFetched(node=node, names=names):
-                    names &= nodes.restored  # the script may append to others
-                    entries = nodes.inventories[node].entries
-                    nodes.delete_at({node: [e for e in entries if e.name in names]})
+                    self._drop(node, names)
+
+    def _drop(self, node: int, fetched: Collection[str]) -> None:
+        """Drop fetched files of checkpoints; the script may have opened others, to append."""
+        restored = self._nodes.restored
+        found = (e for e in self._nodes.inventories[node].entries if e.name in fetched)
+        self._nodes.delete_at({node: [e for e in found if is_part(e.name, restored)]}, restored)
 
     def manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint, with the trackers and links that name it. Raises

@@ -29,6 +29,10 @@ class GivenUpError(Exception):
     """A copy is not worth finishing, or not possible. The text says why."""
 
 
+class LostError(GivenUpError):
+    """The node that has the files is lost, or its script has just deleted them."""
+
+
 class RewrittenError(GivenUpError):
     """The script has written the files again while they were copied."""
 

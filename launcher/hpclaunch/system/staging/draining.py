@@ -255,7 +255,7 @@ class Draining:
         """
         complete = list(self._looking.complete(self._looking.look()))
         self.check_room(complete)
-        self._nodes.care(complete)
+        self._nodes.care()
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:

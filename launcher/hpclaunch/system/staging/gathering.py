@@ -14,8 +14,8 @@ from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import restoring
 from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
 
-from .contents import Contents
-from .copying import GivenUpError
+from .contents import HERE, Contents
+from .copying import GivenUpError, LostError
 from .draining import Draining
 from .launch import Launch
 from .looking import Looking
@@ -58,32 +58,39 @@ class Gathering:
         from_storage: Callable[[], tuple[Restored | Refused, Contents | None]],
     ) -> Restored | Refused:
         """Let all nodes have the newest checkpoint."""
-        began, nodes = time.monotonic(), self._nodes
         try:
-            nodes.refresh_soon()
-            found = nodes.manifests(self._looking.candidates(self._looking.found()))
-            chosen, holdings = self._chosen(found, request), nodes.holdings
-            reply = Restored(request.id, "", 0, 0.0)
-            if chosen is None:
-                answer, restored = from_storage()
-                if isinstance(answer, Refused):
-                    return answer
-                reply = answer
-                nodes.refresh_soon()
-                chosen = None if restored is None else self._own(restored)
-                nodes.own.mark(chosen.files if chosen else ())
-            fetched = self._gather(chosen, request) + self._fetch_others(request)
-            self._settle(chosen, outdated(chosen, found, holdings), request)
-        except GatheringError as e:
-            return Refused(request.id, str(e), e.host)
+            try:
+                return self._run(request, from_storage)
+            except LostError:
+                return self._run(request, from_storage)  # what is left
         except GivenUpError as e:
-            return Refused(request.id, str(e))
+            return Refused(request.id, str(e), e.host if isinstance(e, GatheringError) else "")
         except OSError as e:
             return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}".lstrip(": "))
+
+    def _run(
+        self,
+        request: Restore,
+        from_storage: Callable[[], tuple[Restored | Refused, Contents | None]],
+    ) -> Restored | Refused:
+        began, nodes = time.monotonic(), self._nodes
+        nodes.refresh_soon()
+        found = nodes.manifests(self._looking.candidates(self._looking.found()))
+        chosen, holdings = self._chosen(found, request), nodes.holdings
+        reply = Restored(request.id, "", 0, 0.0)
+        if chosen is None:
+            answer, restored = from_storage()
+            if isinstance(answer, Refused):
+                return answer
+            reply = answer
+            nodes.refresh_soon()
+            chosen = None if restored is None else self._own(restored)
+            nodes.own.mark(chosen.files if chosen else ())
+        fetched = self._gather(chosen, request) + self._fetch_others(request)
+        self._settle(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
-        return Restored(
-            request.id, reply.path, size, time.monotonic() - began, reply.skipped, fetched
-        )
+        seconds = time.monotonic() - began
+        return Restored(request.id, reply.path, size, seconds, reply.skipped, fetched)
 
     def collect(self) -> None:
         """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
@@ -146,6 +153,9 @@ class Gathering:
                     raise GatheringError(text, nodes.hosts.get(node, ""))
             fetched += sum(size for node, size in lacking.items() if node not in failed)
             nodes.refresh_soon(needs_all=needs_all)
+        needed = chosen.needed if chosen else []
+        if not all(h.has(f) for h in nodes.holdings if h.node in request.nodes for f in needed):
+            raise LostError("a node that had files of the checkpoint is lost")
         return fetched
 
     def _fetch_others(self, request: Restore) -> int:
@@ -174,6 +184,8 @@ class Gathering:
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
-        nodes.restored |= chosen.essential if chosen else frozenset()
+        nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
         settled = Settled(number, frozenset(request.nodes), generation)
-        nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})
+        failed = nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})
+        if any(node in nodes for node in failed):
+            raise LostError("a node has not recorded the restore")

@@ -19,13 +19,13 @@ from hpclaunch.core.staging.copies import buddies
 from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
 
 from .caring import Caring
-from .contents import HERE, Contents, Item
-from .copying import Between, GivenUpError, RewrittenError, at_once, copy
+from .contents import Contents, Item
+from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
 from .node import Entry, Inventory, Source, StageNode, Wanted
 from .one_node import Complete, OneNode
-from .peers import Call, LocalNode, Peer
+from .peers import Call, LocalNode, Peer, is_part
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
 
@@ -49,6 +49,7 @@ class Nodes(OneNode):
         self._requests = requests
         self._view: View | None = None  # once it leads
         self._leads = False
+        self._is_current = False  # the last refresh has succeeded
         self.index = 0
         self.hosts: dict[int, str] = {}
         self.peers: Mapping[int, Peer] = {}  # without itself
@@ -57,8 +58,9 @@ class Nodes(OneNode):
         self.own = StageNode(launch.stage, launch.storage)
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
-        self.restored: frozenset[str] = frozenset()  # files of the last checkpoint of a restore
-        self._whole: dict[str, Manifest] = {}  # the last state of each checkpoint, by its key
+        self.restored: set[str] = set()  # the paths of checkpoints that were restored
+        self._whole: list[Manifest] = []  # what `whole` has returned
+        self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
         self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
         self._mesh: Mesh | None = None
         requests.on_peers = self.take
@@ -117,6 +119,7 @@ class Nodes(OneNode):
         if self._mesh is not None and self._mesh.term > self.term:
             self._follow()
             raise GivenUpError("another stager leads")
+        self._is_current = False
         self._caring.note_ended()
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
@@ -137,6 +140,7 @@ class Nodes(OneNode):
             for node, found in self.inventories.items()
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
+        self._is_current = True
 
     def refresh_soon(self, *, needs_all: bool = True) -> None:
         """Refresh once all nodes answer. The agent removes those that are lost."""
@@ -202,28 +206,26 @@ class Nodes(OneNode):
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
         every = list(self._with_manifests(complete))
         mixed = mixtures([found for _, found in every], self.holdings)
-        return [each for each, found in every if found not in mixed]
+        every = [(each, found) for each, found in every if found not in mixed]
+        self._whole = [found for _, found in every]
+        return [each for each, _ in every]
 
     def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
+        kept = [k.manifest for holding in self.holdings for k in holding.kept]
+        last, self._last = self._last, {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
                 found = self._caring.manifest(*each)
-                if not self._has_lost(found):
+                before = [m for m in (*kept, *last.values()) if m.key == found.key]
+                # Some formats do not show that a file is missing: it may be on a lost node.
+                fuller = next((m for m in before if _state(found) < _state(m)), None)
+                self._last[found.key] = fuller or found
+                if fuller is None:
                     yield each, found
 
-    def _has_lost(self, found: Manifest) -> bool:
-        """Return whether a checkpoint had more files: some formats do not show that one is missing,
-        and it may have been on a node that is lost.
-        """
-        known = [k.manifest for h in self.holdings for k in h.kept]
-        if (last := self._whole.get(found.key)) is not None:
-            known.append(last)
-        states = [k for k in known if (k.key, k.decisive_file) == (found.key, found.decisive_file)]
-        self._whole[found.key] = max((found, *states), key=lambda each: len(each.essential))
-        return any(found.essential < each.essential for each in states)
-
-    def care(self, complete: Sequence[Complete]) -> None:
-        self._caring.look(complete)
+    def care(self) -> None:
+        if self._is_current:
+            self._caring.look(self._whole)
 
     def deleted(self, vanished: set[str]) -> set[str]:
         self.by_script &= vanished
@@ -256,7 +258,7 @@ class Nodes(OneNode):
         super().hold(contents, held, in_memory=in_memory)
         if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
             # The nodes were not looked at simultaneously. What is still the same is no mixture.
-            self.refresh()
+            self.refresh(needs_all=not self._requests.is_gone)
 
     def copy(
         self,
@@ -295,7 +297,7 @@ class Nodes(OneNode):
     ) -> Iterator[dict[int, Call]]:
         """Have nodes copy these files, and cancel that in the end."""
         if lost := entries.keys() - self.peers.keys():
-            raise GivenUpError(f"{self.hosts.get(min(lost), 'a node')} is lost")
+            raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
         calls = {
             node: self.peers[node].copy(some, essential, drafted, in_memory=in_memory)
             for node, some in entries.items()
@@ -312,7 +314,7 @@ class Nodes(OneNode):
             call.add_done_callback(lambda _: self._requests.wake())
         while any(not call.done() for call in calls.values()):
             if any(node not in self.peers for node in calls):
-                raise GivenUpError("a node is lost")
+                raise LostError("a node is lost")
             os.utime(drafted)  # else another launch would take it for abandoned
             both(mine, TICK)
             self._pause()
@@ -320,7 +322,7 @@ class Nodes(OneNode):
             try:
                 call.result()
             except FileNotFoundError as e:
-                raise GivenUpError("the script has deleted it") from e
+                raise LostError("the script has deleted it") from e
             except GivenUpError as e:
                 raise RewrittenError(str(e)) from e
 
@@ -329,9 +331,13 @@ class Nodes(OneNode):
         calls = {n: self[n].fetch(some, "") for n, some in wanted.items() if n in self}
         return self.wait(calls, {n: {each.source for each in wanted[n]} for n in calls})
 
-    def delete_at(self, entries: Mapping[int, Iterable[Entry]]) -> None:
-        """Have nodes delete files, and directories that are empty then."""
-        every = {n: with_folders(some) for n, some in entries.items() if n in self}
+    def delete_at(
+        self, entries: Mapping[int, Iterable[Entry]], moved: Collection[str] = ()
+    ) -> None:
+        """Have nodes delete files, and directories of the checkpoints at the paths `moved` that are
+        empty then.
+        """
+        every = {n: _with_folders(some, moved) for n, some in entries.items() if n in self}
         self.wait({n: self[n].delete(some) for n, some in every.items() if some})
 
     def delete(self, contents: Contents) -> None:
@@ -340,7 +346,7 @@ class Nodes(OneNode):
         identities = {entry.name: entry.identity for entry in shown}
         for node, found in self.inventories.items():
             entries = [e for e in found.entries if identities.get(e.name) == e.identity]
-            self.delete_at({node: entries})
+            self.delete_at({node: entries}, contents.moved)
             free = found.free.free + sum(each.size for each in entries)  # so far
             self.inventories[node] = found._replace(free=found.free._replace(free=free))
 
@@ -348,6 +354,10 @@ class Nodes(OneNode):
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
             self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+
+
+def _state(manifest: Manifest) -> set[tuple[str, tuple[int, int]]]:
+    return {(file.name, file.identity) for file in manifest.needed}
 
 
 def _with(calls: Mapping[int, Call], between: Between) -> Between:
@@ -362,8 +372,9 @@ def _with(calls: Mapping[int, Call], between: Between) -> Between:
     return both
 
 
-def with_folders(entries: Iterable[Entry]) -> list[Entry]:
-    """Return entries and the directories above them."""
+def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> list[Entry]:
+    """Return entries, and the directories above them as far as they belong to checkpoints."""
     found = {each.name: each for each in entries}
-    parents = {str(parent) for name in found for parent in Path(name).parents} - {HERE}
-    return [*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in parents)]
+    parents = {str(parent) for name in found for parent in Path(name).parents}
+    own = (parent for parent in parents if is_part(parent, moved))
+    return [*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in own)]

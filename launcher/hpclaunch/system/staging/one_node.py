@@ -37,11 +37,11 @@ class OneNode:
         node does not answer and `needs_all`.
         """
 
-    def care(self, complete: Sequence[Complete]) -> None:
-        """Give the orders that follow from the complete checkpoints, the newest first."""
+    def care(self) -> None:
+        """Give the orders that follow from what `whole` has returned last."""
 
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
-        """Return those of which no node has lost or is writing files."""
+        """Return the checkpoints of which no node has lost or is writing files."""
         return list(complete)
 
     def share(self) -> None:

@@ -19,7 +19,7 @@ from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 
 from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
-from .copying import Between, at_once, copy, make_parents
+from .copying import Between, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
 from .publishing import draft, draft_beside, is_copied, place
@@ -215,6 +215,8 @@ class OtherFiles:
                     try:
                         if self._copy_one(each, drafted, between, missing):
                             copied.append(each)
+                    except (LostError, RewrittenError) as e:  # of another node
+                        failed.append((each.name, str(e)))
                     except OSError as e:
                         if os.path.lexists(os.path.join(self._launch.root, each.name)):
                             failed.append((each.name, e.strerror or str(e)))

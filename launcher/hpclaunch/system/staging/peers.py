@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 from hpclaunch.core.staging.copies import Fetch
@@ -84,3 +85,8 @@ def wanted(fetches: Iterable[Fetch], manifest: Manifest) -> dict[int, list[Wante
 
 def entry_of(file: StagedFile) -> Entry:
     return Entry(file.name, file.mode, file.size, file.time, 0, file.target)
+
+
+def is_part(name: str, moved: Collection[str]) -> bool:
+    """Return whether a path belongs to a checkpoint at one of these paths."""
+    return name in moved or any(str(parent) in moved for parent in Path(name).parents)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +23,9 @@ class Requests:
 
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
-        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._woken, self._waking = socket.socketpair()
+        for each in (self._woken, self._waking):
+            each.setblocking(False)
         self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
         # Takes a request at once, also in the middle of a copy.
         self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
@@ -42,9 +44,9 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            ready = select.select([self._channel.fileno(), self._woken], [], [], left)[0]
-            if self._woken in ready:
-                os.read(self._woken, 1 << 16)
+            ready = select.select([self._channel.fileno(), self._woken.fileno()], [], [], left)[0]
+            if self._woken.fileno() in ready:
+                self._woken.recv(1 << 16)
             if self._channel.fileno() not in ready:
                 return
             had_pauses = self.has_pauses
@@ -58,12 +60,12 @@ class Requests:
 
     def wake(self) -> None:
         """End `serve` early. Any thread may call this."""
-        with contextlib.suppress(BlockingIOError):  # it has many reasons to wake up already
-            os.write(self._waking, b"1")
+        with contextlib.suppress(OSError):  # it has many reasons to wake up already, or is closed
+            self._waking.send(b"1")
 
     def close(self) -> None:
-        os.close(self._woken)
-        os.close(self._waking)
+        self._woken.close()
+        self._waking.close()
 
     def take(self, request: messages.Request) -> None:
         match request:

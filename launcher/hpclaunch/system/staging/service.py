@@ -171,7 +171,7 @@ class Stager:
         found = self.looking.look()
         complete = list(self.looking.complete(found))
         draining.check_room(complete)
-        self.nodes.care(complete)
+        self.nodes.care()
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
