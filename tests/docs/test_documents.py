@@ -212,10 +212,12 @@ def test_every_parser_is_fuzzed() -> None:
 def test_times_that_the_page_on_faults_states() -> None:
     text = " ".join((DOCS / "faults.md").read_text().split())
     for said in (
-        f"and the job can continue without it | {DEFAULTS.loss:g} s, the loss timeout |",
-        f"| the head sends nothing, the same | {DEFAULTS.vote_lease:g} s |",
-        f"needs all of its nodes | {PATIENT_LOSS:g} s, the loss timeout there |",
-        f"after {DEFAULTS.silence_notice:g} s: nothing could begin without it",
+        "| a node sends nothing, and the job can continue without it | "
+        f"{DEFAULTS.loss:g} s after its last message (the loss timeout) |",
+        "| the head sends nothing, and the job can continue without it | "
+        f"{DEFAULTS.vote_lease:g} s after its last message |",
+        f"needs all of its nodes | {PATIENT_LOSS:g} s after its last message (the loss timeout ",
+        f"no new round could begin. After {DEFAULTS.silence_notice:g} s a line says so.",
         f"`--grace` seconds ({DEFAULTS.grace:g} by default)",
         f"gets SIGKILL after {DEFAULTS.stuck:g} s",
         f"`--wait-for-nodes` seconds ({DEFAULTS.wait:g} by default)",

@@ -8,17 +8,34 @@ from pathlib import Path
 
 import pytest
 
+from hpclaunch.core.health.findings import reason
+from hpclaunch.core.health.gpu_rules import GpuReading, Slowdown, XidSeen, judge
+from hpclaunch.core.placement import mps_shares
+from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol import facts, node_facts
 from hpclaunch.core.protocol.facts import Fact
 from hpclaunch.core.protocol.job_state import JobState
-from hpclaunch.core.protocol.model import NO_RANK, Failure, Leftover, Origin, Request, Verdict
+from hpclaunch.core.protocol.model import (
+    NO_RANK,
+    Failure,
+    Leftover,
+    Origin,
+    Request,
+    Share,
+    Shares,
+    Verdict,
+)
 from hpclaunch.core.protocol.node_facts import LaunchNoteKind, LogTroubleKind
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.observe.console import messages
 from hpclaunch.observe.failure_account import SECTIONS
+from hpclaunch.system.checkpoints.archives import CUT
 from hpclaunch.system.logs.fact_files import KINDS
+from hpclaunch.system.network import wire
+from hpclaunch.system.staging.room import Room
 
-PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "messages.md"
 # The sections on messages that are not made of facts.
 OTHERS = ("Another run", "How a job ended")
 
@@ -58,8 +75,41 @@ def _restart(**fields: object) -> facts.RestartDecided:
 CKPT = "/scratch/u/ckpt/step-600.pt"
 SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
 STAGE = "/dev/shm/hpclaunch-stage-1001/5f3a9c1e/ckpt"
-NO_ROOM = "the memory of this node has only 0.5 GiB of 8.0 GiB free"
+NO_ROOM = Room(1 << 29, 8 << 30, "the memory of this node").lack_of_any()
+CUT_SHORT = (f"step-800.pt: {CUT}",)
+(HOT,) = judge(GpuReading("GPU 0", slow=(Slowdown.THERMAL,), temperature=91))
+ECC = reason(judge(GpuReading("GPU 1", uncorrected=3)))
+ON_ONE_GPU = Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True)
 UPLOAD = (Leftover(4711, "aws", 0),)
+
+
+def _no_message() -> str:
+    """Return why bytes that are no message are ignored."""
+    with pytest.raises(wire.WireError) as refused:
+        wire.decode(b"hello")
+    return str(refused.value)
+
+
+# Reasons that are written out below, each with the source file that words it
+REASONS = {
+    "starts threads": "worker/site/_hpclaunch_template.py",
+    " stands in for the ": "worker/site/_hpclaunch_template.py",
+    ", but nothing in a known format; for directories in ": "agent/resuming.py",
+    "cannot look for checkpoints in ": "agent/resuming.py",
+    "the process that looks for them has ended": "agent/resuming.py",
+    ", and takes one user at a time (process ": "worker/mps_keeper.py",
+    " belongs to ": "system/gpus/foreign_mps.py",
+    "ended with ": "system/processes/commands.py",
+    "cannot write to the log directory ": "system/logs/log_directory.py",
+    " was lost: ": "core/head/loss_detection.py",
+    "it has been silent for ": "core/consensus/contact.py",
+    "survive SIGKILL for ": "core/member/stopping.py",
+    "the CPU quota of its cgroup stops it for ": "core/stragglers/causes.py",
+    "all have begun it: a network that loses data, or a fault of the backend": (
+        "core/hangs/judgement.py"
+    ),
+    "has not reached it: it is ": "core/hangs/judgement.py",
+}
 
 EXAMPLES: tuple[Fact, ...] = (
     # At the start
@@ -84,13 +134,14 @@ EXAMPLES: tuple[Fact, ...] = (
             LaunchNoteKind.LOGS_IN_USE: {"asked": "logs", "directory": "logs/71.0"},
             LaunchNoteKind.LOGS_FOREIGN: {"directory": "hpclaunch-logs-1001/71.0"},
             LaunchNoteKind.LOGS_TEMPORARY: {
-                "why": "No space left on device",
-                "directory": "/tmp/x7f",
+                "why": "cannot write to the log directory hpclaunch-logs/71.0: "
+                "No space left on device",
+                "directory": "/tmp/hpclaunch-71.0-x7f",
             },
         }.items()
     ),
     node_facts.PortTaken("n1", 29400, 20123),
-    node_facts.MessageIgnored("n1", "10.0.0.9", "it is not a message of this version"),
+    node_facts.MessageIgnored("n1", "10.0.0.9", _no_message()),
     # Waiting
     facts.AgentsAwaited(("n3", "n4"), 2, 4, 15.0, ""),
     facts.NodesAwaited(("n3",), 1, 2, 45.0),
@@ -103,9 +154,13 @@ EXAMPLES: tuple[Fact, ...] = (
     _restart(outage_delay=4.0),
     _restart(node_delay=2.0),
     _began(**SAVED),
-    _began(passed_over=("step-800.pt: cut short",), **SAVED),
-    _began(passed_over=("step-800.pt: cut short",)),
-    _began(begins=1, lacking="files of no known format: model.bin"),
+    _began(passed_over=CUT_SHORT, **SAVED),
+    _began(passed_over=CUT_SHORT),
+    _began(
+        begins=1,
+        lacking="ckpt has model.bin, but nothing in a known format; for directories in a format "
+        "of your own, --checkpoint-complete names the file that marks a complete one",
+    ),
     _began(),
     _began(saves=False),
     _began(begins=3, gone=("n2",), came=("n4",), nodes=3, **SAVED),
@@ -153,13 +208,7 @@ EXAMPLES: tuple[Fact, ...] = (
     node_facts.SignalUnhandled("n2", 10, (3,)),
     # Nodes
     facts.NodeLost("n2", "the agent on n2 was lost: it has been silent for 3 s"),
-    facts.NodesCordoned(
-        1,
-        ("n2",),
-        facts.CordonKind.UNFIT,
-        "GPU 1 ECC: 3 uncorrected memory errors since the driver was loaded",
-        "71",
-    ),
+    facts.NodesCordoned(1, ("n2",), facts.CordonKind.UNFIT, ECC, "71"),
     facts.NodesCordoned(1, ("n2",), facts.CordonKind.FAILING),
     facts.NodesCordoned(1, ("n2",), facts.CordonKind.SLOW),
     facts.DrainFound(("n2",)),
@@ -168,36 +217,42 @@ EXAMPLES: tuple[Fact, ...] = (
     facts.NodesSilent(("n2",), 10.0, 290.0),
     facts.NodeHeard("n2"),
     # Health of a node, and MPS
-    node_facts.HealthWarning(
-        "n1", "GPU 0 clocks", "slowed down by heat", "report it to the administrator"
-    ),
-    node_facts.XidReported("n1", 3, "GPU 1", 31, "a GPU memory page fault"),
+    node_facts.HealthWarning("n1", HOT.check, HOT.found, HOT.advice),
+    node_facts.XidReported("n1", 3, "GPU 1", 31, XidSeen("", "GPU 1", 31).meaning),
     node_facts.MpsStarted("n1", (("GPU 0",), ("GPU 1",))),
-    node_facts.ForeignMpsAwaited("n1", "the MPS daemon serves user 1001"),
+    node_facts.ForeignMpsAwaited(
+        "n1",
+        "the MPS daemon at /run/nvidia-mps serves alice, and takes one user at a time (process "
+        "4711)",
+    ),
     node_facts.MpsBypassed("n1", (2, 3)),
     node_facts.ForeignMpsUsed("n1", "/run/nvidia-mps"),
     node_facts.ForeignMpsCrowded("n1", "/run/nvidia-mps", 40, 12),
     node_facts.ForeignMpsRefused(
-        "n1", "the MPS daemon at /run/nvidia-mps is not used: it could not be asked"
+        "n1", "the MPS daemon at /run/nvidia-mps is not used: /run/nvidia-mps belongs to alice"
     ),
-    node_facts.TimeSlices(
-        "n1",
-        ("GPU 0",),
-        "nvidia-cuda-mps-control is not in PATH",
-        "It comes with NVIDIA's driver: ask the administrator",
-    ),
+    *mps_shares.plan(
+        mps_shares.Settings(),
+        ON_ONE_GPU,
+        (Gpu("0", "GPU-6f1c"),),
+        mps_shares.MpsSupport(),
+        host="n1",
+    ).notes,
     node_facts.FewConnections("n1", 8, 2),
     # The head
     facts.HeadChanged("n1", "n2", 1, -4.5),
     facts.HeadDeposed("n1", "n2"),
-    facts.HeadLeaves("n1", "the search for checkpoints was killed 3 times"),
+    facts.HeadLeaves(
+        "n1",
+        "cannot look for checkpoints in ckpt: the process that looks for them has ended",
+    ),
     facts.HeadAwaited("n2", "n1", 15.0, ""),
     facts.HeadAwaited("n1", "", 15.0, ""),
     facts.HeadSilent("n2", "n1", 10.0, 290.0),
     facts.HeadHeard("n2", "n1"),
     facts.ElectionAwaited("n3", "n1", "it has been silent for 5 s", 45.0),
     # Warm starts
-    node_facts.ColdStart("n1", "./csv.py replaces a module that torch imports"),
+    node_facts.ColdStart("n1", "/home/you/csv.py stands in for the csv that torch imports"),
     node_facts.WorkerTurnedCold(
         "n1",
         node_facts.ColdCause.VARIABLE,
@@ -217,8 +272,8 @@ EXAMPLES: tuple[Fact, ...] = (
         7,
         is_impossible=True,
     ),
-    node_facts.PreloadSkipped("n1", "pyarrow", "it starts a thread"),
-    node_facts.TemplateReplaced("n1", "killed by SIGKILL"),
+    node_facts.PreloadSkipped("n1", "tracing", "importing tracing starts threads"),
+    node_facts.TemplateReplaced("n1", "SIGKILL"),
     # Checkpoints in memory
     node_facts.StageBegan("n1", "ckpt", STAGE, ("--dir=ckpt",), CKPT, 1 << 30, 0.5),
     node_facts.StageBegan("n1", "ckpt", STAGE, (), "", 0, 0.0),
@@ -232,15 +287,19 @@ EXAMPLES: tuple[Fact, ...] = (
     node_facts.StageLost("n1", "ckpt", (CKPT,), "No space left on device"),
     # Log files, metrics and notifications
     node_facts.LogTrouble("n1", LogTroubleKind.DISK, "/scratch/u/logs/71.0"),
-    node_facts.LogTrouble("n1", LogTroubleKind.FILES, "journal.jsonl", "No space left on device"),
     node_facts.LogTrouble(
-        "n1", LogTroubleKind.DUPLICATES, "filtered-agent-0.out", "File too large"
+        "n1", LogTroubleKind.FILES, "journal.jsonl", "No space left on device: logs/71.0"
+    ),
+    node_facts.LogTrouble(
+        "n1", LogTroubleKind.DUPLICATES, "logs/round-0/filtered-agent-0.out", "File too large"
     ),
     node_facts.LogTrouble("n1", LogTroubleKind.STALLED, "120"),
-    node_facts.OutputMoved("n1", 2, "/local/tmp/hpclaunch-logs-x7f", "No space left on device"),
-    node_facts.MetricsFailed("n1", "port 9400", "Address already in use"),
+    node_facts.OutputMoved(
+        "n1", 2, "/tmp/hpclaunch-71.0-x7f", "No space left on device: logs/71.0/round-2"
+    ),
+    node_facts.MetricsFailed("n1", "port 9400 of 127.0.0.1", "Address already in use"),
     node_facts.NotifyFailed(
-        "n1", node_facts.NotifyTrouble.FAILED, "exited with code 22: curl: (22) 404"
+        "n1", node_facts.NotifyTrouble.FAILED, "ended with 22: curl: (22) 404 Not Found"
     ),
     node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.INTERRUPTED),
     node_facts.NotifyFailed("n1", node_facts.NotifyTrouble.UNFINISHED, limit=10.0),
@@ -256,7 +315,7 @@ EXAMPLES: tuple[Fact, ...] = (
     facts.NoticeGiven(3, 1204, JobState.RUNNING, 53.0),
     facts.NoticeGiven(3, 0, JobState.PREEMPTED, 53.0),
     facts.RequeueImpossible("71"),
-    facts.JobEnded(4, Verdict(0, "", Origin.DONE), (("n2", "GPU 1 is lost"),)),
+    facts.JobEnded(4, Verdict(0, "", Origin.DONE), (("n2", ECC),)),
 )
 
 # Facts for the report, the metrics and `status`, without a message.
@@ -293,6 +352,12 @@ def cell(fact: Fact) -> str:
 def test_the_page_has_the_message_of_each_example() -> None:
     missing = {cell(fact) for fact in EXAMPLES} - cells()
     assert not missing, "\n".join(["docs/messages.md lacks:", *sorted(missing)])
+
+
+@pytest.mark.parametrize(("reason", "source"), REASONS.items())
+def test_reasons_on_the_page_are_those_of_the_program(reason: str, source: str) -> None:
+    assert reason in PAGE.read_text()
+    assert reason in (ROOT / "launcher/hpclaunch" / source).read_text()
 
 
 def test_each_message_of_the_page_is_that_of_an_example() -> None:

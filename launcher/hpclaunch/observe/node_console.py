@@ -184,9 +184,9 @@ def words_of_mps(note: facts.MpsNote) -> str:
             return why
         case facts.FewConnections(connections=connections, most=most):
             return (
-                f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: each worker under MPS keeps so many "
-                "of its GPU's connections to itself, and fewer workers fit. Leave it unset, or at "
-                f"most {most}"
+                f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: each worker under MPS reserves "
+                f"{connections} of its GPU's connections, so fewer workers fit. Leave it unset, or "
+                f"set it to at most {most}"
             )
 
 
