@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from launching import hpclaunch
+
+from hpclaunch.system.staging.stage_directory import BASE, StageDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system" / "checkpoints"))
 from looking import cut_short, damage, zero_the_middle
@@ -46,6 +49,27 @@ def test_the_table(tmp_path):
     assert done.stdout.rstrip().endswith(
         "would resume from epoch-2.pt (epoch 2, by its name); load it with torch.load(path)"
     )
+
+
+@pytest.fixture
+def staged(tmp_path):
+    made = StageDirectory(BASE, str(tmp_path))
+    yield Path(made.path)
+    made.remove()
+
+
+def test_one_that_is_only_in_memory(tmp_path, staged):
+    """A launch restarts from it, but one that begins now does not."""
+    stored = save(tmp_path / "epoch-1.pt", at=100)
+    saved = save(staged / "epoch-2.pt", at=200)
+    damage(save(staged / "epoch-3.pt", at=300), cut_short)
+    said = checkpoints_json(tmp_path)
+    assert said["chosen"] == str(stored)
+    assert [each["path"] for each in said["in_memory"]] == [str(tmp_path / "epoch-2.pt")]
+    done = hpclaunch("checkpoints", tmp_path, cwd=Path("/"))
+    assert "yes, only in memory" in done.stdout
+    shutil.copy2(saved, tmp_path)
+    assert checkpoints_json(tmp_path)["in_memory"] == []
 
 
 def _named(directory):

@@ -88,8 +88,9 @@ def test_the_fields_are_there(tmp_path: Path) -> None:
     assert named["over"]
     assert named["ends[].tail"] == "the first round fails"
     listed = answer("checkpoints", "ckpt")
-    chosen, complete, why_not = (value(listed, field) for field in fields("checkpoints"))
-    assert (chosen, complete) == (None, False)
+    said = (value(listed, field) for field in fields("checkpoints"))
+    chosen, complete, why_not, in_memory = said
+    assert (chosen, complete, in_memory) == (None, False, [])
     assert why_not
 
 

@@ -3,17 +3,20 @@
     hpclaunch checkpoints DIR
     hpclaunch checkpoints 'lightning_logs/**'
 
-DIR is the value for --checkpoint-dir. The newest checkpoint comes first. The
-command changes nothing.
+DIR is the value for --checkpoint-dir. The newest checkpoint comes first. Those
+that a launch with --stage has only in the memory of this node are listed, too.
+The command changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -26,6 +29,7 @@ from .parser import Parser
 
 if TYPE_CHECKING:
     from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
+    from hpclaunch.system.checkpoints.service import CheckpointService
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -37,20 +41,19 @@ def prepare_parser(parser: Parser) -> None:
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
     try:
         found, chosen = look(options)
+        in_memory = dict(_in_memory(options, found))
     except OSError as e:
         raise UsageError(f"cannot look for checkpoints in {options.dir}: {e.strerror or e}") from e
-    text = _json(found, chosen) if options.json else _table(found, chosen, options.dir)
-    write(text)
+    form = _json if options.json else partial(_table, options.dir)
+    write(form(found, chosen, in_memory))
     return 0
 
 
 def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], ExaminedCheckpoint | None]:
     """Return all checkpoints, the newest first, and the one that a launch would choose."""
     from hpclaunch.system.checkpoints import READS
-    from hpclaunch.system.checkpoints.service import CheckpointService
 
-    complete = options.checkpoint_complete or ""
-    service = CheckpointService(options.dir, options.checkpoint_exclude, complete, options.verify)
+    service = _service(options.dir, options)
     found = list(service.examine())
     for i, each in enumerate(found):
         if each.lacks is not None:
@@ -62,12 +65,46 @@ def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], Examine
     return found, None
 
 
-def _json(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None) -> str:
+def _service(where: str, options: argparse.Namespace) -> CheckpointService:
+    from hpclaunch.system.checkpoints.service import CheckpointService
+
+    complete = options.checkpoint_complete or ""
+    return CheckpointService(where, options.checkpoint_exclude, complete, options.verify)
+
+
+def _in_memory(
+    options: argparse.Namespace, on_storage: list[ExaminedCheckpoint]
+) -> Iterator[tuple[str, ExaminedCheckpoint]]:
+    """Yield the complete checkpoints of running launches that have not been copied to storage, each
+    with its path there.
+    """
+    from hpclaunch.system.checkpoints.patterns import split
+    from hpclaunch.system.staging.stage_directory import of_launches
+
+    storage, pattern = split(options.dir)
+    stored = {(os.path.abspath(f.candidate.path), f.candidate.time) for f in on_storage}
+    for stage in of_launches(storage):
+        with contextlib.suppress(OSError):  # the launch has just ended
+            for each in _service(os.path.join(stage, pattern), options).examine():
+                path = os.path.join(storage, os.path.relpath(each.candidate.path, stage))
+                path = os.path.normpath(path)
+                if each.lacks is None and (path, each.candidate.time) not in stored:
+                    yield path, each
+
+
+def _json(
+    found: list[ExaminedCheckpoint],
+    chosen: ExaminedCheckpoint | None,
+    in_memory: dict[str, ExaminedCheckpoint],
+) -> str:
     now = time.time()
     answer = {
         "chosen": None if chosen is None else chosen.candidate.path,
         "rule": None if chosen is None else chosen.rule,
         "checkpoints": [_record(each, now, each is chosen) for each in found],
+        "in_memory": [
+            _record(each, now, chosen=False) | {"path": path} for path, each in in_memory.items()
+        ],
     }
     return json.dumps(answer, indent=2) + "\n"
 
@@ -91,7 +128,12 @@ def _record(found: ExaminedCheckpoint, now: float, chosen: bool) -> dict[str, An
     }
 
 
-def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, where: str) -> str:
+def _table(
+    where: str,
+    found: list[ExaminedCheckpoint],
+    chosen: ExaminedCheckpoint | None,
+    in_memory: dict[str, ExaminedCheckpoint],
+) -> str:
     from rich.table import Table
     from rich.text import Text
 
@@ -109,10 +151,13 @@ def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, w
     table.add_column("complete", overflow="fold", ratio=1)
     base = os.path.abspath(where).partition("*")[0]
     now = time.time()
-    for each in found:
+    rows = [*in_memory.items(), *((each.candidate.path, each) for each in found)]
+    for number, (path, each) in enumerate(rows):
         candidate = each.candidate
-        name = os.path.relpath(candidate.path, os.path.dirname(base) if "*" in where else base)
+        name = os.path.relpath(path, os.path.dirname(base) if "*" in where else base)
         complete = Text("yes", style="green") if each.lacks is None else Text(harmless(each.lacks))
+        if number < len(in_memory):
+            complete = Text("yes, only in memory", style="yellow")
         table.add_row(
             Text("->" if each is chosen else "", style="bold green"),
             Text(harmless(candidate.name if name == "." else name)),
@@ -124,7 +169,7 @@ def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, w
             complete,
         )
     summary = Text(harmless(_summary(found, chosen, where)), style="bold")
-    return rich_output.as_text([table, summary] if found else [summary])
+    return rich_output.as_text([table, summary] if found or in_memory else [summary])
 
 
 def _summary(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, where: str) -> str:

@@ -10,6 +10,7 @@ from hpclaunch.system.staging.stage_directory import (
     StageDirectory,
     await_orphans,
     hold,
+    of_launches,
     sweep,
 )
 
@@ -49,6 +50,15 @@ def test_one_that_is_in_use_is_not_swept(base):
     os.close(lock)
     sweep(base)
     assert os.listdir(base) == []
+
+
+def test_the_one_of_a_launch_that_runs(base, monkeypatch):
+    monkeypatch.setattr("hpclaunch.system.staging.stage_directory.BASE", base)
+    made = StageDirectory(base, "/scratch/u/ckpt")
+    assert list(of_launches("/scratch/u/ckpt/")) == [made.path]
+    assert not list(of_launches("/scratch/u"))
+    kill_agent(made)
+    assert not list(of_launches("/scratch/u/ckpt"))
 
 
 def test_one_without_a_lock_is_swept(base):

@@ -16,11 +16,14 @@ import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from .removal import rmtree
 
 BASE = "/dev/shm"  # noqa: S108 - each user has a private directory in it
 LOCK, AGENT = "lock", ".agent"
+VIEW = "view"  # see view.py
 UNNAMED = "checkpoints"  # the name for a storage directory without one, which is "/"
 
 
@@ -42,7 +45,7 @@ class StageDirectory:
         self._agent = _open(self._own, AGENT)
         fcntl.flock(self._agent, fcntl.LOCK_EX)
         os.write(self._agent, os.fsencode(os.path.abspath(storage)))
-        self.path = os.path.join(self._own, os.path.basename(os.path.abspath(storage)) or UNNAMED)
+        self.path = os.path.join(self._own, _name(storage))
         os.mkdir(self.path)
 
     def remove(self) -> None:
@@ -80,6 +83,31 @@ def sweep(base: str) -> None:
                 os.close(fd)
     with contextlib.suppress(OSError):
         os.rmdir(home)
+
+
+def of_launches(storage: str) -> Iterator[str]:
+    """Yield the staging directories in the memory of this node that stand for this directory on
+    storage, of this user's launches that run. On the node of a stager that leads others, it is the
+    view of all nodes.
+    """
+    home = os.path.join(BASE, f"hpclaunch-stage-{os.geteuid()}")
+    for own in (os.path.join(home, name) for name in _names(home)):
+        with contextlib.suppress(OSError), open(os.path.join(own, AGENT), "rb") as agent:
+            if agent.read() == os.fsencode(os.path.abspath(storage)) and _is_locked(agent):
+                view = os.path.join(own, VIEW, _name(storage))
+                yield view if os.path.isdir(view) else os.path.join(own, _name(storage))
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _name(storage: str) -> str:
+    return os.path.basename(os.path.abspath(storage)) or UNNAMED
 
 
 def await_orphans(own: str, storage: str) -> None:

@@ -21,8 +21,8 @@ from .contents import Item
 from .copying import GivenUpError
 from .node import END, Entry, Inventory, Source, Wanted, fetch_ends
 from .removal import rmtree
+from .stage_directory import VIEW
 
-VIEW = "view"
 WHOLE = 2 * END  # bytes; a skeleton of up to this size has all of its file
 UNKNOWN = -1  # the inode of a file whose ends could not be fetched
 
