@@ -852,6 +852,21 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
     stager.close()
 
 
+def test_what_others_have_written_later_is_not_replaced(node, stager):
+    """A head that is cut off flushes its old files when the job has gone on without it."""
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "log").write_text("step 1")
+    stager.work()
+    assert (node.storage / "log").read_text() == "step 1"
+    with (node.stage / "log").open("a") as file:
+        file.write(", cut off")
+    (node.storage / "log").write_text("step 1, step 2")
+    later = time.time_ns() + SECOND
+    os.utime(node.storage / "log", ns=(later, later))
+    assert stager.flush(1).missing == ()
+    assert (node.storage / "log").read_text() == "step 1, step 2"
+
+
 def test_the_next_stager_may_restore_the_same_in_little_memory(node, stager, monkeypatch):
     """The first one was killed before it could answer."""
     write(node.storage / "step-1.pt", 1)

@@ -244,12 +244,24 @@ class OtherFiles:
             return False
         if each.name not in self._changed and is_copied(each, self._storage):
             return True
+        if self._is_newer_there(each):
+            return False
         if os.path.lexists(final) and not self._is_own(each.name):
             keep(final)
         self._nodes.copy([each], self._launch.root, drafted, between)
         make_parents(each.name, self._launch.root, self._storage)
         place(os.path.join(drafted, each.name), final)
         return True
+
+    def _is_newer_there(self, each: Item) -> bool:
+        """Return whether storage has a later file, and not from this launch: the job may have gone
+        on without a node that was cut off from it.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            there = item(self._storage, each.name)
+            is_own = self._record.others.get(each.name, ())[1:] == there.identity[1:]
+            return not is_own and there.stat.st_mtime_ns > each.stat.st_mtime_ns
+        return False
 
     def _is_own(self, name: str) -> bool:
         """Return whether a file on storage may be replaced: it was written by this launch, or
