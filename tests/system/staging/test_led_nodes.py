@@ -72,6 +72,28 @@ def test_shards_of_several_nodes_become_one_checkpoint(nodes, tmp_path, leader):
     assert not nodes.sent(messages.DrainFailed)
 
 
+def test_a_node_that_answers_late_does_not_put_off_the_next_look(nodes, monkeypatch):
+    stager = nodes.lead()
+    inventory = node.StageNode.inventory
+
+    def late(self):
+        time.sleep(0.5)
+        return inventory(self)
+
+    monkeypatch.setattr(node.StageNode, "inventory", late)
+    began = time.monotonic()
+    stager.looking.look()
+    assert stager.looking.due < began + 10
+
+
+def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypatch):
+    stager = nodes.lead()
+    monkeypatch.setattr(stager.looking, "_clock", iter((0.0, 5.0)).__next__)
+    began = time.monotonic()
+    stager.looking.look()
+    assert began + 5 < stager.looking.due < began + 15
+
+
 @pytest.mark.parametrize("change", [None, cut_short])
 def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
     stager = nodes.lead()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
 SHARE = 0.02  # largest share of the time that looks take
+LONGEST = 10.0  # most seconds between two looks at several nodes
 
 
 class Looking:
@@ -28,18 +30,23 @@ class Looking:
         self._launch, self._requests, self._nodes = launch, requests, nodes
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
+        # Waiting for other nodes takes nothing from the workers.
+        has_several = launch.has_several_nodes
+        self._clock, self._longest = (
+            (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)
+        )
 
     def look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints that are in memory now, the newest first."""
-        began = time.monotonic()
+        began, clock = time.monotonic(), self._clock()
         try:
             self._nodes.refresh(needs_all=not self.has_ended)
             return self.found()
         except (OSError, GivenUpError):
             return []
         finally:
-            took = time.monotonic() - began
-            self.due = began + max(PERIOD, took / SHARE)
+            took = self._clock() - clock
+            self.due = began + max(PERIOD, min(took / SHARE, self._longest))
 
     def found(self) -> list[ExaminedCheckpoint]:
         """Return those that the last look has shown. Raises OSError."""
