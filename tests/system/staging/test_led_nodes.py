@@ -1,16 +1,19 @@
 """A stager that leads several nodes: what it drains, keeps, restores and deletes."""
 
+import errno
 import os
 import shutil
 import time
 import warnings
+from concurrent.futures import Future
 
 import pytest
 from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
-from hpclaunch.system.staging import messages, node
+from hpclaunch.system.staging import messages, node, room, view
+from hpclaunch.system.staging import nodes as nodes_of
 
 
 @pytest.fixture
@@ -419,8 +422,8 @@ def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
     nodes.work(stager)
     refresh, todo = stager.nodes.refresh, []
 
-    def refresh_late(**more):
-        refresh(**more)
+    def refresh_late():
+        refresh()
         while todo:
             todo.pop()()
 
@@ -492,6 +495,103 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.checkpoint) == ((), "")
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
+
+
+def without_an_answer(peer, monkeypatch, error, times=-1):
+    """Have a node not answer for some times; -1: never."""
+    inventory, left = peer.inventory, [times]
+
+    def silent():
+        if left[0] == 0:
+            return inventory()
+        left[0] -= 1
+        call = Future()
+        call.set_exception(error)
+        return call
+
+    monkeypatch.setattr(peer, "inventory", silent)
+
+
+def two_ranks(nodes, step):
+    """Save a checkpoint of which each of two nodes has a file. Its format shows neither."""
+    for rank in (0, 1):
+        write(nodes.stages[rank] / f"step-{step}" / f"rank-{rank}.pt", step)
+    (nodes.stages[0] / f"step-{step}" / ".complete").touch()
+
+
+@pytest.mark.parametrize("is_call_of_ends", [False, True])
+def test_while_a_node_does_not_answer_nothing_is_flushed(nodes, monkeypatch, is_call_of_ends):
+    """Neither half a checkpoint nor its files one by one."""
+    stager = nodes.lead()
+    two_ranks(nodes, 1)
+    nodes.work(stager)
+    expected = picture(nodes.storage)
+    two_ranks(nodes, 2)
+    write(nodes.stages[0] / "solo.pt", 3)
+    damage(nodes.stages[0] / "solo.pt", cut_short)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    monkeypatch.setattr(nodes_of, "PATIENCE", 0.2)
+    if is_call_of_ends:
+
+        def silent(*_):
+            raise error
+
+        monkeypatch.setattr(view, "fetch_ends", silent)
+    else:
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    assert stager.flush(1) == messages.Flushed(1, (str(nodes.storage),), "n1: no answer")
+    assert picture(nodes.storage) == expected
+
+
+def test_a_flush_waits_for_a_node_that_answers_late(nodes, monkeypatch):
+    stager = nodes.lead()
+    two_ranks(nodes, 1)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=3)
+    assert stager.flush(1).missing == ()
+    assert sorted(os.listdir(nodes.storage / "step-1")) == [".complete", "rank-0.pt", "rank-1.pt"]
+
+
+def test_without_its_agent_a_stager_flushes_what_the_living_nodes_have(nodes, monkeypatch):
+    """No agent says then which nodes are lost."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    assert stager.flush(1).missing == ()
+    assert os.listdir(nodes.storage) == ["step-1.pt"]
+
+
+def test_without_its_agent_a_stager_flushes_nothing_once_another_one_leads(nodes, monkeypatch):
+    """The other one may have drained something newer."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    began = time.monotonic()
+    flushed = stager.flush(1)
+    assert (flushed.missing, flushed.why) == ((str(nodes.storage),), "another stager leads")
+    assert os.listdir(nodes.storage) == []
+    assert time.monotonic() < began + 20
+
+
+def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "step-1.pt", 1)
+    (nodes.stages[0] / "log.txt").write_text("a log")
+    nodes.care(stager)
+    nodes.lose(2)
+
+    def full(*_):
+        return "no room"
+
+    monkeypatch.setattr(room.Room, "lack", full)
+    flushed = stager.flush(1)
+    assert flushed.missing == (str(nodes.storage / "step-1.pt"),)
+    assert flushed.why == "no room"
+    assert os.listdir(nodes.storage) == ["log.txt"]
 
 
 def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):

@@ -37,6 +37,13 @@ class RewrittenError(GivenUpError):
     """The script has written the files again while they were copied."""
 
 
+def reason(error: OSError | GivenUpError) -> str:
+    """Return the text of an error, with the path or the address that it is about."""
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    return str(error)
+
+
 def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Between) -> None:
     """Copy items from the directory `source` into `draft`, with their modes and times, and have
     them written to the disk. Links to paths below `root` become relative. Raises OSError.

@@ -40,7 +40,7 @@ class Looking:
         """Return the checkpoints that are in memory now, the newest first."""
         began, clock = time.monotonic(), self._clock()
         try:
-            self._nodes.refresh(needs_all=not self.has_ended)
+            self._nodes.refresh()
             return self.found()
         except (OSError, GivenUpError):
             return []

@@ -113,7 +113,7 @@ class Nodes(OneNode):
 
     # What they have
 
-    def refresh(self, *, needs_all: bool = True) -> None:
+    def refresh(self) -> None:
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
@@ -124,7 +124,9 @@ class Nodes(OneNode):
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
-            if node == self.index or (needs_all and node in self):
+            # The agent would say which nodes are lost. Without it, those whose stagers have ended.
+            has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)
+            if node in self and not has_ended:
                 raise why  # another one may lead by now, and have drained something newer
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
@@ -142,15 +144,17 @@ class Nodes(OneNode):
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
         self._is_current = True
 
-    def refresh_soon(self, *, needs_all: bool = True) -> None:
+    def refresh_soon(self) -> None:
         """Refresh once all nodes answer. The agent removes those that are lost."""
         until = time.monotonic() + PATIENCE
         while True:
             try:
-                self.refresh(needs_all=needs_all)
+                self.refresh()
                 return
-            except (OSError, GivenUpError):
-                if time.monotonic() >= until or not self._leads:
+            except (OSError, GivenUpError) as e:
+                # Another stager leads, and the agent that could have this one lead again is gone.
+                is_over = self._requests.is_gone and isinstance(e, ConnectionRefusedError)
+                if is_over or time.monotonic() >= until or not self._leads:
                     raise
                 self._pause()
 
@@ -258,7 +262,7 @@ class Nodes(OneNode):
         super().hold(contents, held, in_memory=in_memory)
         if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
             # The nodes were not looked at simultaneously. What is still the same is no mixture.
-            self.refresh(needs_all=not self._requests.is_gone)
+            self.refresh()
 
     def copy(
         self,

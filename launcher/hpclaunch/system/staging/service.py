@@ -21,7 +21,7 @@ from hpclaunch.worker.json_lines import AgentChannel
 
 from . import messages, stage_directory
 from .contents import Contents
-from .copying import GivenUpError
+from .copying import GivenUpError, reason
 from .draining import HELD, Draining
 from .launch import Launch
 from .looking import PERIOD, Looking
@@ -192,9 +192,6 @@ class Stager:
         """Copy everything that is left, and try once more what could not be copied."""
         self.looking.has_ended = True
         try:
-            if self._launch.has_several_nodes:
-                with contextlib.suppress(OSError, GivenUpError):
-                    self._gathering().collect()
             missing, why, newest = self._flush_once()
             if missing:
                 missing, why, newest = self._flush_once()
@@ -206,12 +203,18 @@ class Stager:
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
             draining.sweep_again()
-        missing, first, newest = [], "", ""
-        found = self.looking.look()
-        complete = list(self.looking.complete(found))
+        missing: list[str] = []
+        first = newest = ""
         if not os.path.isdir(self._launch.stage):
-            storage = self._launch.storage
-            return [storage], "somebody has deleted the staging directory", ""
+            return [self._launch.storage], "somebody has deleted the staging directory", ""
+        try:
+            if self._launch.has_several_nodes:
+                missing, first = self._gathering().collect()
+            self.nodes.refresh_soon()
+            found = self.looking.found()
+        except (OSError, GivenUpError) as e:  # without a look, half a checkpoint is a file
+            return [self._launch.storage], reason(e), ""
+        complete = list(self.looking.complete(found))
         failed: list[tuple[str, str]] = []
         for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
             for each, contents in batch:
