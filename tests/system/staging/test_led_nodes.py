@@ -323,6 +323,31 @@ def test_without_room_on_a_node_its_host_is_named(nodes, monkeypatch):
     assert "2 checkpoints of 158 KiB" in refused.why
 
 
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch, is_lasting):
+    """Without the record, all that the node saves in the next round would count as a mixture."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    settle, tries = node.StageNode.settle, []
+
+    def full(self, settled):
+        if self.stage == str(nodes.stages[1]):
+            tries.append(settled)
+            if is_lasting or len(tries) == 1:
+                raise OSError(errno.ENOSPC, "no space left", self.stage)
+        settle(self, settled)
+
+    monkeypatch.setattr(node.StageNode, "settle", full)
+    answer = nodes.restore(stager)
+    if is_lasting:
+        assert answer == messages.Refused(1, f"{nodes.stages[1]}: no space left", "n1")
+    else:
+        assert answer.path == ""
+        write(nodes.stages[1] / "step-2.pt", 2)
+        nodes.work(stager)
+        assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-2.pt"]
+
+
 # Deletion
 
 

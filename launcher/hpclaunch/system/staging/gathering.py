@@ -37,6 +37,10 @@ class GatheringError(GivenUpError):
         self.host = host
 
 
+class UnrecordedError(GatheringError, LostError):
+    """A node has not recorded the restore: it may be lost."""
+
+
 class Gathering:
     """One request. `from_storage` restores on this node only."""
 
@@ -192,5 +196,6 @@ class Gathering:
         nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
         settled = Settled(number, frozenset(request.nodes), generation)
         failed = nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})
-        if any(node in nodes for node in failed):
-            raise LostError("a node has not recorded the restore")
+        for node, why in failed.items():
+            if node in nodes:
+                raise UnrecordedError(reason(why), nodes.hosts.get(node, ""))
