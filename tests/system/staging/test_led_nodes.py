@@ -619,6 +619,21 @@ def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch
     assert os.listdir(nodes.storage) == ["log.txt"]
 
 
+def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
+    """No save of it is whole, so none reaches storage."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.restore(stager)
+    (nodes.stages[1].parent / node.SETTLED).unlink()
+    write(nodes.stages[1] / "step-2.pt", 2)
+    nodes.work(stager)
+    flushed = stager.flush(1)
+    assert (flushed.missing, flushed.mixed) == ((), (str(nodes.storage / "step-2.pt"),))
+    assert os.listdir(nodes.storage) == ["step-1.pt"]
+    write(nodes.stages[0] / "step-3.pt", 3)
+    assert stager.flush(2).mixed == ()  # storage has a newer one
+
+
 def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):
     stager = nodes.lead()
     expected = picture(dcp(nodes, 1, tmp_path))

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
@@ -192,29 +193,32 @@ class Stager:
         """Copy everything that is left, and try once more what could not be copied."""
         self.looking.has_ended = True
         try:
-            missing, why, newest = self._flush_once()
-            if missing:
-                missing, why, newest = self._flush_once()
+            flushed = self._flush_once(number)
+            return self._flush_once(number) if flushed.missing or flushed.mixed else flushed
         finally:
             self.looking.has_ended = False
-        return messages.Flushed(number, tuple(missing), why, newest)
 
-    def _flush_once(self) -> tuple[list[str], str, str]:
+    def _flush_once(self, number: int) -> messages.Flushed:
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
             draining.sweep_again()
         missing: list[str] = []
         first = newest = ""
         if not os.path.isdir(self._launch.stage):
-            return [self._launch.storage], "somebody has deleted the staging directory", ""
+            why = "somebody has deleted the staging directory"
+            return messages.Flushed(number, (self._launch.storage,), why)
         try:
             if self._launch.has_several_nodes:
                 missing, first = self._gathering().collect()
             self.nodes.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:  # without a look, half a checkpoint is a file
-            return [self._launch.storage], reason(e), ""
-        complete = list(self.looking.complete(found))
+            return messages.Flushed(number, (self._launch.storage,), reason(e))
+        every = list(self.looking.candidates(found))
+        complete = self.nodes.whole(every)
+        keys = {contents.key for _, contents in complete}
+        newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
+        mixed = tuple(map(on_storage, newer))
         failed: list[tuple[str, str]] = []
         for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
             for each, contents in batch:
@@ -229,7 +233,8 @@ class Stager:
         draining.rotate()
         self.nodes.share()
         missing += (on_storage(name) for name, _ in failed)
-        return missing, first or next((why for _, why in failed), ""), newest
+        first = first or next((why for _, why in failed), "")
+        return messages.Flushed(number, tuple(missing), first, newest, mixed)
 
 
 def _nodes(launch: Launch, requests: Requests) -> OneNode:
