@@ -12,7 +12,7 @@ from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
-from hpclaunch.system.staging import messages, node, room, view
+from hpclaunch.system.staging import copying, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
 
 
@@ -651,3 +651,25 @@ def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):
     assert [message.id for message in nodes.sent(messages.Restored)] == [4]
     assert [picture(stage) for stage in nodes.stages] == [expected] * 3
     assert picture(nodes.storage) == expected
+
+
+def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    copied, todo, answers = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))], []
+
+    def stall(source, draft, *more):
+        if todo and "storage" in draft:
+            stager.requests.pending.append(todo.pop())
+            until = time.monotonic() + 10
+            while not nodes.sent(messages.Restored) and time.monotonic() < until:
+                time.sleep(0.01)
+            answers.extend(nodes.sent(messages.Restored))
+        return copied(source, draft, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", stall)
+    nodes.work(stager)
+    assert [message.id for message in answers] == [4]
+    assert [picture(stage) for stage in (*nodes.stages, nodes.storage)] == [
+        picture(nodes.stages[0])
+    ] * 4

@@ -285,7 +285,8 @@ class Nodes(OneNode):
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
         with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
-            copy(here, source, drafted, self.launch.root, _with(calls, between))
+            both = _with(calls, between)
+            copy(here, source, drafted, self.launch.root, both, meanwhile=_without_end(both))
             done = sum(each.stat.st_size for each in here if each.is_file)
             self._await(calls, drafted, done, between)
         copy(folders, source, drafted, self.launch.root, at_once)
@@ -374,6 +375,17 @@ def _with(calls: Mapping[int, Call], between: Between) -> Between:
         return threads
 
     return both
+
+
+def _without_end(between: Between) -> Between:
+    """Return what to do while pieces are copied: a copy can be given up only between them."""
+
+    def meanwhile(done: int, took: float) -> int:
+        with contextlib.suppress(GivenUpError):
+            return between(done, took)
+        return 0
+
+    return meanwhile
 
 
 def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> list[Entry]:
