@@ -249,4 +249,7 @@ def main(fd: str, _blocked: str, settings: str) -> None:
     channel = AgentChannel(fd)
     os.nice(NICE)  # it works while the workers compute
     with contextlib.suppress(FileNotFoundError):  # the agent has gone, and another has swept
-        Stager(channel, Launch(**json.loads(settings))).run()
+        launch = Launch(**json.loads(settings))
+        Stager(channel, launch).run()
+        if launch.has_several_nodes:
+            os._exit(0)  # a thread may still copy for another node, onto storage that stalls
