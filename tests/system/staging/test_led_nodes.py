@@ -12,7 +12,7 @@ from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
-from hpclaunch.system.staging import copying, messages, node, room, view
+from hpclaunch.system.staging import copying, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
 
 
@@ -47,6 +47,21 @@ def clear(storage):
     """Delete all that is on storage, so that only memory has something to restore."""
     shutil.rmtree(storage)
     storage.mkdir()
+
+
+def without_an_answer(peer, monkeypatch, error, times=-1):
+    """Have a node not answer for some times; -1: never."""
+    inventory, left = peer.inventory, [times]
+
+    def silent():
+        if left[0] == 0:
+            return inventory()
+        left[0] -= 1
+        call = Future()
+        call.set_exception(error)
+        return call
+
+    monkeypatch.setattr(peer, "inventory", silent)
 
 
 # Draining
@@ -87,6 +102,24 @@ def test_a_node_that_answers_late_does_not_put_off_the_next_look(nodes, monkeypa
     began = time.monotonic()
     stager.looking.look()
     assert stager.looking.due < began + 10
+
+
+def test_looks_that_fail_for_long_are_reported(nodes, monkeypatch):
+    """Nothing reaches storage meanwhile."""
+    stager = nodes.lead()
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=3)
+    stager.work()
+    assert nodes.sent(messages.DrainFailed) == []
+    monkeypatch.setattr(looking, "LASTING", 0.0)
+    stager.work()
+    assert nodes.sent(messages.DrainFailed) == [
+        messages.DrainFailed(str(nodes.storage), "n1: no answer")
+    ]
+    monkeypatch.setattr(looking, "LASTING", 60.0)
+    stager.work()
+    stager.work()
+    assert len(nodes.sent(messages.DrainFailed)) == 1
 
 
 def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypatch):
@@ -520,21 +553,6 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.checkpoint) == ((), "")
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
-
-
-def without_an_answer(peer, monkeypatch, error, times=-1):
-    """Have a node not answer for some times; -1: never."""
-    inventory, left = peer.inventory, [times]
-
-    def silent():
-        if left[0] == 0:
-            return inventory()
-        left[0] -= 1
-        call = Future()
-        call.set_exception(error)
-        return call
-
-    monkeypatch.setattr(peer, "inventory", silent)
 
 
 def two_ranks(nodes, step):
