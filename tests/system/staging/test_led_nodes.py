@@ -538,6 +538,19 @@ def test_a_rank_whose_file_was_on_a_lost_node_is_missed(nodes):
     assert sorted(nodes.stages[0].iterdir()) == sorted(nodes.stages[0] / name for name in expected)
 
 
+def test_the_first_of_two_ranks_is_missed_too(nodes):
+    """The files of the others then look like another checkpoint."""
+    stager = nodes.lead(0)
+    for rank, index in enumerate((1, 2)):
+        write(nodes.stages[index] / f"ep0-ba1-rank{rank}.pt", 1)
+        time.sleep(0.01)
+    expected = picture(nodes.stages[1]) | picture(nodes.stages[2])
+    nodes.care(stager)
+    nodes.lose(1)
+    assert nodes.restore(nodes.lead(2), nodes=(0, 2)).path == ""
+    assert [picture(nodes.stages[i]) for i in (0, 2)] == [expected] * 2
+
+
 def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, monkeypatch):
     stager = nodes.lead()
     write(nodes.stages[1] / "step-1.pt", 1)

@@ -216,13 +216,14 @@ class Nodes(OneNode):
 
     def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
-        last, self._last = self._last, {}
+        before = [(m, _state(m)) for m in (*kept, *self._last.values())]
+        self._last = {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
                 found = self._caring.manifest(*each)
-                before = [m for m in (*kept, *last.values()) if m.key == found.key]
+                state = _state(found)
                 # Some formats do not show that a file is missing: it may be on a lost node.
-                fuller = next((m for m in before if _state(found) < _state(m)), None)
+                fuller = next((m for m, known in before if state < known), None)
                 self._last[found.key] = fuller or found
                 if fuller is None:
                     yield each, found
