@@ -381,6 +381,23 @@ def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch
         assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-2.pt"]
 
 
+def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, monkeypatch):
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(1 << 20))
+    inventory = node.StageNode.inventory
+
+    def full(self):
+        found = inventory(self)
+        free = 1_000_000 if self.stage == str(nodes.stages[0]) else found.free.free
+        return found._replace(free=found.free._replace(free=free))
+
+    monkeypatch.setattr(node.StageNode, "inventory", full)
+    nodes.work(stager)
+    (refused,) = nodes.sent(messages.Refused)
+    assert refused.host == os.uname().nodename
+
+
 # Deletion
 
 

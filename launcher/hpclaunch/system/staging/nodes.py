@@ -237,12 +237,16 @@ class Nodes(OneNode):
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's."""
+        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, this
+        one also for the skeletons of the others' (`view.py`).
+        """
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
         for each, sizes in ((newest, needed), *((c, freed) for c in older)):
             for file in (i for i in each.items if i.is_file):
                 sizes[owner := self._owner(file)] += file.stat.st_size
+                if owner != self.index:
+                    sizes[self.index] += min(file.stat.st_size, WHOLE)
                 if sizes is needed and owner in buddy:
                     needed[buddy[owner]] += file.stat.st_size
         for node, size in needed.items():
