@@ -195,10 +195,13 @@ class Stager:
         try:
             flushed = self._flush_once(number)
             return self._flush_once(number) if flushed.missing or flushed.mixed else flushed
+        except GivenUpError as e:  # a node does not answer; a half checkpoint must not be copied
+            return messages.Flushed(number, (self._launch.storage,), str(e))
         finally:
             self.looking.has_ended = False
 
     def _flush_once(self, number: int) -> messages.Flushed:
+        """Copy what is left. Raises GivenUpError if the memory of all nodes cannot be looked at."""
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
             draining.sweep_again()
@@ -212,8 +215,8 @@ class Stager:
                 missing, first = self._gathering().collect()
             self.nodes.refresh_soon()
             found = self.looking.found()
-        except (OSError, GivenUpError) as e:  # without a look, half a checkpoint is a file
-            return messages.Flushed(number, (self._launch.storage,), reason(e))
+        except (OSError, GivenUpError) as e:
+            raise GivenUpError(reason(e)) from e
         every = list(self.looking.candidates(found))
         complete = self.nodes.whole(every)
         keys = {contents.key for _, contents in complete}
