@@ -278,6 +278,13 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
     ]
 
 
+def test_a_checkpoint_with_files_of_several_saves_is_lost_with_the_job(staging):
+    mixed = messages.Flushed(staging.adapter._number + 1, (), "", mixed=("/s/ckpt/2.pt",))
+    staging.flush()
+    assert staging.reply(mixed) == [events.StageFlushed(("/s/ckpt/2.pt",), number=5)]
+    assert staging.said[-1].endswith("/s/ckpt/2.pt: some of its files are of another save")
+
+
 def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     until = time.monotonic() + 100.0
     staging.adapter.newest = "/s/ckpt/2.pt"

@@ -407,8 +407,10 @@ class Staging(Adapter):
             elif self._agents and self._search and self.restore((), self._search):
                 return []
             return self._released()  # what is missing is still in memory, where searches look
+        lost += reply.mixed
         if lost:
-            self._record(StageLost(self._host, self._settings.where, lost, reply.why))
+            why = reply.why or "some of its files are of another save"
+            self._record(StageLost(self._host, self._settings.where, lost, why))
         number, self._end = self._end.number, None
         self._leave()
         return [events.StageFlushed(lost, bool(reply.checkpoint), number)]

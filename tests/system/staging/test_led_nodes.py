@@ -1,16 +1,19 @@
 """A stager that leads several nodes: what it drains, keeps, restores and deletes."""
 
+import errno
 import os
 import shutil
 import time
 import warnings
+from concurrent.futures import Future
 
 import pytest
 from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
-from hpclaunch.system.staging import messages, node
+from hpclaunch.system.staging import copying, looking, messages, node, room, view
+from hpclaunch.system.staging import nodes as nodes_of
 
 
 @pytest.fixture
@@ -46,6 +49,21 @@ def clear(storage):
     storage.mkdir()
 
 
+def without_an_answer(peer, monkeypatch, error, times=-1):
+    """Have a node not answer for some times; -1: never."""
+    inventory, left = peer.inventory, [times]
+
+    def silent():
+        if left[0] == 0:
+            return inventory()
+        left[0] -= 1
+        call = Future()
+        call.set_exception(error)
+        return call
+
+    monkeypatch.setattr(peer, "inventory", silent)
+
+
 # Draining
 
 
@@ -70,6 +88,46 @@ def test_shards_of_several_nodes_become_one_checkpoint(nodes, tmp_path, leader):
     nodes.work(stager)
     assert newest(nodes.storage)[0] == str(nodes.storage / "step-2")
     assert not nodes.sent(messages.DrainFailed)
+
+
+def test_a_node_that_answers_late_does_not_put_off_the_next_look(nodes, monkeypatch):
+    stager = nodes.lead()
+    inventory = node.StageNode.inventory
+
+    def late(self):
+        time.sleep(0.5)
+        return inventory(self)
+
+    monkeypatch.setattr(node.StageNode, "inventory", late)
+    began = time.monotonic()
+    stager.looking.look()
+    assert stager.looking.due < began + 10
+
+
+def test_looks_that_fail_for_long_are_reported(nodes, monkeypatch):
+    """Nothing reaches storage meanwhile."""
+    stager = nodes.lead()
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=3)
+    stager.work()
+    assert nodes.sent(messages.DrainFailed) == []
+    monkeypatch.setattr(looking, "LASTING", 0.0)
+    stager.work()
+    assert nodes.sent(messages.DrainFailed) == [
+        messages.DrainFailed(str(nodes.storage), "n1: no answer")
+    ]
+    monkeypatch.setattr(looking, "LASTING", 60.0)
+    stager.work()
+    stager.work()
+    assert len(nodes.sent(messages.DrainFailed)) == 1
+
+
+def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypatch):
+    stager = nodes.lead()
+    monkeypatch.setattr(stager.looking, "_clock", iter((0.0, 5.0)).__next__)
+    began = time.monotonic()
+    stager.looking.look()
+    assert began + 5 < stager.looking.due < began + 15
 
 
 @pytest.mark.parametrize("change", [None, cut_short])
@@ -298,6 +356,48 @@ def test_without_room_on_a_node_its_host_is_named(nodes, monkeypatch):
     assert "2 checkpoints of 158 KiB" in refused.why
 
 
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch, is_lasting):
+    """Without the record, all that the node saves in the next round would count as a mixture."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    settle, tries = node.StageNode.settle, []
+
+    def full(self, settled):
+        if self.stage == str(nodes.stages[1]):
+            tries.append(settled)
+            if is_lasting or len(tries) == 1:
+                raise OSError(errno.ENOSPC, "no space left", self.stage)
+        settle(self, settled)
+
+    monkeypatch.setattr(node.StageNode, "settle", full)
+    answer = nodes.restore(stager)
+    if is_lasting:
+        assert answer == messages.Refused(1, f"{nodes.stages[1]}: no space left", "n1")
+    else:
+        assert answer.path == ""
+        write(nodes.stages[1] / "step-2.pt", 2)
+        nodes.work(stager)
+        assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-2.pt"]
+
+
+def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, monkeypatch):
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(1 << 20))
+    inventory = node.StageNode.inventory
+
+    def full(self):
+        found = inventory(self)
+        free = 1_000_000 if self.stage == str(nodes.stages[0]) else found.free.free
+        return found._replace(free=found.free._replace(free=free))
+
+    monkeypatch.setattr(node.StageNode, "inventory", full)
+    nodes.work(stager)
+    (refused,) = nodes.sent(messages.Refused)
+    assert refused.host == os.uname().nodename
+
+
 # Deletion
 
 
@@ -397,8 +497,8 @@ def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
     nodes.work(stager)
     refresh, todo = stager.nodes.refresh, []
 
-    def refresh_late(**more):
-        refresh(**more)
+    def refresh_late():
+        refresh()
         while todo:
             todo.pop()()
 
@@ -455,6 +555,19 @@ def test_a_rank_whose_file_was_on_a_lost_node_is_missed(nodes):
     assert sorted(nodes.stages[0].iterdir()) == sorted(nodes.stages[0] / name for name in expected)
 
 
+def test_the_first_of_two_ranks_is_missed_too(nodes):
+    """The files of the others then look like another checkpoint."""
+    stager = nodes.lead(0)
+    for rank, index in enumerate((1, 2)):
+        write(nodes.stages[index] / f"ep0-ba1-rank{rank}.pt", 1)
+        time.sleep(0.01)
+    expected = picture(nodes.stages[1]) | picture(nodes.stages[2])
+    nodes.care(stager)
+    nodes.lose(1)
+    assert nodes.restore(nodes.lead(2), nodes=(0, 2)).path == ""
+    assert [picture(nodes.stages[i]) for i in (0, 2)] == [expected] * 2
+
+
 def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, monkeypatch):
     stager = nodes.lead()
     write(nodes.stages[1] / "step-1.pt", 1)
@@ -470,6 +583,103 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.checkpoint) == ((), "")
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
+
+
+def two_ranks(nodes, step):
+    """Save a checkpoint of which each of two nodes has a file. Its format shows neither."""
+    for rank in (0, 1):
+        write(nodes.stages[rank] / f"step-{step}" / f"rank-{rank}.pt", step)
+    (nodes.stages[0] / f"step-{step}" / ".complete").touch()
+
+
+@pytest.mark.parametrize("is_call_of_ends", [False, True])
+def test_while_a_node_does_not_answer_nothing_is_flushed(nodes, monkeypatch, is_call_of_ends):
+    """Neither half a checkpoint nor its files one by one."""
+    stager = nodes.lead()
+    two_ranks(nodes, 1)
+    nodes.work(stager)
+    expected = picture(nodes.storage)
+    two_ranks(nodes, 2)
+    write(nodes.stages[0] / "solo.pt", 3)
+    damage(nodes.stages[0] / "solo.pt", cut_short)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    monkeypatch.setattr(nodes_of, "PATIENCE", 0.2)
+    if is_call_of_ends:
+
+        def silent(*_):
+            raise error
+
+        monkeypatch.setattr(view, "fetch_ends", silent)
+    else:
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    assert stager.flush(1) == messages.Flushed(1, (str(nodes.storage),), "n1: no answer")
+    assert picture(nodes.storage) == expected
+
+
+def test_a_flush_waits_for_a_node_that_answers_late(nodes, monkeypatch):
+    stager = nodes.lead()
+    two_ranks(nodes, 1)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=3)
+    assert stager.flush(1).missing == ()
+    assert sorted(os.listdir(nodes.storage / "step-1")) == [".complete", "rank-0.pt", "rank-1.pt"]
+
+
+def test_without_its_agent_a_stager_flushes_what_the_living_nodes_have(nodes, monkeypatch):
+    """No agent says then which nodes are lost."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    assert stager.flush(1).missing == ()
+    assert os.listdir(nodes.storage) == ["step-1.pt"]
+
+
+def test_without_its_agent_a_stager_flushes_nothing_once_another_one_leads(nodes, monkeypatch):
+    """The other one may have drained something newer."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    began = time.monotonic()
+    flushed = stager.flush(1)
+    assert (flushed.missing, flushed.why) == ((str(nodes.storage),), "another stager leads")
+    assert os.listdir(nodes.storage) == []
+    assert time.monotonic() < began + 20
+
+
+def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "step-1.pt", 1)
+    (nodes.stages[0] / "log.txt").write_text("a log")
+    nodes.care(stager)
+    nodes.lose(2)
+
+    def full(*_):
+        return "no room"
+
+    monkeypatch.setattr(room.Room, "lack", full)
+    flushed = stager.flush(1)
+    assert flushed.missing == (str(nodes.storage / "step-1.pt"),)
+    assert flushed.why == "no room"
+    assert os.listdir(nodes.storage) == ["log.txt"]
+
+
+def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
+    """No save of it is whole, so none reaches storage."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.restore(stager)
+    (nodes.stages[1].parent / node.SETTLED).unlink()
+    write(nodes.stages[1] / "step-2.pt", 2)
+    nodes.work(stager)
+    flushed = stager.flush(1)
+    assert (flushed.missing, flushed.mixed) == ((), (str(nodes.storage / "step-2.pt"),))
+    assert os.listdir(nodes.storage) == ["step-1.pt"]
+    write(nodes.stages[0] / "step-3.pt", 3)
+    assert stager.flush(2).mixed == ()  # storage has a newer one
 
 
 def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):
@@ -489,3 +699,25 @@ def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):
     assert [message.id for message in nodes.sent(messages.Restored)] == [4]
     assert [picture(stage) for stage in nodes.stages] == [expected] * 3
     assert picture(nodes.storage) == expected
+
+
+def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    copied, todo, answers = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))], []
+
+    def stall(source, draft, *more):
+        if todo and "storage" in draft:
+            stager.requests.pending.append(todo.pop())
+            until = time.monotonic() + 10
+            while not nodes.sent(messages.Restored) and time.monotonic() < until:
+                time.sleep(0.01)
+            answers.extend(nodes.sent(messages.Restored))
+        return copied(source, draft, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", stall)
+    nodes.work(stager)
+    assert [message.id for message in answers] == [4]
+    assert [picture(stage) for stage in (*nodes.stages, nodes.storage)] == [
+        picture(nodes.stages[0])
+    ] * 4

@@ -8,6 +8,7 @@ import pytest
 from random_kills import wait_for
 from saving_scripts import picture, write
 
+from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.client import StagingClient
 from hpclaunch.system.staging.stage_directory import StageDirectory
@@ -27,14 +28,17 @@ class Stagers:
             base = scratch / f"memory-{index}"
             base.mkdir()
             directory = StageDirectory(str(base), str(self.storage))
-            client = StagingClient(str(self.storage), directory.path, (), "", "auto", launch="job")
-            client.introduce(KEY)
             self.directories.append(directory)
-            self.clients.append(client)
+            self.clients.append(self.start(directory))
         for client in self.clients:
             self.ports.append(wait_for(client, messages.Listening).port)
         self.living = set(range(number))
         self.term = 0
+
+    def start(self, directory: StageDirectory) -> StagingClient:
+        client = StagingClient(str(self.storage), directory.path, (), "", "auto", launch="job")
+        client.introduce(KEY)
+        return client
 
     def stage(self, index: int) -> Path:
         return Path(self.directories[index].path)
@@ -66,6 +70,21 @@ def stagers(tmp_path):
     made = Stagers(tmp_path, 3)
     yield made
     made.close()
+
+
+def test_without_its_agent_a_stager_ends_even_while_storage_stalls(stagers, monkeypatch):
+    stalled = (
+        "import time; from concurrent.futures import ThreadPoolExecutor; "
+        "ThreadPoolExecutor().submit(time.sleep, 100); "
+    )
+    monkeypatch.setattr(helper, "_PROGRAM", stalled + helper._PROGRAM)
+    directory = stagers.directories[2]
+    stagers.clients[2].close()
+    stagers.clients[2] = client = stagers.start(directory)
+    wait_for(client, messages.Listening)
+    client._lines.close()
+    assert client._process.wait(20) == 0
+    assert not Path(directory.path).parent.exists()
 
 
 def test_a_launch_that_loses_its_leader(stagers):

@@ -118,3 +118,24 @@ def test_a_file_that_is_just_being_written_is_empty_until_the_next_look(viewed, 
     assert viewed.view._shown["half.pt"].entry.inode == UNKNOWN
     viewed.update()
     assert (viewed.root / "half.pt").read_bytes() == b"half"
+
+
+def test_a_file_that_is_being_written_does_not_have_all_others_fetched_one_by_one(
+    viewed, monkeypatch
+):
+    for number in range(63):
+        (viewed.stages[1] / f"{number}.pt").write_bytes(b"%d" % number)
+    (viewed.stages[1] / "half.pt").write_bytes(b"half")
+    fetched, calls = view_module.fetch_ends, []
+
+    def fetch_ends(wanted, *more):
+        calls.append(len(wanted))
+        if any(each.entry.name == "half.pt" for each in wanted):
+            raise GivenUpError("it is being written again")
+        fetched(wanted, *more)
+
+    monkeypatch.setattr(view_module, "fetch_ends", fetch_ends)
+    viewed.update()
+    assert len(calls) == 13  # 64 files, and two halves of what one of them is among
+    shown = {path.name: path.read_bytes() for path in viewed.root.iterdir()}
+    assert shown == {f"{i}.pt": b"%d" % i for i in range(63)} | {"half.pt": bytes(4)}

@@ -6,14 +6,18 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from typing import TypeVar
 
 from .contents import Contents, Item, item
 
 SPAN = 32 << 20  # bytes that a thread copies before the caller may pause
 PIECE = 4 << 20  # bytes that are in memory at once, for each thread
+TICK = 0.1  # seconds between two calls of `meanwhile`
 THREADS = 8  # since a parallel file system is slow for a single one
+
+T = TypeVar("T")
 
 # Called with the bytes that are copied so far, and the seconds that the last of them took. Returns
 # how many threads copy the next ones.
@@ -37,9 +41,25 @@ class RewrittenError(GivenUpError):
     """The script has written the files again while they were copied."""
 
 
-def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Between) -> None:
+def reason(error: OSError | GivenUpError) -> str:
+    """Return the text of an error, with the path or the address that it is about."""
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    return str(error)
+
+
+def copy(
+    items: Sequence[Item],
+    source: str,
+    draft: str,
+    root: str,
+    between: Between,
+    *,
+    meanwhile: Between | None = None,
+) -> None:
     """Copy items from the directory `source` into `draft`, with their modes and times, and have
-    them written to the disk. Links to paths below `root` become relative. Raises OSError.
+    them written to the disk. Links to paths below `root` become relative. `meanwhile` is called
+    while threads copy, in case storage stalls. Raises OSError and what `between` raises.
     """
     for each in items:
         target = os.path.join(draft, each.name)
@@ -52,12 +72,19 @@ def copy(items: Sequence[Item], source: str, draft: str, root: str, between: Bet
         while batch := list(islice(spans, between(done, took))):
             began = time.monotonic()
             os.utime(draft)  # else another launch would take it for abandoned
-            done += sum(pool.map(lambda span: _copy_span(source, draft, *span), batch))
+            copied = [pool.submit(_copy_span, source, draft, *span) for span in batch]
+            done += sum(_results(copied, meanwhile, done))
             took = time.monotonic() - began
-        for _ in pool.map(lambda each: _finish(os.path.join(draft, each.name), each), files):
-            pass
+        finished = [pool.submit(_finish, os.path.join(draft, each.name), each) for each in files]
+        _results(finished, meanwhile, done)
     for each in reversed([each for each in items if each.is_folder]):
         _finish(os.path.join(draft, each.name), each)
+
+
+def _results(calls: Sequence[Future[T]], meanwhile: Between | None, done: int) -> list[T]:
+    while wait(calls, TICK if meanwhile else None).not_done and meanwhile:
+        meanwhile(done, 0.0)
+    return [call.result() for call in calls]
 
 
 def make_parents(name: str, source: str, root: str) -> None:

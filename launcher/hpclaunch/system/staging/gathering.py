@@ -15,7 +15,7 @@ from hpclaunch.core.staging.copies import restoring
 from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
 
 from .contents import HERE, Contents
-from .copying import GivenUpError, LostError
+from .copying import GivenUpError, LostError, reason
 from .draining import Draining
 from .launch import Launch
 from .looking import Looking
@@ -35,6 +35,10 @@ class GatheringError(GivenUpError):
     def __init__(self, why: str, host: str) -> None:
         super().__init__(why)
         self.host = host
+
+
+class UnrecordedError(GatheringError, LostError):
+    """A node has not recorded the restore: it may be lost."""
 
 
 class Gathering:
@@ -66,7 +70,7 @@ class Gathering:
         except GivenUpError as e:
             return Refused(request.id, str(e), e.host if isinstance(e, GatheringError) else "")
         except OSError as e:
-            return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}".lstrip(": "))
+            return Refused(request.id, reason(e))
 
     def _run(
         self,
@@ -92,16 +96,21 @@ class Gathering:
         seconds = time.monotonic() - began
         return Restored(request.id, reply.path, size, seconds, reply.skipped, fetched)
 
-    def collect(self) -> None:
+    def collect(self) -> tuple[list[str], str]:
         """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
-        nodes keep it, but those that had saved it are lost. Raises OSError and GivenUpError.
+        nodes keep it, but those that had saved it are lost. Return the paths that are missing, and
+        why. Raises OSError and GivenUpError if a node does not answer.
         """
-        self._nodes.refresh(needs_all=False)
+        self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
         found = self._nodes.manifests(self._looking.candidates(self._looking.found()))
         chosen = self._chosen(found, request)
         if chosen is not None and all(m.generation != chosen.generation for m in found):
-            self._gather(chosen, request, needs_all=False)
+            try:
+                self._gather(chosen, request)
+            except (OSError, GivenUpError) as e:
+                return [self._launch.on_storage(chosen.key)], reason(e)
+        return [], ""
 
     def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
         storage = self._launch.storage
@@ -129,7 +138,7 @@ class Gathering:
             files.append(StagedFile(name, size, when, found.st_mode, index, target))
         return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)
 
-    def _gather(self, chosen: Manifest | None, request: Restore, *, needs_all: bool = True) -> int:
+    def _gather(self, chosen: Manifest | None, request: Restore) -> int:
         """Have the nodes fetch what they lack. Return the bytes."""
         nodes, fetched, failures = self._nodes, 0, 0
         for node in request.nodes if chosen is None else ():
@@ -152,7 +161,7 @@ class Gathering:
                     text = getattr(why_not, "strerror", None) or str(why_not)
                     raise GatheringError(text, nodes.hosts.get(node, ""))
             fetched += sum(size for node, size in lacking.items() if node not in failed)
-            nodes.refresh_soon(needs_all=needs_all)
+            nodes.refresh_soon()
         needed = chosen.needed if chosen else []
         if not all(h.has(f) for h in nodes.holdings if h.node in request.nodes for f in needed):
             raise LostError("a node that had files of the checkpoint is lost")
@@ -187,5 +196,6 @@ class Gathering:
         nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
         settled = Settled(number, frozenset(request.nodes), generation)
         failed = nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})
-        if any(node in nodes for node in failed):
-            raise LostError("a node has not recorded the restore")
+        for node, why in failed.items():
+            if node in nodes:
+                raise UnrecordedError(reason(why), nodes.hosts.get(node, ""))

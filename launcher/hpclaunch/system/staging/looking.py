@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -12,13 +13,16 @@ from hpclaunch.system.checkpoints.candidates import SETTLED
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 
 from .contents import HERE, Contents, contents_of
-from .copying import GivenUpError
+from .copying import GivenUpError, reason
 from .launch import Launch
+from .messages import DrainFailed
 from .one_node import Complete, OneNode
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
 SHARE = 0.02  # largest share of the time that looks take
+LASTING = 60.0  # seconds in which looks have failed until that is reported
+LONGEST = 10.0  # most seconds between two looks at several nodes
 
 
 class Looking:
@@ -28,18 +32,33 @@ class Looking:
         self._launch, self._requests, self._nodes = launch, requests, nodes
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
+        self._failing_since = math.inf
+        # Waiting for other nodes takes nothing from the workers.
+        has_several = launch.has_several_nodes
+        self._clock, self._longest = (
+            (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)
+        )
 
     def look(self) -> list[ExaminedCheckpoint]:
         """Return the checkpoints that are in memory now, the newest first."""
-        began = time.monotonic()
+        began, clock = time.monotonic(), self._clock()
         try:
-            self._nodes.refresh(needs_all=not self.has_ended)
-            return self.found()
-        except (OSError, GivenUpError):
+            self._nodes.refresh()
+            found = self.found()
+            self._failing_since = math.inf
+            return found
+        except (OSError, GivenUpError) as e:
+            self._report(e, began)
             return []
         finally:
-            took = time.monotonic() - began
-            self.due = began + max(PERIOD, took / SHARE)
+            took = self._clock() - clock
+            self.due = began + max(PERIOD, min(took / SHARE, self._longest))
+
+    def _report(self, error: OSError | GivenUpError, now: float) -> None:
+        """Report a failure that lasts: nothing is drained meanwhile."""
+        self._failing_since = min(self._failing_since, now)
+        if self._launch.has_several_nodes and now >= self._failing_since + LASTING:
+            self._requests.send(DrainFailed(self._launch.storage, reason(error)))
 
     def found(self) -> list[ExaminedCheckpoint]:
         """Return those that the last look has shown. Raises OSError."""

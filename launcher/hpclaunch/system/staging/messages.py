@@ -169,6 +169,7 @@ class Flushed(Message):
     missing: tuple[str, ...]  # paths, the newest checkpoint first
     why: str  # the first error; "" if nothing is missing
     checkpoint: str = ""  # the newest complete checkpoint, if it is among the missing
+    mixed: tuple[str, ...] = ()  # newer ones, with files of several saves: a kill may leave some
 
 
 Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Hurry | Flush

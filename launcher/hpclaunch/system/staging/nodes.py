@@ -113,7 +113,7 @@ class Nodes(OneNode):
 
     # What they have
 
-    def refresh(self, *, needs_all: bool = True) -> None:
+    def refresh(self) -> None:
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
@@ -124,7 +124,9 @@ class Nodes(OneNode):
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
-            if node == self.index or (needs_all and node in self):
+            # The agent would say which nodes are lost. Without it, those whose stagers have ended.
+            has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)
+            if node in self and not has_ended:
                 raise why  # another one may lead by now, and have drained something newer
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
@@ -142,15 +144,17 @@ class Nodes(OneNode):
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
         self._is_current = True
 
-    def refresh_soon(self, *, needs_all: bool = True) -> None:
+    def refresh_soon(self) -> None:
         """Refresh once all nodes answer. The agent removes those that are lost."""
         until = time.monotonic() + PATIENCE
         while True:
             try:
-                self.refresh(needs_all=needs_all)
+                self.refresh()
                 return
-            except (OSError, GivenUpError):
-                if time.monotonic() >= until or not self._leads:
+            except (OSError, GivenUpError) as e:
+                # Another stager leads, and the agent that could have this one lead again is gone.
+                is_over = self._requests.is_gone and isinstance(e, ConnectionRefusedError)
+                if is_over or time.monotonic() >= until or not self._leads:
                     raise
                 self._pause()
 
@@ -212,13 +216,14 @@ class Nodes(OneNode):
 
     def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
-        last, self._last = self._last, {}
+        before = [(m, _state(m)) for m in (*kept, *self._last.values())]
+        self._last = {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
                 found = self._caring.manifest(*each)
-                before = [m for m in (*kept, *last.values()) if m.key == found.key]
+                state = _state(found)
                 # Some formats do not show that a file is missing: it may be on a lost node.
-                fuller = next((m for m in before if _state(found) < _state(m)), None)
+                fuller = next((m for m, known in before if state < known), None)
                 self._last[found.key] = fuller or found
                 if fuller is None:
                     yield each, found
@@ -232,12 +237,16 @@ class Nodes(OneNode):
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's."""
+        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, this
+        one also for the skeletons of the others' (`view.py`).
+        """
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
         for each, sizes in ((newest, needed), *((c, freed) for c in older)):
             for file in (i for i in each.items if i.is_file):
                 sizes[owner := self._owner(file)] += file.stat.st_size
+                if owner != self.index:
+                    sizes[self.index] += min(file.stat.st_size, WHOLE)
                 if sizes is needed and owner in buddy:
                     needed[buddy[owner]] += file.stat.st_size
         for node, size in needed.items():
@@ -258,7 +267,7 @@ class Nodes(OneNode):
         super().hold(contents, held, in_memory=in_memory)
         if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
             # The nodes were not looked at simultaneously. What is still the same is no mixture.
-            self.refresh(needs_all=not self._requests.is_gone)
+            self.refresh()
 
     def copy(
         self,
@@ -281,7 +290,8 @@ class Nodes(OneNode):
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
         with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
-            copy(here, source, drafted, self.launch.root, _with(calls, between))
+            both = _with(calls, between)
+            copy(here, source, drafted, self.launch.root, both, meanwhile=_without_end(both))
             done = sum(each.stat.st_size for each in here if each.is_file)
             self._await(calls, drafted, done, between)
         copy(folders, source, drafted, self.launch.root, at_once)
@@ -370,6 +380,17 @@ def _with(calls: Mapping[int, Call], between: Between) -> Between:
         return threads
 
     return both
+
+
+def _without_end(between: Between) -> Between:
+    """Return what to do while pieces are copied: a copy can be given up only between them."""
+
+    def meanwhile(done: int, took: float) -> int:
+        with contextlib.suppress(GivenUpError):
+            return between(done, took)
+        return 0
+
+    return meanwhile
 
 
 def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> list[Entry]:

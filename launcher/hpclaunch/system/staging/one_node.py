@@ -32,10 +32,13 @@ class OneNode:
         """Return whether this stager drains checkpoints."""
         return True
 
-    def refresh(self, *, needs_all: bool = True) -> None:
+    def refresh(self) -> None:
         """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError, also if a
-        node does not answer and `needs_all`.
+        node does not answer.
         """
+
+    def refresh_soon(self) -> None:
+        """Refresh once all nodes answer."""
 
     def care(self) -> None:
         """Give the orders that follow from what `whole` has returned last."""

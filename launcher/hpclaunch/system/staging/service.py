@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
@@ -21,7 +22,7 @@ from hpclaunch.worker.json_lines import AgentChannel
 
 from . import messages, stage_directory
 from .contents import Contents
-from .copying import GivenUpError
+from .copying import GivenUpError, reason
 from .draining import HELD, Draining
 from .launch import Launch
 from .looking import PERIOD, Looking
@@ -192,26 +193,35 @@ class Stager:
         """Copy everything that is left, and try once more what could not be copied."""
         self.looking.has_ended = True
         try:
-            if self._launch.has_several_nodes:
-                with contextlib.suppress(OSError, GivenUpError):
-                    self._gathering().collect()
-            missing, why, newest = self._flush_once()
-            if missing:
-                missing, why, newest = self._flush_once()
+            flushed = self._flush_once(number)
+            return self._flush_once(number) if flushed.missing or flushed.mixed else flushed
+        except GivenUpError as e:  # a node does not answer; a half checkpoint must not be copied
+            return messages.Flushed(number, (self._launch.storage,), str(e))
         finally:
             self.looking.has_ended = False
-        return messages.Flushed(number, tuple(missing), why, newest)
 
-    def _flush_once(self) -> tuple[list[str], str, str]:
+    def _flush_once(self, number: int) -> messages.Flushed:
+        """Copy what is left. Raises GivenUpError if the memory of all nodes cannot be looked at."""
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
             draining.sweep_again()
-        missing, first, newest = [], "", ""
-        found = self.looking.look()
-        complete = list(self.looking.complete(found))
+        missing: list[str] = []
+        first = newest = ""
         if not os.path.isdir(self._launch.stage):
-            storage = self._launch.storage
-            return [storage], "somebody has deleted the staging directory", ""
+            why = "somebody has deleted the staging directory"
+            return messages.Flushed(number, (self._launch.storage,), why)
+        try:
+            if self._launch.has_several_nodes:
+                missing, first = self._gathering().collect()
+            self.nodes.refresh_soon()
+            found = self.looking.found()
+        except (OSError, GivenUpError) as e:
+            raise GivenUpError(reason(e)) from e
+        every = list(self.looking.candidates(found))
+        complete = self.nodes.whole(every)
+        keys = {contents.key for _, contents in complete}
+        newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
+        mixed = tuple(map(on_storage, newer))
         failed: list[tuple[str, str]] = []
         for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
             for each, contents in batch:
@@ -226,7 +236,8 @@ class Stager:
         draining.rotate()
         self.nodes.share()
         missing += (on_storage(name) for name, _ in failed)
-        return missing, first or next((why for _, why in failed), ""), newest
+        first = first or next((why for _, why in failed), "")
+        return messages.Flushed(number, tuple(missing), first, newest, mixed)
 
 
 def _nodes(launch: Launch, requests: Requests) -> OneNode:
@@ -241,4 +252,7 @@ def main(fd: str, _blocked: str, settings: str) -> None:
     channel = AgentChannel(fd)
     os.nice(NICE)  # it works while the workers compute
     with contextlib.suppress(FileNotFoundError):  # the agent has gone, and another has swept
-        Stager(channel, Launch(**json.loads(settings))).run()
+        launch = Launch(**json.loads(settings))
+        Stager(channel, launch).run()
+        if launch.has_several_nodes:
+            os._exit(0)  # a thread may still copy for another node, onto storage that stalls

@@ -119,25 +119,25 @@ class View:
         try:
             fetch_ends(wanted, sources, self.root, self._stage)
         except (GivenUpError, FileNotFoundError):  # some of them are just being written
-            return [self._fetch_one(each, sources) for each in wanted]
+            if len(wanted) == 1:
+                return [self._make_unknown(wanted[0])]
+            half = len(wanted) // 2
+            parts = wanted[:half], wanted[half:]
+            return [each for part in parts for each in self._fetch(part, sources)]
         return wanted
 
-    def _fetch_one(self, wanted: Wanted, sources: Mapping[int, Source]) -> Wanted:
-        """Make a skeleton. If the file is being written, let it have nothing in it, so that its
-        checkpoint counts as incomplete until the next look.
+    def _make_unknown(self, wanted: Wanted) -> Wanted:
+        """Make a skeleton with nothing in it, so that its checkpoint counts as incomplete until the
+        next look.
         """
-        try:
-            fetch_ends([wanted], sources, self.root, self._stage)
-            return wanted
-        except (GivenUpError, FileNotFoundError):
-            entry = wanted.entry
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._new)
-            with open(self._new, "xb") as file:
-                file.truncate(entry.size)
-            os.utime(self._new, ns=(entry.time, entry.time))
-            os.replace(self._new, os.path.join(self.root, entry.name))
-            return wanted._replace(entry=entry._replace(inode=UNKNOWN))
+        entry = wanted.entry
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._new)
+        with open(self._new, "xb") as file:
+            file.truncate(entry.size)
+        os.utime(self._new, ns=(entry.time, entry.time))
+        os.replace(self._new, os.path.join(self.root, entry.name))
+        return wanted._replace(entry=entry._replace(inode=UNKNOWN))
 
     def _union(
         self, inventories: Mapping[int, Inventory], holdings: Sequence[Holding]
