@@ -11,6 +11,7 @@ from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
 from hpclaunch.system.staging import messages, node
+from hpclaunch.system.staging.one_node import OneNode
 
 
 @pytest.fixture
@@ -124,6 +125,37 @@ def test_everything_of_all_nodes_is_flushed(nodes):
     damage(nodes.stages[2] / "results.bin", lambda data: data[::-1])
     assert stager.flush(2).missing == ()
     assert picture(nodes.storage)["results.bin"] == picture(nodes.stages[2])["results.bin"]
+
+
+def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "snapshot.pt", 1)
+    (nodes.stages[0] / "latest").write_text("1")
+    copied = OneNode.copy
+
+    def copy(self, items, *more, **options):
+        copied(self, items, *more, **options)
+        write(nodes.storage / "snapshot.pt", 2)
+        (nodes.storage / "latest").write_text("2")
+
+    monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
+    stager.work()
+    newer = picture(nodes.storage)
+    assert (nodes.storage / "latest").read_text() == "2"
+    assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
+    assert stager.flush(1).why == "storage has a newer one"
+
+
+def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
+    stager = nodes.lead()
+    write(nodes.storage / "snapshot.pt", 1)
+    older = nodes.storage / "snapshot.pt"
+    write(nodes.stages[1] / "snapshot.pt", 2)
+    nodes.work(stager)
+    write(older, 1)
+    os.utime(older, (100, 100))
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert picture(nodes.storage) == picture(nodes.stages[1])
 
 
 # Restoring

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, is_same, notes
+from .contents import HERE, Contents, Item, is_same, item, notes
 from .copying import (
     THREADS,
     Between,
@@ -94,9 +94,13 @@ class Draining:
             self.sweep()
 
     def is_on_storage(self, contents: Contents) -> bool:
-        """Return whether it was drained. In the end, look whether somebody has deleted it there."""
+        """Return whether it was drained. In the end, look whether somebody has deleted it there, or
+        another stager that led has replaced it.
+        """
         is_drained = self._drained.get(contents.key) == contents.identity
         if is_drained and self._looking.has_ended:
+            if self._launch.has_several_nodes:
+                return same(contents, self._storage)
             return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
         return is_drained
 
@@ -173,6 +177,9 @@ class Draining:
             self._looking.check(found, contents)
             if not is_there:
                 self._copy_held(contents, drafted)
+            if self._has_newer(contents.items[-1]):
+                raise GivenUpError("storage has a newer one")
+            beside = [each for each in beside if not self._has_newer(each)]
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
@@ -220,6 +227,15 @@ class Draining:
         for name in contents.moved:
             if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
                 keep(path)
+
+    def _has_newer(self, each: Item) -> bool:
+        """Return whether storage has a later file of this name: from another stager, which leads by
+        now.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            time_there = item(self._storage, each.name).stat.st_mtime_ns
+            return self._launch.has_several_nodes and time_there > each.stat.st_mtime_ns
+        return False
 
     def _hold(self, contents: Contents) -> None:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
