@@ -521,3 +521,25 @@ def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):
     assert [message.id for message in nodes.sent(messages.Restored)] == [4]
     assert [picture(stage) for stage in nodes.stages] == [expected] * 3
     assert picture(nodes.storage) == expected
+
+
+def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatch):
+    """The job resumes from step 1 while step 2, with which it has failed, is being drained."""
+    stager = nodes.lead()
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    dcp(nodes, 2, tmp_path)
+    copied = node.copying.copy
+    todo = [messages.Restore(4, (str(nodes.storage / "step-2"),), (0, 1, 2))]
+
+    def copy(items, source, draft, *more):
+        if todo and any(each.name.endswith("__0_1.distcp") for each in items):
+            stager.requests.pending.append(todo.pop())
+            while not nodes.sent(messages.Restored):
+                time.sleep(0.01)
+        copied(items, source, draft, *more)
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    stager.work()
+    assert not todo
+    assert os.listdir(nodes.storage) == ["step-1"]

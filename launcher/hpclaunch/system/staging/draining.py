@@ -67,6 +67,7 @@ class Draining:
         self._refusal: messages.Refused | None = None
         self._say_due = 0.0
         self._paused = 0.0  # seconds of this drain
+        self.chosen: int | None = None  # the time of what was restored during this drain
 
     @property
     def has_pauses(self) -> bool:
@@ -123,7 +124,7 @@ class Draining:
     ) -> str:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
-        self._paused = 0.0
+        self._paused, self.chosen = 0.0, None
         path = self._launch.on_storage(contents.key)
         try:
             is_new = self._copy(found, contents, all_found)
@@ -259,6 +260,8 @@ class Draining:
             self._requests.serve(took if self.has_pauses else 0.0)
             self._answer()
             self._paused += time.monotonic() - now
+            if contents is not None and self.chosen is not None and self.chosen < contents.time:
+                raise GivenUpError("the job resumes from an older one")
             if not self._looking.has_ended and time.monotonic() >= self._looking.due:
                 self._check_worth(contents, done)
             return 1 if self.has_pauses else THREADS

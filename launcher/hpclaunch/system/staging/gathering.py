@@ -77,6 +77,7 @@ class Gathering:
         nodes.refresh_soon()
         found = nodes.manifests(self._looking.candidates(self._looking.found()))
         chosen, holdings = self._chosen(found, request), nodes.holdings
+        self._draining.chosen = 0 if chosen is None else chosen.time
         reply = Restored(request.id, "", 0, 0.0)
         if chosen is None:
             answer, restored = from_storage()
