@@ -363,6 +363,45 @@ def test_a_lost_node_has_deleted_nothing(nodes):
     assert not nodes.sent(messages.Deleted)
 
 
+@pytest.mark.parametrize("end", ["restore", "flush"])
+def test_what_is_deleted_after_the_last_look_is_deleted_everywhere(nodes, tmp_path, end):
+    stager = nodes.lead(1)
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    expected = picture(dcp(nodes, 2, tmp_path))
+    nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-1")
+    if end == "restore":
+        nodes.restore(stager)
+        nodes.work(stager)
+    assert stager.flush(1).missing == ()
+    assert picture(nodes.storage) == expected
+    assert {name for stage in nodes.stages for name in os.listdir(stage)} == {"step-2"}
+
+
+def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkeypatch):
+    """The script saves and deletes as soon as the first look has shown a checkpoint."""
+    stager = nodes.lead(1)
+    first, second = (nodes.stages[0] / f"step-{step}.pt" for step in (1, 2))
+    copied = node.copying.copy
+
+    def copy(items, source, draft, *more):
+        copied(items, source, draft, *more)
+        if "storage" in draft and first.exists() and any(i.name == first.name for i in items):
+            write(second, 2)
+            first.unlink()
+            stager.looking.due = 0.0
+            while not stager.looking.due:
+                time.sleep(0.01)
+
+    write(first, 1, more=os.urandom(3 << 20))
+    monkeypatch.setattr(node.copying, "copy", copy)
+    nodes.work(stager)
+    drained = [os.path.basename(message.path) for message in nodes.sent(messages.Drained)]
+    assert drained == [first.name, second.name]
+    assert os.listdir(nodes.storage) == [second.name]
+
+
 def test_only_the_newest_generation_is_kept(nodes):
     stager = nodes.lead()
     for step in (1, 2, 3):
@@ -542,4 +581,4 @@ def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatc
     monkeypatch.setattr(node.copying, "copy", copy)
     stager.work()
     assert not todo
-    assert os.listdir(nodes.storage) == ["step-1"]
+    assert "step-2" not in os.listdir(nodes.storage)

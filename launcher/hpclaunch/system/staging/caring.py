@@ -59,13 +59,25 @@ class Caring:
                     else:
                         (some,) = wanted(fetches, kept).values()
                         self._keeping[node] = nodes[node].fetch(some, kept.generation)
-                case Delete(manifest=deleted, left=left):
-                    entries = {n: map(entry_of, files) for n, files in left.items()}
-                    nodes.delete_at(entries, set(deleted.moved) - {HERE})
-                    if deleted.key in nodes.launch.record.moved:
-                        nodes.by_script.add(deleted.key)
+                case Delete():
+                    self._delete(effect)
                 case DropFetched(node=node, names=names):
                     self._drop(node, names)
+
+    def delete(self, found: Sequence[Manifest]) -> bool:
+        """Delete what the script has deleted before this look, which has found these checkpoints.
+        Return whether anything was left of it.
+        """
+        effects = [] if self._care is None else self._care.delete(found, self._nodes.holdings)
+        deletions = [effect for effect in effects if isinstance(effect, Delete)]
+        for effect in deletions:
+            self._delete(effect)
+        return any(effect.left for effect in deletions)
+
+    def _delete(self, effect: Delete) -> None:
+        entries = {node: map(entry_of, files) for node, files in effect.left.items()}
+        self._nodes.delete_at(entries, set(effect.manifest.moved) - {HERE})
+        self._nodes.by_script.add(effect.manifest.key)  # it may just be on its way to storage
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:
         """Drop fetched files of checkpoints; the script may have opened others, to append."""

@@ -227,6 +227,12 @@ class Nodes(OneNode):
         if self._is_current:
             self._caring.look(self._whole)
 
+    def delete_rest(self) -> None:
+        if self._is_current and self._caring.delete(self._whole):
+            with contextlib.suppress(OSError, GivenUpError):
+                self.refresh()
+                self._caring.delete(self._whole)
+
     def deleted(self, vanished: set[str]) -> set[str]:
         self.by_script &= vanished
         return set(self.by_script)

@@ -209,6 +209,7 @@ class Stager:
         missing, first, newest = [], "", ""
         found = self.looking.look()
         complete = list(self.looking.complete(found))
+        self.nodes.delete_rest()
         if not os.path.isdir(self._launch.stage):
             storage = self._launch.storage
             return [storage], "somebody has deleted the staging directory", ""
