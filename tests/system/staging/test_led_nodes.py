@@ -148,11 +148,9 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
     stager = nodes.lead()
-    write(nodes.storage / "snapshot.pt", 1)
-    older = nodes.storage / "snapshot.pt"
     write(nodes.stages[1] / "snapshot.pt", 2)
     nodes.work(stager)
-    write(older, 1)
+    write(older := nodes.storage / "snapshot.pt", 1)
     os.utime(older, (100, 100))
     assert stager.flush(1) == messages.Flushed(1, (), "")
     assert picture(nodes.storage) == picture(nodes.stages[1])
