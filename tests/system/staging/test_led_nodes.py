@@ -1,5 +1,6 @@
 """A stager that leads several nodes: what it drains, keeps, restores and deletes."""
 
+import errno
 import os
 import shutil
 import time
@@ -441,6 +442,41 @@ def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
     assert sorted(os.listdir(nodes.storage)) == [f"step-{step}.pt" for step in range(1, 9)]
     assert len(os.listdir(nodes.stages[0])) <= 3
     assert not nodes.sent(messages.Deleted)
+
+
+def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monkeypatch):
+    """A node of which another one's copies take the last room has its own back."""
+    stager = nodes.lead(1)
+    inventory, most = node.StageNode.inventory, []
+
+    def limited(self):
+        found = inventory(self)
+        size = sum(f.size for k in found.kept for f in k.manifest.files if f.name in k.names)
+        most.append(size)
+        return found._replace(free=found.free._replace(free=300_000 - size))
+
+    monkeypatch.setattr(node.StageNode, "inventory", limited)
+    for step in (1, 2, 3):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    assert 0 < max(most) < 200_000
+    assert nodes.sent(messages.Refused)
+    assert kept(nodes) == [0, 0, 0]
+
+
+def test_a_copy_that_has_failed_is_tried_again_only_later(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    failed = []
+
+    def fetch(*_):
+        failed.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node.StageNode, "fetch", fetch)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    nodes.work(stager)
+    assert len(failed) == 1
 
 
 # The end

@@ -326,4 +326,5 @@ class Draining:
         """Report that there is no room. Call this once the newest checkpoint is on storage."""
         if self._refusal is not None:
             self._requests.send(self._refusal)
+            self._nodes.drop_kept(self._refusal.host)
             self._refusal = None

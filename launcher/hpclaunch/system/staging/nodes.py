@@ -227,6 +227,11 @@ class Nodes(OneNode):
         if self._is_current:
             self._caring.look(self._whole)
 
+    def drop_kept(self, host: str) -> None:
+        for node in self.inventories:
+            if self.hosts.get(node) == host:
+                self._caring.drop_all(node)
+
     def delete_rest(self) -> None:
         if self._is_current and self._caring.delete(self._whole):
             with contextlib.suppress(OSError, GivenUpError):
