@@ -447,18 +447,19 @@ def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
 def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monkeypatch):
     """A node of which another one's copies take the last room has its own back."""
     stager = nodes.lead(1)
-    inventory, most = node.StageNode.inventory, []
+    inventory, most, others = node.StageNode.inventory, [], []
 
     def limited(self):
         found = inventory(self)
         size = sum(f.size for k in found.kept for f in k.manifest.files if f.name in k.names)
         most.append(size)
-        return found._replace(free=found.free._replace(free=300_000 - size))
+        return found._replace(free=found.free._replace(free=400_000 - size - sum(others)))
 
     monkeypatch.setattr(node.StageNode, "inventory", limited)
     for step in (1, 2, 3):
         write(nodes.stages[0] / f"step-{step}.pt", step)
         nodes.work(stager)
+        others.append(100_000)  # by other programs
     assert 0 < max(most) < 200_000
     assert nodes.sent(messages.Refused)
     assert kept(nodes) == [0, 0, 0]
@@ -477,6 +478,21 @@ def test_a_copy_that_has_failed_is_tried_again_only_later(nodes, monkeypatch):
     nodes.work(stager)
     nodes.work(stager)
     assert len(failed) == 1
+
+
+def test_room_for_two_copies_of_another_node_is_needed(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    inventory = node.StageNode.inventory
+
+    def limited(self):
+        found = inventory(self)
+        return found._replace(free=found.free._replace(free=300_000))
+
+    monkeypatch.setattr(node.StageNode, "inventory", limited)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    assert nodes.sent(messages.Refused)
+    assert kept(nodes) == [0, 0, 0]
 
 
 # The end

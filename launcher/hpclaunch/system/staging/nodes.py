@@ -243,14 +243,17 @@ class Nodes(OneNode):
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's."""
+        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, of
+        which it will keep two generations at times.
+        """
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
         for each, sizes in ((newest, needed), *((c, freed) for c in older)):
             for file in (i for i in each.items if i.is_file):
                 sizes[owner := self._owner(file)] += file.stat.st_size
-                if sizes is needed and owner in buddy:
-                    needed[buddy[owner]] += file.stat.st_size
+                if sizes is needed and (other := buddy.get(owner)) is not None:
+                    number = 1 if self.inventories[other].kept else 2
+                    needed[other] += number * file.stat.st_size
         for node, size in needed.items():
             if node in self.inventories:
                 left = self.inventories[node].free
