@@ -87,6 +87,7 @@ test-kills: $(VENV)/frameworks     ## two hundred kills while saving, for every 
 	cd tests/system/checkpoints && PYTHONPATH=. $(CURDIR)/$(BIN)/python kills.py --kills 200
 	$(BIN)/python tests/system/staging/kill_points.py
 	$(BIN)/python tests/system/staging/random_kills.py --kills 200
+	$(BIN)/python tests/system/staging/node_kills.py --seconds 300
 
 soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root; several minutes
 	$(BIN)/pytest -s tests/slurm/soak.py

@@ -105,6 +105,14 @@ def test_what_the_script_deletes_is_deleted_everywhere() -> None:
     assert care.handle(View([], done)) == []
 
 
+def test_what_only_one_look_has_shown_may_be_deleted() -> None:
+    save = a_save(100, 0, 1)
+    holdings = nodes(save)
+    left = [replace(holdings[0], files={}), *holdings[1:]]
+    effects = care_of(View([save], holdings), View([], left))[1]
+    assert effects == [Delete(save, {1: (save.files[1],)})]
+
+
 def deletions(before: list, after: list) -> list:
     view = View([FIRST], before)
     care, _ = care_of(view, view)

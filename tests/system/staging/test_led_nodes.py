@@ -14,6 +14,7 @@ from saving_scripts import picture, write
 
 from hpclaunch.system.staging import copying, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
+from hpclaunch.system.staging.one_node import OneNode
 
 
 @pytest.fixture
@@ -182,6 +183,35 @@ def test_everything_of_all_nodes_is_flushed(nodes):
     damage(nodes.stages[2] / "results.bin", lambda data: data[::-1])
     assert stager.flush(2).missing == ()
     assert picture(nodes.storage)["results.bin"] == picture(nodes.stages[2])["results.bin"]
+
+
+def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "snapshot.pt", 1)
+    (nodes.stages[0] / "latest").write_text("1")
+    copied = OneNode.copy
+
+    def copy(self, items, *more, **options):
+        copied(self, items, *more, **options)
+        write(nodes.storage / "snapshot.pt", 2)
+        (nodes.storage / "latest").write_text("2")
+
+    monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
+    stager.work()
+    newer = picture(nodes.storage)
+    assert (nodes.storage / "latest").read_text() == "2"
+    assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
+    assert stager.flush(1).why == "storage has a newer one"
+
+
+def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
+    stager = nodes.lead()
+    write(nodes.stages[1] / "snapshot.pt", 2)
+    nodes.work(stager)
+    write(older := nodes.storage / "snapshot.pt", 1)
+    os.utime(older, (100, 100))
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert picture(nodes.storage) == picture(nodes.stages[1])
 
 
 # Restoring
@@ -431,6 +461,45 @@ def test_a_lost_node_has_deleted_nothing(nodes):
     assert not nodes.sent(messages.Deleted)
 
 
+@pytest.mark.parametrize("end", ["restore", "flush"])
+def test_what_is_deleted_after_the_last_look_is_deleted_everywhere(nodes, tmp_path, end):
+    stager = nodes.lead(1)
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    expected = picture(dcp(nodes, 2, tmp_path))
+    nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-1")
+    if end == "restore":
+        nodes.restore(stager)
+        nodes.work(stager)
+    assert stager.flush(1).missing == ()
+    assert picture(nodes.storage) == expected
+    assert {name for stage in nodes.stages for name in os.listdir(stage)} == {"step-2"}
+
+
+def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkeypatch):
+    """The script saves and deletes as soon as the first look has shown a checkpoint."""
+    stager = nodes.lead(1)
+    first, second = (nodes.stages[0] / f"step-{step}.pt" for step in (1, 2))
+    copied = node.copying.copy
+
+    def copy(items, source, draft, *more):
+        copied(items, source, draft, *more)
+        if "storage" in draft and first.exists() and any(i.name == first.name for i in items):
+            write(second, 2)
+            first.unlink()
+            stager.looking.due = 0.0
+            while not stager.looking.due:
+                time.sleep(0.01)
+
+    write(first, 1, more=os.urandom(3 << 20))
+    monkeypatch.setattr(node.copying, "copy", copy)
+    nodes.work(stager)
+    drained = [os.path.basename(message.path) for message in nodes.sent(messages.Drained)]
+    assert drained == [first.name, second.name]
+    assert os.listdir(nodes.storage) == [second.name]
+
+
 def test_only_the_newest_generation_is_kept(nodes):
     stager = nodes.lead()
     for step in (1, 2, 3):
@@ -472,6 +541,57 @@ def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
     assert sorted(os.listdir(nodes.storage)) == [f"step-{step}.pt" for step in range(1, 9)]
     assert len(os.listdir(nodes.stages[0])) <= 3
     assert not nodes.sent(messages.Deleted)
+
+
+def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monkeypatch):
+    """A node of which another one's copies take the last room has its own back."""
+    stager = nodes.lead(1)
+    inventory, most, others = node.StageNode.inventory, [], []
+
+    def limited(self):
+        found = inventory(self)
+        size = sum(f.size for k in found.kept for f in k.manifest.files if f.name in k.names)
+        most.append(size)
+        return found._replace(free=found.free._replace(free=400_000 - size - sum(others)))
+
+    monkeypatch.setattr(node.StageNode, "inventory", limited)
+    for step in (1, 2, 3):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        nodes.work(stager)
+        others.append(100_000)  # by other programs
+    assert 0 < max(most) < 200_000
+    assert nodes.sent(messages.Refused)
+    assert kept(nodes) == [0, 0, 0]
+
+
+def test_a_copy_that_has_failed_is_tried_again_only_later(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    failed = []
+
+    def fetch(*_):
+        failed.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node.StageNode, "fetch", fetch)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    nodes.work(stager)
+    assert len(failed) == 1
+
+
+def test_room_for_two_copies_of_another_node_is_needed(nodes, monkeypatch):
+    stager = nodes.lead(1)
+    inventory = node.StageNode.inventory
+
+    def limited(self):
+        found = inventory(self)
+        return found._replace(free=found.free._replace(free=300_000))
+
+    monkeypatch.setattr(node.StageNode, "inventory", limited)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    assert nodes.sent(messages.Refused)
+    assert kept(nodes) == [0, 0, 0]
 
 
 # The end
@@ -721,3 +841,25 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     assert [picture(stage) for stage in (*nodes.stages, nodes.storage)] == [
         picture(nodes.stages[0])
     ] * 4
+
+
+def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatch):
+    """The job resumes from step 1 while step 2, with which it has failed, is being drained."""
+    stager = nodes.lead()
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    dcp(nodes, 2, tmp_path)
+    copied = node.copying.copy
+    todo = [messages.Restore(4, (str(nodes.storage / "step-2"),), (0, 1, 2))]
+
+    def copy(items, source, draft, *more):
+        if todo and any(each.name.endswith("__0_1.distcp") for each in items):
+            stager.requests.pending.append(todo.pop())
+            while not nodes.sent(messages.Restored):
+                time.sleep(0.01)
+        copied(items, source, draft, *more)
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    stager.work()
+    assert not todo
+    assert "step-2" not in os.listdir(nodes.storage)

@@ -23,17 +23,23 @@ class Stagers:
     def __init__(self, scratch: Path, number: int) -> None:
         self.storage = scratch / "storage" / "ckpt"
         self.storage.mkdir(parents=True)
-        self.directories, self.clients, self.ports = [], [], []
-        for index in range(number):
-            base = scratch / f"memory-{index}"
-            base.mkdir()
-            directory = StageDirectory(str(base), str(self.storage))
-            self.directories.append(directory)
-            self.clients.append(self.start(directory))
-        for client in self.clients:
-            self.ports.append(wait_for(client, messages.Listening).port)
-        self.living = set(range(number))
+        self._scratch = scratch
+        self.directories: dict[int, StageDirectory] = {}
+        self.clients: dict[int, StagingClient] = {}
+        self.ports: dict[int, int] = {}
+        self.living: set[int] = set()
         self.term = 0
+        for index in range(number):
+            self.join(index)
+
+    def join(self, index: int) -> None:
+        """Start a stager with nothing in memory."""
+        base = self._scratch / f"memory-{index}"
+        base.mkdir(exist_ok=True)
+        self.directories[index] = StageDirectory(str(base), str(self.storage))
+        self.clients[index] = client = self.start(self.directories[index])
+        self.ports[index] = wait_for(client, messages.Listening).port
+        self.living.add(index)
 
     def start(self, directory: StageDirectory) -> StagingClient:
         client = StagingClient(str(self.storage), directory.path, (), "", "auto", launch="job")

@@ -455,3 +455,19 @@ def test_no_more_is_read_than_a_piece(node):
             node.read(entry.name, "", entry.identity, offset, length)
     with pytest.raises(OSError, match="Invalid"):
         node.read(entry.name, "", entry.identity, -1, 1)
+
+
+def test_no_more_than_two_generations_are_kept(node):
+    saves = [
+        manifest(
+            f"step-{t}", [StagedFile(f"step-{t}", 1, t)], f"step-{t}", frozenset([f"step-{t}"])
+        )
+        for t in (1, 2, 3)
+    ]
+    node.keep(saves[0])
+    node.keep(saves[1])
+    node.keep(saves[1])
+    with pytest.raises(OSError, match="other generations"):
+        node.keep(saves[2])
+    node.drop(saves[0].generation)
+    node.keep(saves[2])

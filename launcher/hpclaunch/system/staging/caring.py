@@ -7,6 +7,7 @@ What is to be done is decided by `core/staging/care.py`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from .peers import entry_of, is_part, wanted
 if TYPE_CHECKING:
     from .nodes import Nodes
 
+AGAIN = 10.0  # seconds until a node is to keep something again, after an error there
+
 
 class Caring:
     """The care of one stager."""
@@ -30,14 +33,25 @@ class Caring:
         self._care: Care | None = None
         self._ended: list[KeepEnded] = []
         self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
+        self._again: dict[int, float] = {}  # when a node is to keep something again
+        self._full: dict[int, int] = {}  # nodes without room, and the number of the restore before
 
     def note_ended(self) -> None:
         """Note which copies have ended. Call this before a look, which then shows them."""
         for node, call in list(self._keeping.items()):
             if call.done() or node not in self._nodes:
                 del self._keeping[node]
-                is_done = call.done() and call.exception() is None
-                self._ended.append(KeepEnded(node, is_done))
+                has_ended = call.done() and not call.cancelled()
+                why = call.exception() if has_ended else None
+                if isinstance(why, OSError) and not isinstance(why, FileNotFoundError):
+                    self._again[node] = time.monotonic() + AGAIN
+                self._ended.append(KeepEnded(node, has_ended and why is None))
+
+    def drop_all(self, node: int) -> None:
+        """Have a node that has no room keep nothing until the next restore."""
+        self._full[node] = self._nodes.inventories[node].settled.number
+        if node in self._keeping:
+            self._keeping[node].cancel()
 
     def look(self, found: Sequence[Manifest]) -> None:
         """Give the orders that follow from a look that has found these checkpoints."""
@@ -48,24 +62,55 @@ class Caring:
             self._care.handle(self._ended.pop())
         # What is dropped makes room for what is kept.
         effects = self._care.handle(View(found, nodes.holdings))
-        nodes.wait({e.node: nodes[e.node].drop(e.generation) for e in effects if type(e) is Drop})
-        keeps = [e for e in effects if type(e) is Keep]
-        failed = nodes.wait({e.node: nodes[e.node].keep(e.manifest) for e in keeps})
+        drops = [(e.node, e.generation) for e in effects if type(e) is Drop]
+        full = [n for n in self._full if self._is_full(n) and n not in self._keeping]
+        drops += ((n, k.manifest.generation) for n in full for k in nodes.inventories[n].kept)
+        for node, generation in drops:
+            if node in nodes:
+                nodes.wait({node: nodes[node].drop(generation)})
+        keeps = [e for e in effects if type(e) is Keep and self._has_room(e)]
+        failed = nodes.wait(
+            {e.node: nodes[e.node].keep(e.manifest) for e in keeps if e.node in nodes}
+        )
         for effect in effects:
             match effect:
                 case Keep(node=node, manifest=kept, fetches=fetches):
-                    if node in failed:
+                    if node in failed or effect not in keeps or node not in nodes:
                         self._care.handle(KeepEnded(node, is_done=False))
                     else:
                         (some,) = wanted(fetches, kept).values()
                         self._keeping[node] = nodes[node].fetch(some, kept.generation)
-                case Delete(manifest=deleted, left=left):
-                    entries = {n: map(entry_of, files) for n, files in left.items()}
-                    nodes.delete_at(entries, set(deleted.moved) - {HERE})
-                    if deleted.key in nodes.launch.record.moved:
-                        nodes.by_script.add(deleted.key)
+                case Delete():
+                    self._delete(effect)
                 case DropFetched(node=node, names=names):
                     self._drop(node, names)
+
+    def _has_room(self, keep: Keep) -> bool:
+        """Return whether a node can keep this, and has room for its part of the next save then."""
+        node, found = keep.node, self._nodes.inventories[keep.node]
+        size = sum(fetch.file.size for fetch in keep.fetches)
+        size += sum(file.size for file in keep.manifest.files if file.owner == node)
+        is_late = time.monotonic() >= self._again.get(node, 0.0)
+        return is_late and not self._is_full(node) and not found.free.lack(size, 1)
+
+    def _is_full(self, node: int) -> bool:
+        found = self._nodes.inventories.get(node)
+        return found is not None and self._full.get(node) == found.settled.number
+
+    def delete(self, found: Sequence[Manifest]) -> bool:
+        """Delete what the script has deleted before this look, which has found these checkpoints.
+        Return whether anything was left of it.
+        """
+        effects = [] if self._care is None else self._care.delete(found, self._nodes.holdings)
+        deletions = [effect for effect in effects if isinstance(effect, Delete)]
+        for effect in deletions:
+            self._delete(effect)
+        return any(effect.left for effect in deletions)
+
+    def _delete(self, effect: Delete) -> None:
+        entries = {node: map(entry_of, files) for node, files in effect.left.items()}
+        self._nodes.delete_at(entries, set(effect.manifest.moved) - {HERE})
+        self._nodes.by_script.add(effect.manifest.key)  # it may just be on its way to storage
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:
         """Drop fetched files of checkpoints; the script may have opened others, to append."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, is_same, notes
+from .contents import HERE, Contents, Item, is_same, item, notes
 from .copying import (
     THREADS,
     Between,
@@ -67,6 +67,7 @@ class Draining:
         self._refusal: messages.Refused | None = None
         self._say_due = 0.0
         self._paused = 0.0  # seconds of this drain
+        self.chosen: int | None = None  # the time of what was restored during this drain
 
     @property
     def has_pauses(self) -> bool:
@@ -94,9 +95,13 @@ class Draining:
             self.sweep()
 
     def is_on_storage(self, contents: Contents) -> bool:
-        """Return whether it was drained. In the end, look whether somebody has deleted it there."""
+        """Return whether it was drained. In the end, look whether somebody has deleted it there, or
+        another stager that led has replaced it.
+        """
         is_drained = self._drained.get(contents.key) == contents.identity
         if is_drained and self._looking.has_ended:
+            if self._launch.has_several_nodes:
+                return same(contents, self._storage)
             return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
         return is_drained
 
@@ -119,7 +124,7 @@ class Draining:
     ) -> str:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
-        self._paused = 0.0
+        self._paused, self.chosen = 0.0, None
         path = self._launch.on_storage(contents.key)
         try:
             is_new = self._copy(found, contents, all_found)
@@ -173,6 +178,9 @@ class Draining:
             self._looking.check(found, contents)
             if not is_there:
                 self._copy_held(contents, drafted)
+            if self._has_newer(contents.items[-1]):
+                raise GivenUpError("storage has a newer one")
+            beside = [each for each in beside if not self._has_newer(each)]
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
@@ -221,6 +229,15 @@ class Draining:
             if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
                 keep(path)
 
+    def _has_newer(self, each: Item) -> bool:
+        """Return whether storage has a later file of this name: from another stager, which leads by
+        now.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            time_there = item(self._storage, each.name).stat.st_mtime_ns
+            return self._launch.has_several_nodes and time_there > each.stat.st_mtime_ns
+        return False
+
     def _hold(self, contents: Contents) -> None:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
         place while the last checkpoint was copied, and there is room, by a copy in memory.
@@ -243,6 +260,8 @@ class Draining:
             self._requests.serve(took if self.has_pauses else 0.0)
             self._answer()
             self._paused += time.monotonic() - now
+            if contents is not None and self.chosen is not None and self.chosen < contents.time:
+                raise GivenUpError("the job resumes from an older one")
             if not self._looking.has_ended and time.monotonic() >= self._looking.due:
                 self._check_worth(contents, done)
             return 1 if self.has_pauses else THREADS
@@ -307,4 +326,5 @@ class Draining:
         """Report that there is no room. Call this once the newest checkpoint is on storage."""
         if self._refusal is not None:
             self._requests.send(self._refusal)
+            self._nodes.drop_kept(self._refusal.host)
             self._refusal = None

@@ -79,8 +79,12 @@ class Gathering:
     ) -> Restored | Refused:
         began, nodes = time.monotonic(), self._nodes
         nodes.refresh_soon()
-        found = nodes.manifests(self._looking.candidates(self._looking.found()))
+        complete = list(self._looking.candidates(self._looking.found()))
+        nodes.whole(complete)
+        nodes.delete_rest()
+        found = nodes.manifests(complete)
         chosen, holdings = self._chosen(found, request), nodes.holdings
+        self._draining.chosen = 0 if chosen is None else chosen.time
         reply = Restored(request.id, "", 0, 0.0)
         if chosen is None:
             answer, restored = from_storage()

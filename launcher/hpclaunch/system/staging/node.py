@@ -36,6 +36,7 @@ from .room import Room, room
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
 STREAMS = 4  # pieces that a node fetches at the same time
 PIECE = 1 << 20  # bytes
+MOST_KEPT = 2  # generations
 END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
 Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
@@ -206,8 +207,13 @@ class StageNode:
             _place(wanted, drafted, self._root(generation))
 
     def keep(self, manifest: Manifest) -> None:
-        """Keep a generation from now on. Its files are added by `fetch`."""
+        """Keep a generation from now on. Its files are added by `fetch`. A third one is refused:
+        the order may be late.
+        """
         folder = self._folder(manifest.generation)
+        others = set(os.listdir(self._kept) if os.path.isdir(self._kept) else ())
+        if len(others - {manifest.generation}) >= MOST_KEPT:
+            raise OSError(errno.EDQUOT, "other generations are kept")
         os.makedirs(os.path.join(folder, FILES), exist_ok=True)
         _write(os.path.join(folder, MANIFEST), packing.pack(manifest))
 

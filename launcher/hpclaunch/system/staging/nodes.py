@@ -232,13 +232,25 @@ class Nodes(OneNode):
         if self._is_current:
             self._caring.look(self._whole)
 
+    def drop_kept(self, host: str) -> None:
+        for node in self.inventories:
+            if self.hosts.get(node) == host:
+                self._caring.drop_all(node)
+
+    def delete_rest(self) -> None:
+        if self._is_current and self._caring.delete(self._whole):
+            with contextlib.suppress(OSError, GivenUpError):
+                self.refresh()
+                self._caring.delete(self._whole)
+
     def deleted(self, vanished: set[str]) -> set[str]:
         self.by_script &= vanished
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, this
-        one also for the skeletons of the others' (`view.py`).
+        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, of
+        which it will keep two generations at times. This one also needs room for the skeletons of
+        the others' (`view.py`).
         """
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
@@ -247,8 +259,9 @@ class Nodes(OneNode):
                 sizes[owner := self._owner(file)] += file.stat.st_size
                 if owner != self.index:
                     sizes[self.index] += min(file.stat.st_size, WHOLE)
-                if sizes is needed and owner in buddy:
-                    needed[buddy[owner]] += file.stat.st_size
+                if sizes is needed and (other := buddy.get(owner)) is not None:
+                    number = 1 if self.inventories[other].kept else 2
+                    needed[other] += number * file.stat.st_size
         for node, size in needed.items():
             if node in self.inventories:
                 left = self.inventories[node].free

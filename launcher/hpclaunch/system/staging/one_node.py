@@ -43,6 +43,12 @@ class OneNode:
     def care(self) -> None:
         """Give the orders that follow from what `whole` has returned last."""
 
+    def drop_kept(self, host: str) -> None:
+        """Drop what a host without room keeps of other nodes, until the next restore."""
+
+    def delete_rest(self) -> None:
+        """Delete on all nodes what the script has deleted on one, before the last look."""
+
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
         """Return the checkpoints of which no node has lost or is writing files."""
         return list(complete)

@@ -217,6 +217,7 @@ class Stager:
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             raise GivenUpError(reason(e)) from e
+        self.nodes.delete_rest()
         every = list(self.looking.candidates(found))
         complete = self.nodes.whole(every)
         keys = {contents.key for _, contents in complete}
