@@ -149,7 +149,8 @@ def test_a_stager_that_is_slow_to_start_is_waited_for_with_a_message(tmp_path, m
     """An earlier launch may still be copying on this node."""
     story = Story(tmp_path, monkeypatch, leads=False, listens=False)
     story.adapter.update(story.adapter.deadline())
-    assert story.said == ["waiting until a checkpoint of ckpt is copied into memory (5 s so far)"]
+    process = "the process that copies checkpoints of ckpt into memory"
+    assert story.said == [f"waiting for {process} (5 s so far)"]
     story.reply(messages.Listening(6000))
     assert story.adapter.deadline() == math.inf
 
