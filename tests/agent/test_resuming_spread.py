@@ -147,7 +147,7 @@ def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
 
 
 def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, tmp_path):
-    """As the job ends, the head asks what was saved last, and no longer for the next round."""
+    """A job that ends needs no checkpoint for another round, but the last one that was saved."""
     path = tmp_path / "storage" / "step-2.pt"
     staging.is_late = True
     resuming.choose(ChooseCheckpoint(number=4, agents=(0, 1), stages=True))
