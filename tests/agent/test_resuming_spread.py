@@ -40,6 +40,7 @@ class Staging:
     def __init__(self, paths):
         self.paths, self.asked, self.skipped = paths, [], ()
         self.restored = []
+        self.is_late, self.waits = False, None  # a search that waits for the restore
 
     @property
     def is_spread(self):
@@ -47,7 +48,11 @@ class Staging:
 
     def before_search(self, search, effect):
         self.asked.append(("restore", (), effect.agents))
-        return search()
+        self.waits = search if self.is_late else None
+        return [] if self.is_late else search()
+
+    def forget_search(self):
+        self.waits = None
 
     def restore(self, avoid, search):
         if not self.restored:
@@ -139,6 +144,18 @@ def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
     (chosen,) = staging.on_found(Searched(number, (found(path),)))
     assert (chosen.path, chosen.number, chosen.step) == (str(path), 7, 2)
     assert staging.on_found(Searched(number, ())) == []
+
+
+def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, tmp_path):
+    """A job that ends needs no checkpoint for another round, but the last one that was saved."""
+    path = tmp_path / "storage" / "step-2.pt"
+    staging.is_late = True
+    resuming.choose(ChooseCheckpoint(number=4, agents=(0, 1), stages=True))
+    resuming.choose(ChooseCheckpoint(number=5, is_last=True))
+    (_, number) = staging.asked[-1]
+    assert staging.waits is None
+    (chosen,) = staging.on_found(Searched(number, (found(path),)))
+    assert chosen.number == 5
 
 
 def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, tmp_path):

@@ -16,7 +16,7 @@ from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.stagers import OTHERS, Stagers
 from hpclaunch.agent.staging import ENDS, Staging
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Job, Place, StagerPlace
+from hpclaunch.core.protocol.model import Job, Origin, Place, StagerPlace, Trouble
 from hpclaunch.observe.console import messages as lines
 from hpclaunch.system.staging import messages
 
@@ -29,12 +29,13 @@ PEERS = (messages.PeerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1"),)
 class Story:
     """The adapter of one agent, whose stager listens. `asked` has the requests to its stagers."""
 
-    def __init__(self, base, monkeypatch, *, leads=True, listens=True):
+    def __init__(self, base, monkeypatch, *, leads=True, listens=True, trouble=None):
         self.asked, self.facts, self.is_replaced = [], [], True
         monkeypatch.setattr(
             module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
         )
-        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=Job(PLACES, slurm_id="7"))
+        job = Job(PLACES, slurm_id="7")
+        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=job, trouble=trouble)
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
         self.control = SimpleNamespace(leads=leads, index=0)
@@ -145,13 +146,28 @@ def test_between_two_restores_the_stager_searches(head):
     assert [reply.id for reply in found] == [8]
 
 
+def test_a_search_that_waits_is_forgotten_once_there_is_a_later_one(head):
+    head.search()
+    head.adapter.forget_search()
+    assert head.restored() == []
+    assert head.adapter.deadline() == math.inf
+
+
 def test_a_stager_that_is_slow_to_start_is_waited_for_with_a_message(tmp_path, monkeypatch):
     """An earlier launch may still be copying on this node."""
     story = Story(tmp_path, monkeypatch, leads=False, listens=False)
     story.adapter.update(story.adapter.deadline())
-    assert story.said == ["waiting until a checkpoint of ckpt is copied into memory (5 s so far)"]
+    process = "the process that copies checkpoints of ckpt into memory"
+    assert story.said == [f"waiting for {process} (5 s so far)"]
     story.reply(messages.Listening(6000))
     assert story.adapter.deadline() == math.inf
+
+
+def test_where_the_task_is_in_trouble_only_that_is_said(tmp_path, monkeypatch):
+    missing = tmp_path / "missing"
+    trouble = Trouble(Origin.USAGE, f"on n0: --stage={missing}: there is no such directory")
+    assert Story(missing, monkeypatch, trouble=trouble).said == []
+    assert len(Story(missing, monkeypatch).said) == 1
 
 
 # Another stager, and another head

@@ -59,6 +59,7 @@ class Story:
         config = SimpleNamespace(
             arguments=("--dir", "ckpt"),
             job=Job((Place(0, 0, "n0"),), slurm_id=slurm_id),
+            trouble=None,
         )
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")

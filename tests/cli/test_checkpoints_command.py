@@ -68,6 +68,13 @@ def test_one_that_is_only_in_memory(tmp_path, staged):
     assert [each["path"] for each in said["in_memory"]] == [str(tmp_path / "epoch-2.pt")]
     done = hpclaunch("checkpoints", tmp_path, cwd=Path("/"))
     assert "yes, only in memory" in done.stdout
+    launch = "a running launch has"
+    newer = f"load it with torch.load(path); {launch} a newer one in memory"
+    assert " ".join(done.stdout.split()).endswith(newer)
+    stored.unlink()
+    done = hpclaunch("checkpoints", tmp_path, cwd=Path("/"))
+    one = f"a training would begin at the start; {launch} one in memory"
+    assert " ".join(done.stdout.split()).endswith(one)
     shutil.copy2(saved, tmp_path)
     assert checkpoints_json(tmp_path)["in_memory"] == []
 

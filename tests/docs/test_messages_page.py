@@ -162,6 +162,7 @@ EXAMPLES: tuple[Fact, ...] = (
         "of your own, --checkpoint-complete names the file that marks a complete one",
     ),
     _began(),
+    _began(lacking="storage has none yet, and what only the memory of n2 had is lost"),
     _began(saves=False),
     _began(begins=3, gone=("n2",), came=("n4",), nodes=3, **SAVED),
     _began(begins=1, layout="4(x2),2"),

@@ -18,7 +18,7 @@ from surroundings import environment
 ROOT = Path(__file__).parents[2]
 SECTIONS = sections(ROOT / "docs" / "quickstart.md")
 LAPTOP = ["On a laptop", "When a worker dies"]
-CLUSTER = ["On a node with GPUs", "On several nodes", "When a node is lost"]
+CLUSTER = ["On a node with GPUs", "On several nodes", "When a node is lost", "Save in memory"]
 
 
 def test_every_section_is_followed_somewhere() -> None:

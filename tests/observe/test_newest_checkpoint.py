@@ -47,3 +47,12 @@ def test_with_stage_the_newest_on_storage_is_known_too():
     assert noted(*facts, *stored).stored == "ckpt/20.pt"
     refused = StageRefused("n1", "ckpt", "no room", later=True)
     assert noted(*facts, (9.5, refused), *stored).stored is None
+
+
+def test_one_that_was_copied_to_storage_counts_before_a_search_has_found_it():
+    saved = CheckpointSaved("1.pt", 1, 100, 1.5)
+    stored = [(10.0 + n, CheckpointStored(f"{n}.pt", n, 100, 1.0)) for n in (3, 2)]
+    assert noted((9.0, saved), *stored) == CheckpointSnapshot("3.pt", 3, 100, None)
+    assert noted(*stored).step == 3
+    unnumbered = CheckpointStored("last.pt", None, 100, 1.0)
+    assert noted((9.0, saved), (10.0, unnumbered)).path == "1.pt"

@@ -14,7 +14,7 @@ from .conftest import ROOT
 from .recipes.jobs import ONE_THREAD
 
 SECTIONS = sections(ROOT / "docs" / "quickstart.md")
-NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
+NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost", "Save in memory"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")

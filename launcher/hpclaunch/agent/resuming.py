@@ -198,6 +198,7 @@ class Resuming(Adapter):
             return search()
         self._search_number = self._stager_number = 0
         if self._is_spread and not effect.agents:
+            self._staging.forget_search()  # an earlier question would replace this one
             self._note_question(effect)
             if effect.ended_well:
                 self._staging.note_rounds(self._rounds_to_judge, hurry=True)

@@ -93,6 +93,8 @@ class Staging(Adapter):
             if stagers is not None:
                 self._begin_wait()  # until the stager listens
         except OSError as e:
+            # If the job cannot begin, say only why, not also where the script saves.
+            self._is_refused = context.config.trouble is not None
             self._refuse(e.strerror or str(e))
 
     def close(self) -> None:
@@ -196,6 +198,10 @@ class Staging(Adapter):
         if not self._is_restoring and not self._is_flushing:
             self._begin_flush()
         return []
+
+    def forget_search(self) -> None:
+        """Do not call the `search` that waits for a restore or a flush: a later one replaces it."""
+        self._search, self._notice_at = None, math.inf
 
     def restore(self, avoid: tuple[str, ...], search: Search) -> bool:
         """Copy the newest checkpoint on storage into memory, but none of `avoid` (paths), and then

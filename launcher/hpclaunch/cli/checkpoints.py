@@ -168,7 +168,12 @@ def _table(
             "" if candidate.world is None else str(candidate.world),
             complete,
         )
-    summary = Text(harmless(_summary(found, chosen, where)), style="bold")
+    latest = max((each.candidate.time for each in in_memory.values()), default=0)
+    text = _summary(found, chosen, where)
+    if latest > (0 if chosen is None else chosen.candidate.time):
+        one = "one" if chosen is None else "a newer one"
+        text += f"; a running launch has {one} in memory"
+    summary = Text(harmless(text), style="bold")
     return rich_output.as_text([table, summary] if found or in_memory else [summary])
 
 

@@ -98,8 +98,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.StoringFailed(path=path, why=why):
             return f"{plain(path)} was not copied to storage: {plain(why)}; it is tried again"
         case facts.StageAwaited(is_restore=True, where=where, waited=waited):
-            what = f"a checkpoint of {plain(where)} is copied into memory"
-            return f"waiting until {what} ({waited:.0f} s so far)"
+            what = f"the process that copies checkpoints of {plain(where)} into memory"
+            return f"waiting for {what} ({waited:.0f} s so far)"
         case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
             copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
             so_far = f"({waited:.0f} s so far; Ctrl-C ends the wait)"

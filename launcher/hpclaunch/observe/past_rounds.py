@@ -39,10 +39,19 @@ class NewestCheckpoint:
                 self._stored = path, None
             case StageRefused():  # the script saves to storage, now or soon
                 self._stored = None
-            case CheckpointStored(path=path, step=step) if self._stored is not None:
-                _, known = self._stored
-                if known is None or step is None or step >= known:  # older ones may be copied later
-                    self._stored = path, step
+            case CheckpointStored(path=path, step=step):
+                if self._stored is not None:
+                    _, known = self._stored
+                    if known is None or step is None or step >= known:  # older ones may follow
+                        self._stored = path, step
+                self._note_stored(fact, at)
+
+    def _note_stored(self, stored: CheckpointStored, at: float) -> None:
+        """Note it as the newest if it is: the next search for the newest may be seconds away."""
+        step = None if self._saved is None else self._saved[1].step
+        is_newer = stored.step is not None and step is not None and stored.step > step
+        if self._saved is None or is_newer:
+            self._saved = at, CheckpointSaved(stored.path, stored.step, stored.size, None)
 
     def at(self, now: float) -> CheckpointSnapshot | None:
         """Return the checkpoint with its age; None if there is none."""

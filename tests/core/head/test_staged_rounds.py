@@ -91,6 +91,16 @@ def test_another_head_leads_them_in_its_own_term():
     assert stages(crew)[-1] == {1: True, 2: True}
 
 
+def test_if_all_that_was_saved_was_in_the_memory_of_a_lost_node_that_is_said():
+    """Here, it is the head's node."""
+    crew = a_crew()
+    crew.checkpoint = ""
+    crew.kill(0)
+    crew.until(crew.now + 10.0)
+    (line,) = (line for line in crew.said if "training begins" in line)
+    assert line.endswith("storage has none yet, and what only the memory of n0 had is lost")
+
+
 def test_no_round_begins_while_a_stager_is_being_replaced():
     crew = a_crew()
     crew.feed(1, events.StagerFound())

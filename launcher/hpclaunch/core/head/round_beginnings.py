@@ -9,6 +9,8 @@ from ..placement.assigning import assign
 from ..protocol.events import CheckpointChosen
 from ..protocol.facts import IsolatedGpus, RoundBegan
 from ..protocol.model import Assignment
+from ..protocol.wording import NAMES, some
+from .roster import hosts_of
 from .round import Round
 from .seat_use import seats_of_agents
 from .takeover import next_unused_round
@@ -53,6 +55,11 @@ def _began(
     differ = len({part.local_world_size for _, part in parts}) > 1
     keeps_spares = 0 < job.most < job.nodes
     spares = roster.nodes - here if keeps_spares else ()
+    lacking = checkpoint.lacking
+    if checkpoint.staged and not checkpoint.path:
+        lost = hosts_of(p for p in roster if p.is_lost and p.place.node in before)
+        only = f"what only the memory of {some(lost, NAMES)} had is lost"
+        lacking = f"storage has none yet, and {only}" if lost else lacking
     return RoundBegan(
         current.number,
         hosts=anyone.hosts,
@@ -65,7 +72,7 @@ def _began(
         checkpoint=checkpoint.path,
         rule=checkpoint.rule,
         passed_over=checkpoint.passed_over,
-        lacking=checkpoint.lacking,
+        lacking=lacking,
         begins=state.begins,
         saves=job.saves,
         age=checkpoint.age,
